@@ -74,7 +74,6 @@ class Output:
         self._part().unlink()
 
     def _is_device(self) -> bool:
-        """A terminal, a pipe: bytes go straight to it."""
         if self.path.is_dir():
             raise IsADirectoryError(21, "Is a directory")
         return self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode)

@@ -77,7 +77,6 @@ def _as_given(scenario: Scenario) -> Scenario:
 
 
 def _is_log(name: str) -> bool:
-    """Any file that is no scenario file is read as a log."""
     path = Path(name)
     return path.suffix != ".toml" and path.is_file()
 
@@ -142,7 +141,6 @@ def _name(family: Family[Any, Any], cause: Cause) -> str:
 
 
 def _evidence(cause: Cause, turn: TurningPoint) -> str:
-    """What laying the change and taking it back showed."""
     shown = []
     forth, back = f"+{cause.patch}", f"-{cause.patch}"
     if cause.flag:

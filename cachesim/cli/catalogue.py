@@ -71,7 +71,6 @@ def patches(thing: str = "") -> list[Item]:
 
 
 def _patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
-    """The patches of one engine."""
     for each in family.patches:
         yield Item(
             name=f"{family.name} +{each.name}",

@@ -134,7 +134,6 @@ def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[Renderab
 
 
 def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
-    """The outcomes of one step that differ, in words."""
     for what in OUTCOME:
         sides = getattr(one, what), getattr(other, what)
         if sides[0] == sides[1]:
@@ -151,12 +150,10 @@ def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _from(tokens: Sequence[int], at: int) -> str:
-    """A reply from the first token on that differs."""
     return f"token {at} is {tokens[at - 1]}" if at <= len(tokens) else f"ends before token {at}"
 
 
 def _word(value: object) -> str:
-    """One outcome as it is printed."""
     if isinstance(value, tuple):
         shown = [*map(str, value)]
         more = ["..."] if len(shown) > MOST_CHECKPOINTS else []
@@ -165,7 +162,6 @@ def _word(value: object) -> str:
 
 
 def _differ(one: Step, other: Step) -> bool:
-    """Whether a step comes to something else: what is reported, said, or kept for later."""
     parked = [[entry["n_tokens"] for entry in each.prompt_cache] for each in (one, other)]
     return parked[0] != parked[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
 
@@ -188,7 +184,6 @@ def _decisions(step: Step) -> list[Event]:
 
 
 def _key(event: Event) -> tuple[str, str]:
-    """What an event says but for what releases may count or word differently."""
     known = {each.name for each in fields(event)}
     neutral = replace(event, **{k: v for k, v in NEUTRAL.items() if k in known})
     return event.name(), neutral.sentence

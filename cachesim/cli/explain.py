@@ -46,7 +46,6 @@ def explain_command(
 
 
 def _step_number(job: Job, step: str) -> int:
-    """A step by its name, or by its number counted from 1."""
     names = job.scenario.step_names
     if step in names:
         return names.index(step)

@@ -83,7 +83,6 @@ def plain(value: object) -> str:
 
 
 def _releases(family: Family[Any, Any], option: Option) -> str:
-    """Which releases have it, in few words; empty where all do."""
     if option.patch:
         return f"with the patch +{option.patch}"
     having, names = family.having(option), family.names()

@@ -70,7 +70,6 @@ def hunt_command(
 
 
 def _told(title: str, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
-    """What was played; a table of what was proven, and what was not."""
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")

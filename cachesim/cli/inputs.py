@@ -117,7 +117,6 @@ def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
 
 
 def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
-    """How a stream begins, and all of it."""
     head = stream.read(HEAD)
     return head, cast("BinaryIO", BufferedReader(_FromTheStart(head, stream)))
 

@@ -67,7 +67,6 @@ def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -
 def _asked(
     loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str], *, changed: bool
 ) -> list[Job]:
-    """Every scenario on the profiles named, or on those it lists."""
     jobs, problems = [], []
     for source, scenario in loaded:
         wanted = profiles or scenario.engine.profiles

@@ -80,7 +80,6 @@ def _predicted(asks: Asked) -> str | None:
 
 
 def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
-    """Mark answers that were all given at once."""
     if not answers:
         msg = "there are no answers to mark: give them as arguments, or one per line on stdin"
         raise InputError(msg)
@@ -90,7 +89,6 @@ def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
 
 
 def _talk(chosen: ToldLesson) -> int:
-    """Ask one question after the other, and mark each answer at once."""
     screen, right = results(), []
     show(screen, *terminal.shared(chosen))
     for number, exercise in enumerate(chosen.exercises, 1):
@@ -104,7 +102,6 @@ def _talk(chosen: ToldLesson) -> int:
 
 
 def _answers(exercise: ToldExercise) -> list[str]:
-    """What the reader types; asked again while it is more than the question wants."""
     count = len(exercise.answers)
     wanted = "your answer: " if count == 1 else f"your {count} answers, with blanks between: "
     while True:

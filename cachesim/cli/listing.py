@@ -35,7 +35,6 @@ SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MUL
 
 
 def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
-    """What each shipped scenario says of itself."""
     texts = (file.read_text("utf-8") for file in shipped_files())
     return [tomllib.loads(until.split(text, maxsplit=1)[0]) for text in texts]
 
@@ -75,7 +74,6 @@ def _stems(text: str) -> set[str]:
 
 
 def _scenario(content: Mapping[str, Any]) -> Item:
-    """One line of the list; the file is one of ours, and the tests have read it with care."""
     return Item(
         name=content["name"],
         about=content.get("class", ""),
@@ -170,7 +168,6 @@ def show_command(name: str, *, raw: bool = False) -> int:
 
 
 def _show_scenario(file: Path, *, raw: bool) -> int:
-    """A scenario's file; what is printed is the same scenario again."""
     text = file.read_text(encoding="utf-8")
     screen = results()
     if raw:

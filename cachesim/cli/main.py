@@ -64,7 +64,6 @@ def guarded(arguments: list[str]) -> int:
 
 
 def _give_up_output() -> None:
-    """What is still in a buffer goes nowhere, or Python would complain of it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -114,7 +113,6 @@ def said(error: Exception) -> int:
 
 
 def _circumstance(error: Exception) -> str:
-    """What the machine or its user did to the program; empty where it is to blame itself."""
     from concurrent.futures import BrokenExecutor
 
     if isinstance(error, OSError):  # a folder that cannot be written, a full disk

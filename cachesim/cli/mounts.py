@@ -96,7 +96,6 @@ def real_gguf(
 
 
 def _benchmarks_folder() -> Path | None:
-    """The benchmarks, which only a source tree has."""
     folder = Path(cachesim.__file__).parent.parent / "benchmarks"
     return folder if (folder / "__main__.py").is_file() else None
 

@@ -122,11 +122,9 @@ def _multiplications(job: Job) -> float:
 
 
 def _per_token(spec: ModelSpec) -> float:
-    """The weights of all layers and of the head."""
     layers = len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
     return layers + spec.width * spec.vocabulary
 
 
 def _per_pair(spec: ModelSpec) -> float:
-    """A key and a value for each head of each attention layer."""
     return 2 * spec.layers.count("attention") * spec.heads * spec.head_size

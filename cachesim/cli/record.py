@@ -142,7 +142,6 @@ def _farewell(plan: Plan, file: RecordFile) -> None:
 
 
 def _name_counts(what: str, counts: Mapping[str, int]) -> None:
-    """Name what was left out, and how often, the most frequent first."""
     if counts:
         ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
         named = ", ".join(f"{name} ({count})" for name, count in ranked)

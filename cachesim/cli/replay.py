@@ -201,7 +201,6 @@ def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verif
 
 
 def _said(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
-    """A sentence for each server, and one for each wrong answer."""
     for cell, each in zip(cells, held, strict=False):
         yield Text(f"{cell.profile}, {cell.model}: {each.sentence}")
         for wrong in each.wrong[:MOST_WRONG]:

@@ -71,7 +71,6 @@ def tune(
 
 
 def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
-    """What the arguments name: a scenario, recorded requests, or a log."""
     if len(files) == 1 and _is_scenario(files[0]):
         ((_, scenario), *rest) = load_all(files)
         if rest:

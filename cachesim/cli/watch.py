@@ -45,7 +45,6 @@ def watch_command(
 
 
 def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
-    """Show one run; False where the watcher has seen enough."""
     stops, scale = list(_stops(run)), scale_of_run(run)
     shown: list[tuple[str, ...]] = []
     at, answer = 0, ""
@@ -71,7 +70,6 @@ def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
 
 
 def _next(run: Run, stops: Sequence[tuple[int, int]], at: int, answer: str) -> int:
-    """Where the watcher goes: on, back by an event, or to the end of the step."""
     if answer == "s":
         step = stops[at][0]
         return stops.index((step, len(run.steps[step].events)))
@@ -84,13 +82,11 @@ def _next(run: Run, stops: Sequence[tuple[int, int]], at: int, answer: str) -> i
 
 
 def _stops(run: Run) -> Iterator[tuple[int, int]]:
-    """Each event of each step, and the end of each step."""
     for index, step in enumerate(run.steps):
         yield from ((index, number) for number in range(len(step.events) + 1))
 
 
 def _memory(run: Run, index: int, number: int) -> list[tuple[str, ...]]:
-    """What was held after one event, drawn in letters."""
     detail = run.steps[index].detail
     if detail is None or run.detail is None or number >= len(detail.at):
         return []
@@ -112,7 +108,6 @@ def _place(row: tuple[str, ...]) -> str:
 
 
 def _asked(screen: Console) -> str:
-    """What the watcher types; the end of input ends the watching too."""
     try:
         return screen.input("").strip()
     except EOFError:

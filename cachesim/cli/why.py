@@ -155,7 +155,6 @@ def _write_of_dump(
     *,
     worst: int,
 ) -> None:
-    """Write the files that are asked for of recorded requests."""
     if outputs.scenario is not None:
         write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
     if outputs.trace is not None:
@@ -235,7 +234,6 @@ MOST_AT_ONCE: Final = 1 << 24
 
 
 def _follow_command(files: Sequence[str], wanted: Wanted) -> int:
-    """Tell each request of a log that grows, when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"
         raise InputError(msg)

@@ -102,7 +102,6 @@ class Engine(ABC):
         raise NotImplementedError
 
     def _fields(self, request: Request) -> dict[str, Any]:
-        """The further fields of a request, checked."""
         return self.family.read_fields(self.profile, request.options or {})
 
     @staticmethod

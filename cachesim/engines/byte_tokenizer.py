@@ -128,7 +128,6 @@ class ByteTokenizer:
 
     @property
     def _tools_turn(self) -> str:
-        """What the model may call: a system turn of its own, before all others."""
         return turn("system", "\n".join(self.tools)) if self.tools else ""
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:

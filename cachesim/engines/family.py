@@ -196,7 +196,6 @@ class Family(Generic[R, S]):
         return ", ".join(releases)
 
     def _without(self, patch: Patch[R], release: str) -> Callable[[R], R]:
-        """What takes a patch back from a release that has it."""
         if patch.back is None:
             msg = f"patch {patch.name!r} was not merged: it can be laid over, and not taken back"
             raise ProfileError(msg)
@@ -319,7 +318,6 @@ class Family(Generic[R, S]):
 
 @lru_cache(maxsize=256)
 def _laid(family: Family[R, S], profile: "Profile") -> R:
-    """What a family's rules are for a profile: nothing of either ever changes."""
     return family.lay(profile)
 
 

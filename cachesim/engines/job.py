@@ -127,23 +127,19 @@ class JobEngine(base.Engine, Generic[R, S, J]):
 
     @property
     def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
         return self._events
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
 
     def reply(self, ticket: base.Ticket) -> base.Reply | None:
-        """The reply to a request, once it is finished."""
         job = self._jobs[ticket]
         return job.reply() if job.done else None
 
     def forget(self, ticket: base.Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
         self._events.clear()
         if self._is_over(self._jobs[ticket]):
             self._jobs.forget(ticket)
 
     def _is_over(self, job: J) -> bool:
-        """Whether the server itself has no more use for a job."""
         return job.done

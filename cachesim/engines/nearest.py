@@ -24,7 +24,6 @@ def near_release(name: str, known: tuple[str, ...]) -> str:
 
 
 def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    """The last release with smaller numbers, and the first with larger ones."""
     alike = {_numbers(each): each for each in known if _form(each) == _form(name)}
     wanted = _numbers(name)
     below = [numbers for numbers in alike if numbers < wanted]

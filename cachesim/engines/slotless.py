@@ -51,7 +51,6 @@ class SlotlessEngine(JobEngine[R, S, J]):
             raise TokenError(msg)
 
     def _limit(self, request: base.Request, room: int) -> int:
-        """The most tokens of a reply."""
         wanted = room if request.predict < 0 else min(request.predict, room)
         if request.reply is not None:
             wanted = min(wanted, len(request.reply))
@@ -61,7 +60,6 @@ class SlotlessEngine(JobEngine[R, S, J]):
         return wanted
 
     def _token(self, job: Job, index: int, row: Array) -> int:
-        """Greedy, or the token that the request brought."""
         if job.forced is not None and index < len(job.forced):
             return int(job.forced[index])
         return int(self.network.sample(row))
@@ -95,9 +93,7 @@ class SlotlessEngine(JobEngine[R, S, J]):
     # -- looking in --------------------------------------------------------------------------------
 
     def books(self) -> dict[str, Any]:
-        """There are no slots here, and nothing is parked."""
         return {"slots": [], "prompt_cache": []}
 
     def texts(self) -> Texts:
-        """No slot has tokens, and none are parked."""
         return Texts()

@@ -278,7 +278,6 @@ def _played(
     window: int = 0,
     spans: dict[str, list[Token]] | None = None,
 ) -> tuple[tuple[Played, ...], Callable[[], Run]]:
-    """The steps, and how to play them once more in detail."""
     mapping = {
         "format": 1,
         "name": "lesson",

@@ -149,7 +149,6 @@ def parts_of(text: str) -> Iterator[Passage]:
 
 
 def _exercises(parts: list[Passage], file: str) -> Iterator[Exercise]:
-    """Each begins with a heading and holds one answer."""
     starts = [i for i, part in enumerate(parts) if part.kind == "heading"]
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
         body = parts[start + 1 : stop]

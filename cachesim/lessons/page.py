@@ -36,7 +36,6 @@ def _exercise(exercise: ToldExercise) -> Iterator[str]:
 
 
 def _revealed(parts: Sequence[Told]) -> Iterator[str]:
-    """What follows a question is folded away until a reader has committed to a number."""
     is_folded = False
     for number, told in enumerate(parts):
         if told.asks is not None or told.part.kind == "heading":
@@ -68,7 +67,6 @@ def _question(asks: Asked) -> str:
 
 
 def _marked(text: str) -> str:
-    """A sentence as HTML; what stands between backticks is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 

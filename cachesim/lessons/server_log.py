@@ -106,7 +106,6 @@ def example() -> Log:
 
 
 def _file() -> Path:
-    """Inside an installed package, or among the documentation of a source tree."""
     package = Path(cachesim.__file__).parent
     places = (package / "lessons" / EXAMPLE, package.parent / "docs" / "examples" / EXAMPLE)
     for place in places:

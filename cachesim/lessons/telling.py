@@ -106,7 +106,6 @@ def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> 
 
 
 def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
-    """A question with the answer that the run gave."""
     text, equals, expression = part.text.rpartition("\n= ")
     if not equals:
         msg = f"{lesson.file}:{part.line}: a question ends with a line `= expression`"
@@ -129,7 +128,6 @@ def _drawing(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
 
 
 def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
-    """One part; code prints, prose is filled in with what the code before it found out."""
     if part.kind in {"picture", "control"}:
         return _drawing(lesson, part, names)
     if part.kind in {"code", "answer"}:

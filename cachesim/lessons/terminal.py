@@ -115,7 +115,6 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
 
 
 def _shown(shown: Drawn | Control | None) -> Iterator[RenderableType]:
-    """A picture in letters; of a control what each value came to."""
     if isinstance(shown, Drawn):
         yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
     elif shown is not None:
@@ -125,7 +124,6 @@ def _shown(shown: Drawn | Control | None) -> Iterator[RenderableType]:
 
 
 def _headed(text: str, *, line: str = "-") -> Text:
-    """A heading that is one without colour too."""
     return Text(f"{text}\n{line * len(text)}", style="name")
 
 

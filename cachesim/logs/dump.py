@@ -331,7 +331,6 @@ def _wholes(values: object) -> list[int]:
 
 
 def _seen(seen: Mapping[str, Any], first: int) -> tuple[int, int, int] | None:
-    """What the recorder compared a request with; -1 where it was none."""
     if not seen:
         return None
     numbers = [whole(seen.get(key)) for key in ("begins_like", "characters", "continues")]

@@ -149,7 +149,6 @@ def _retokenised(understood: Understood, played: Replayed, again: int | None) ->
 
 
 def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
-    """What the server made of a request that rewrites nothing."""
     cached, equal = understood.prompt.recorded.cached, understood.prompt.equal
     if cached is None:
         return "; the answer does not report cached tokens"

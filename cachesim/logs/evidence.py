@@ -123,7 +123,6 @@ def with_length_from_ratios(
 
 
 def _whole_of(common: int, sim: float, low: int, guess: int) -> Known:
-    """The length of which so many tokens are such a part."""
     lowest = max(low, ceil(common / (sim + HALF_STEP)))
     highest = max(lowest, floor(common / max(sim - HALF_STEP, SLACK)))
     nearest = guess if lowest <= guess <= highest else round(common / sim)
@@ -145,7 +144,6 @@ def _before_shifts(request: Observed) -> int | None:
 
 
 def _cached(request: Observed, whole: int | None) -> Known:
-    """What was reused; where the launch is missing, the first cut may be one in mid-prompt."""
     if request.too_long:
         return UNKNOWN
     if request.refused_cut:

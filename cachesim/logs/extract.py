@@ -120,7 +120,6 @@ def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
 
 
 def _before(replay: Replay, worst: Rebuilt) -> list[Asked]:
-    """All that was asked up to the worst request, one after the other."""
     steps = list(replay.invented)
     for each in replay.requests:
         if each.asked is not None:
@@ -139,7 +138,6 @@ def _finished(asked: Asked) -> Asked:
 
 
 def _last(origin: Origin, steps: Sequence[Asked]) -> Replayed | None:
-    """What becomes of the last of some requests."""
     player = Player(origin.profile, origin.spec, origin.options)
     answer = None
     for asked in steps:
@@ -151,7 +149,6 @@ def _last(origin: Origin, steps: Sequence[Asked]) -> Replayed | None:
 
 
 def _signature(answer: Replayed | None) -> tuple[object, ...]:
-    """What has to stay: how many tokens are reused, of how many, and for which reasons."""
     if answer is None:
         return ()
     return answer.cached, answer.equal, tuple(each.rule for each in answer.losses)

@@ -66,7 +66,6 @@ class _Life:
 
 
 def _is_another(played: Settings | None, shown: Settings) -> bool:
-    """Whether a log shows another server by now than the one that is played."""
     return played is None or any(
         one != other
         for one, other in (

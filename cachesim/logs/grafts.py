@@ -38,7 +38,6 @@ def note_grafts(
 def _said_to_share(
     request: Observed, slots: Sequence[Rope], parked: Sequence[Rope]
 ) -> Iterator[tuple[Rope, int]]:
-    """What slots and entries have in common with the prompt, at least, by the log."""
     for number, common in request.slot_common.items():
         if number < len(slots):
             yield slots[number], common

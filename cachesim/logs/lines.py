@@ -130,7 +130,6 @@ def _wide_lines(head: bytes, file: BinaryIO, encoding: str) -> Iterator[bytes]:
 
 
 def _skip_rest(file: BinaryIO) -> None:
-    """Leave out the rest of a line that is far too long."""
     while True:
         more = file.readline(LONGEST_LINE)
         if not more or more.endswith(b"\n"):
@@ -138,7 +137,6 @@ def _skip_rest(file: BinaryIO) -> None:
 
 
 def _read_line(number: int, raw: bytes) -> Line | None:
-    """One line; nothing for an empty one."""
     text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
     if not text:
         return None
@@ -160,7 +158,6 @@ def _read_line(number: int, raw: bytes) -> Line | None:
 
 
 def _origin(front: str) -> str:
-    """What stands before a server's line, where that names the server."""
     found = ORIGIN.search(front) if front else None
     return "" if found is None else next(filter(None, found.groups()))
 

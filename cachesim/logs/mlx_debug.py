@@ -81,7 +81,6 @@ def as_dump(file: BinaryIO) -> BinaryIO:
 
 
 def _body(file: BinaryIO) -> dict[str, Any] | None:
-    """What is printed over many lines, up to the brace that closes it."""
     lines, size = [b"{"], 0
     while size < LONGEST_BODY:
         raw = file.readline(LONGEST_BODY)

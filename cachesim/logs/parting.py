@@ -133,7 +133,6 @@ def _parting(place: Place, equal: int) -> Parting:
 
 
 def _common(one: Segment, other: Segment) -> int:
-    """How many leading characters of two segments are equal."""
     if one.kind != other.kind or one.role != other.role:
         return 0
     if one.hashes or other.hashes:
@@ -147,7 +146,6 @@ def _common(one: Segment, other: Segment) -> int:
 
 
 def _common_characters(one: Recorded, other: Recorded) -> int:
-    """How many leading characters a request shares with an earlier one and its reply."""
     equal = 0
     known = (*other.segments, *other.reply)
     for index, (mine, theirs) in enumerate(zip(one.segments, known, strict=False)):
@@ -162,7 +160,6 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
 
 
 def _slid(one: Recorded, other: Recorded) -> int:
-    """Characters that a prompt without messages shares with another that began earlier."""
     mine, theirs = (
         next((each.text for each in request.segments if each.part == "prompt"), "")
         for request in (one, other)
@@ -172,7 +169,6 @@ def _slid(one: Recorded, other: Recorded) -> int:
 
 
 def _said_again(text: str, reply: Sequence[Segment]) -> int:
-    """How much of a reply a prompt that goes on begins with."""
     said = "".join(each.text for each in reply)
     return len(said) if said and text.startswith(said) else 0
 

@@ -105,6 +105,5 @@ def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> It
 
 
 def _is_early(each: Rebuilt) -> bool:
-    """Whether all that is known is that no slot matched enough to be chosen for it."""
     early = each.observed.road == "age" and each.lengths.cached.value == 0
     return early and each.common.how == "bounded" and each.common.value == 0

@@ -187,7 +187,6 @@ class Player:
         self.engine.limit_turns(AT_ONCE)
 
     def _holds(self, asked: Asked) -> int:
-        """Tokens in the slot that is at work on a request."""
         return self.engine.tokens_held_for(self.tickets[asked.number])
 
     def checkpoints_made_for(self, number: int, slot: int) -> int:

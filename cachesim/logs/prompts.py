@@ -140,7 +140,6 @@ class Prompts:
 
 
 def _opening_of(request: Recorded) -> str:
-    """What decides how a template begins: whose text comes first."""
     return f"{request.segments[0].kind} {request.segments[0].role}" if request.segments else ""
 
 
@@ -159,7 +158,6 @@ def _anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
 
 
 def _tokens_at(anchors: Sequence[Anchor], characters: int) -> int:
-    """How many tokens so many characters make."""
     low, tokens = anchors[0]
     for at, count in anchors:
         if at >= characters:
@@ -180,7 +178,6 @@ def nearest(equal: int, total: int, most: int, cached: int | None) -> int:
 
 
 def _starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
-    """Where the user's messages begin, in tokens."""
     found, at, before = [], 0, ""
     for each in request.segments:
         if each.role == "user" and each.part != before:

@@ -83,7 +83,6 @@ class Reader:
             self.server.clock = seconds
 
     def _has_begun(self, name: str) -> bool:
-        """Whether a start-up line means that another server begins."""
         return bool(self.server.requests) or name in self.server.facts
 
     def _note(self, name: str, value: str) -> None:
@@ -164,7 +163,6 @@ class Reader:
         self._idle = True
 
     def _found_running(self, line: Line, slot: int) -> Observed:
-        """A line of a request whose launch the log does not have."""
         request = Observed(
             number=len(self.server.requests),
             line=line.number,

@@ -240,7 +240,6 @@ class Rebuilder:
         return request.slot if request.road == "id" or silent else -1
 
     def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
-        """As many tokens as the slot held more at the end, and the last, which is not held."""
         request = rebuilt.observed
         if request.held_after is None or request.shifts:
             return request.generated or 1
@@ -268,7 +267,6 @@ class Rebuilder:
     # --- ways
 
     def _ways(self, rebuilt: Rebuilt) -> list[Way]:
-        """What the request may have been, likeliest first."""
         request = rebuilt.observed
         slots, parked = self.player.held()
         held = slots[request.slot] if 0 <= request.slot < len(slots) else Rope()
@@ -304,7 +302,6 @@ class Rebuilder:
         return ways[:MOST_WAYS]
 
     def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:
-        """What a prompt may share with a slot that was not chosen for it, where no line says."""
         if self.verbose or request.road != "age":
             return computed(0)
         most = int(least * whole) if least else whole
@@ -320,13 +317,11 @@ class Rebuilder:
             self.replay.files.setdefault(request.number, fits[-1])
 
     def _holds_something(self, request: Observed) -> bool:
-        """Whether the log says that the slot held tokens that the replay knows nothing of."""
         if request.depth is not None:
             return request.depth[1] > 0
         return request.sim is not None or bool(request.checked)
 
     def _invent(self, request: Observed, whole: int) -> Rope | None:
-        """What the slot held before the log begins: so long that the printed ratios hold."""
         length = None
         if request.depth is not None:
             length = request.depth[1]
@@ -354,7 +349,6 @@ class Rebuilder:
         return prompt
 
     def _spelt_out(self, rebuilt: Rebuilt, found: Iterable[Possible]) -> Iterator[Way]:
-        """Each possibility with the lengths worth trying, the likeliest first."""
         whole = rebuilt.lengths.prompt.value or 0
         cached = rebuilt.lengths.cached.value
         seen: set[tuple[str, int, bool]] = set()

@@ -235,7 +235,6 @@ LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 
 def _is_timed(prompt: Prompt) -> bool:
-    """Whether it is known when a request came and when its answer ended."""
     return prompt.recorded.began is not None and prompt.recorded.seconds is not None
 
 

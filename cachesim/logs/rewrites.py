@@ -244,7 +244,6 @@ def kind_of_rewrite(place: Place) -> str:
 
 
 def _of_kinds(place: Place) -> str:
-    """Parts that are no plain text: tools, reasoning, attachments."""
     now, then = place.now, place.then
     kinds = {now.kind, then.kind}
     if "tool" in kinds:
@@ -279,7 +278,6 @@ def _of_tools(place: Place) -> str:
 
 
 def _of_reminders(place: Place) -> str:
-    """Texts that are the same but for reminders inside them."""
     now, then = place.now, place.then
     if now.role != then.role or not (now.text and then.text):
         return ""
@@ -293,7 +291,6 @@ def _of_reminders(place: Place) -> str:
 
 
 def _of_system(place: Place) -> str:
-    """Another system prompt altogether, or another conversation after the same one."""
     now, then = place.now, place.then
     first = all(each.kind == "tool" for each in place.later[: place.index])
     if {now.role, then.role} & SYSTEM and first:
@@ -328,7 +325,6 @@ def _is_first_of_template(place: Place) -> bool:
 
 
 def _of_order(place: Place) -> str:
-    """What moved, went or came, as whole parts show it."""
     now, then, rest, old = place.now, place.then, place.rest, place.old
     gone = next((i for i, each in enumerate(old) if each.key == now.key), 0)
     came = next((i for i, each in enumerate(rest) if each.key == then.key), 0)
@@ -340,7 +336,6 @@ def _of_order(place: Place) -> str:
 
 
 def _of_messages(place: Place) -> str:
-    """A message that stands for several, or for none."""
     now, then, old = place.now, place.then, place.old
     if now.role == "user" and then.role == "assistant":
         return "reply-left-out"
@@ -366,7 +361,6 @@ def _of_text(place: Place) -> str:
 
 
 def _of_length(place: Place) -> str:
-    """Blanks that came or went, and texts that became shorter."""
     now, then = place.now.text, place.then.text
     if _of_blanks(place):
         return "whitespace"
@@ -390,7 +384,6 @@ def _of_calls(place: Place) -> str:
 
 
 def _of_word(place: Place) -> str:
-    """What kind of word changed."""
     now, then, at = place.now, place.then, place.at
     before, after = excerpt(then, at), excerpt(now, at)
     if _is_clock(then.text, at, before) and _is_clock(now.text, at, after):
@@ -413,7 +406,6 @@ def _is_clock(text: str, at: int, word: str) -> bool:
 
 
 def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
-    """The run of characters of one shape that a place lies in."""
     start = at
     while start > 0 and at - start < 2 * AROUND and shape.fullmatch(text[start - 1]):
         start -= 1
@@ -422,7 +414,6 @@ def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
 
 
 def _alike(place: Place) -> bool:
-    """Whether most of the shorter text stands at both ends of the longer one."""
     now, then = place.now.text, place.then.text
     shorter = min(len(now), len(then))
     return place.at + shared(now[::-1], then[::-1]) >= shorter / 2

@@ -82,7 +82,6 @@ def _tried(o: Observed) -> str:
 
 
 def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
-    """Where the prompt and what was held stop being the same."""
     at, whole = common.value, lengths.prompt.value
     held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):

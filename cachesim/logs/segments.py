@@ -156,7 +156,6 @@ PROMPTS: Final = {
 
 
 def _images(part: str, role: str, images: object) -> Iterator[Segment]:
-    """Attachments beside a text, as Ollama, KoboldCpp and SGLang take them."""
     for each in images if isinstance(images, list) else [images] if images else []:
         yield Segment(part, role, "attachment", _canonical(each))
 
@@ -175,7 +174,6 @@ def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
 
 
 def _item(part: str, item: Mapping[str, Any]) -> Iterator[Segment]:
-    """One item of what a response is asked for: a message, a call, what it gave, a thought."""
     kind = str(item.get("type", "message"))
     if kind == "message":
         yield from _message(part, item)

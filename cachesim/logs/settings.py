@@ -314,7 +314,6 @@ def _context(log: ServerLog, slots: int, *, unified: bool) -> Setting:
 
 
 def _by_bytes(log: ServerLog) -> bool:
-    """Whether the token limit of the prompt cache may be another number than the context."""
     return "cache-limit-tokens" not in log.facts
 
 
@@ -378,7 +377,6 @@ FLAGS: Final[Mapping[str, Option]] = {
 
 
 def _command(text: str) -> dict[str, Any]:
-    """The flags of a command line that somebody's supervisor printed."""
     try:
         words = shlex.split(text)
     except ValueError:

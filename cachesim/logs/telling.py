@@ -84,14 +84,12 @@ def _whose_bytes(replays: Sequence[Replay]) -> str:
 
 
 def _places(replays: Sequence[Replay]) -> list[Place]:
-    """Where prompts diverge, over all lives of the server."""
     every = [each for replay in replays for each in replay.requests]
     least = float(replays[0].settings.values.get("slot_prompt_similarity", LEAST))
     return places_of(list(enumerate(every)), least)
 
 
 def _server_entry(replay: Replay) -> dict[str, Any]:
-    """One life of a server: what it is taken for, and how that is known."""
     settings = replay.settings
     return {
         "first_line": replay.log.first_line,
@@ -127,7 +125,6 @@ TOLD: Final[Mapping[str, str]] = {
 
 
 def _missing_of(replay: Replay) -> list[str]:
-    """What the log does not say, and which flag would make the server print it."""
     settings = replay.settings
     if not settings.is_played:
         return [f"{settings.engine}'s log is not replayed. {TOLD[settings.engine]}"]
@@ -217,7 +214,6 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
 
 
 def _slot_known(observed: Observed) -> str:
-    """How a request's slot is known."""
     if observed.slot < 0:
         return "unknown"
     return "assumed" if observed.started_before else "printed"
@@ -233,7 +229,6 @@ def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
 
 
 def _bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
-    """The bounds of numbers that are only known to lie within some."""
     return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
 
 
@@ -257,7 +252,6 @@ class States:
 
 
 def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many requests the replay answers as the log says."""
     comparable = [each for each in requests if each["agrees"] is not None]
     return {
         "requests": len(requests),
@@ -302,7 +296,6 @@ def _has_any(requests: Sequence[Mapping[str, Any]], key: str) -> bool:
 
 
 def _again_at_most(request: Mapping[str, Any]) -> int:
-    """Tokens that matched and were processed, as many as the log allows."""
     bounds, again = request["bounds"].get("common"), int(request["again"] or 0)
     if not bounds or request["cached"] is None:
         return again

@@ -92,7 +92,6 @@ def guessed(
 
 
 def _narrowed(bounds: Interval, exact: Known) -> Interval:
-    """What is left of some bounds where more is known."""
     if exact.value is None:
         return bounds
     low = exact.value if exact.low is None else exact.low

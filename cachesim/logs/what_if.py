@@ -150,7 +150,6 @@ def summed(counts: Sequence[int | None]) -> int | None:
 
 
 def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> Iterator[Otherwise]:
-    """The likeliest workload, then the others that the log allows."""
     settings = replay.settings
     profile = question.profile or settings.profile
     release = profile.partition("@")[2]
@@ -198,5 +197,4 @@ def _numbers(replay: Replay) -> list[int]:
 
 
 def _read(replay: Replay, other: Otherwise) -> int:
-    """Tokens that are processed in all."""
     return sum(other.replayed[number].processed or 0 for number in _numbers(replay))

@@ -127,7 +127,6 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
 
 
 def _wrapped(at: int) -> str:
-    """What is wrong with a log that was copied from a terminal."""
     return (
         f"No line is longer than {at} characters, and many are as long: a terminal seems to have "
         "broken them. A number of which a part is on the next line is read wrongly. Save the log "
@@ -136,7 +135,6 @@ def _wrapped(at: int) -> str:
 
 
 def _nothing_in(read: Read) -> str:
-    """Why a log cannot be used, and what would help."""
     names = ", ".join(read.sources)
     if read.foreign:
         return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}"

@@ -97,7 +97,6 @@ class Adapted:
 
 
 def _made_of(plain: Network, names: Sequence[str], strengths: Strengths) -> Network:
-    """A network of the same arithmetic with the deltas laid in."""
     makers: dict[type, Callable[[], Network]] = {
         FloatNetwork: lambda: FloatNetwork(plain.spec, _weights(plain.spec, names, strengths)),
         RingNetwork: lambda: RingNetwork(plain.spec, flavour=f"{names} {strengths}"),

@@ -65,7 +65,6 @@ class CountsNetwork(WordNetwork):
 
 
 def _emptied(shape: LayerShape) -> LayerShape:
-    """The same layer with no room for numbers."""
     if shape.place == "recurrent":
         return replace(shape, row=0, conv=0)
     return replace(shape, key=(0,), value=(0,))

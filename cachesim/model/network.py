@@ -112,7 +112,6 @@ class FloatNetwork:
         return self._run_one(ubatch, store) if is_one(ubatch) else self._run_rows(ubatch, store)
 
     def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
-        """The same for one token, bit for bit, with fewer calls."""
         try:
             desk = self._desks.pop()
         except IndexError:  # another thread has it, or nobody asked before
@@ -246,7 +245,6 @@ def _together(numbers: Integers) -> int:
 
 
 def _outside(numbers: Integers, most: int) -> int | None:
-    """The first number that is negative or past the most, if any."""
     wrong = numbers[(numbers < 0) | (numbers > most)]
     return int(wrong[0]) if len(wrong) else None
 

@@ -85,7 +85,6 @@ class RingNetwork(WordNetwork):
         return self._run_rows(ubatch, Passage(ubatch, store, self._powers, highest))
 
     def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
-        """One token through all layers, in plain numbers."""
         outputs, mtp = ubatch.outputs, bool(self._spec.mtp_depth)
         word: int = self._enter(ubatch).item()
         position: int = ubatch.positions.item()

@@ -18,7 +18,6 @@ HANDFUL: Final = 12
 
 
 def _faded(state: int, word: int) -> int:
-    """A chain's word times the gate that a row's word sets."""
     return state * (mixed(word) | 1) & MASK
 
 
@@ -157,7 +156,6 @@ class Recurrent:
         return word, after
 
     def _sweep(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
-        """All tokens at once in arrays: what each adds, (S, n), and the rows to keep."""
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
         word = self._convolve(past)
         chains = []

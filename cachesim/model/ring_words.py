@@ -78,7 +78,6 @@ def fold(start: Words, gates: Words, inputs: Words) -> Words:
 
 
 def _one_by_one(start: Words, gates: Words, inputs: Words) -> Words:
-    """The same states one after the other, in plain numbers."""
     states = []
     for one, first in enumerate(start.tolist()):
         state = first

@@ -169,7 +169,6 @@ class ModelSpec:
         return 0 if self.sizes is not None else self.key_bytes(layer)
 
     def _share(self, layer: int, sizes: Mapping[str, int]) -> int:
-        """All bytes of a kind of layers, at the first of them."""
         kind = self.kind(layer)
         return sizes.get(kind, 0) if layer == (*self.layers, kind).index(kind) else 0
 

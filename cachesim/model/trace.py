@@ -383,7 +383,6 @@ class PaddedRows:
         self._former[one] = self._now[one]
 
     def _pad(self, one: int, count: int) -> None:
-        """So much padding went in behind the tokens."""
         for _ in range(count):
             readings = (Reading(self._now[one]),) * len(self._histories.places)
             self._now[one] = self._histories.node(PADDING, readings)

@@ -206,7 +206,6 @@ class Agents:
         return Said("tool", self._row(self._sizes.result))
 
     def _row(self, bounds: tuple[int, int]) -> Row:
-        """So many new tokens; most of the time rather few."""
         low, high = bounds
         few = self._rng.random() < 0.6
         return tuple(self._fresh(self._rng.randint(low, low + (high - low) // 4 if few else high)))

@@ -72,7 +72,6 @@ class Agreement:
 
 
 def _raised(real: Json) -> bool:
-    """Whether the release itself fails on a workload."""
     return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
 
 

@@ -191,7 +191,6 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
 
 
 def _real_logs(release: str, *, seed: int, requests: int) -> int:
-    """Logs of the real servers, replayed: a table of what was right."""
     columns = columns_of(as_release(release)) if release else COLUMNS
     for name in sorted({name for one, _, other in columns for name in (one, other)}):
         environment_for(as_release(name)).ready()
@@ -243,7 +242,6 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
 
 
 def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
-    """The kind of workloads that is asked for."""
     if flags.agents:
         return pair.play_agents
     return pair.play_arrival if flags.arrivals else pair.play_random
@@ -289,7 +287,6 @@ def _count(value: int | None) -> str:
 
 
 def _features_table(tally: Tally) -> Table:
-    """How many requests agreed in the workloads that use a feature."""
     heads = ("workloads", "requests", "agreeing", "share")
     table = table_of_numbers("by what a workload uses", "feature", *heads)
     for name, share in sorted(tally.features.items()):
@@ -300,7 +297,6 @@ def _features_table(tally: Tally) -> Table:
 
 
 def _table_of(release: str, seed: int, tally: Tally) -> Table:
-    """How many requests agreed, per preset."""
     title = f"llama.cpp {release} beside the simulator, seed {seed}"
     columns = {
         "workloads": tally.workloads,

@@ -122,7 +122,6 @@ def environments_folder() -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time set a folder up."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -133,8 +133,6 @@ class RealScheduler(Generic[R]):
         return status
 
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
-        """A workload with what the release did, to hold other rules against."""
-
         def check(rules: R) -> Difference | None:
             ours = self.visible(workload, self.play(workload, rules))
             pairs = zip_longest(*comparable(real, ours, fails_alike=True))
@@ -198,7 +196,6 @@ class RealScheduler(Generic[R]):
         )
 
     def _table(self, name: str, release: str, steps: "Sequence[StepPlayed]") -> Table:
-        """What both did, step by step."""
         title = f"{name} on {self.family.name} {release}"
         shown = Table(title=title, title_style="", box=SIMPLE_HEAD)
         for head in ("step", "prompt", "cached", "simulated", "chunks", "evicted", ""):

@@ -37,19 +37,16 @@ class UnpackedWheel(Environment):
 
     @property
     def python(self) -> Path:
-        """The interpreter; without other packages the release finds none of its own."""
         if self.packages is not None:
             return self.packages.python
         return self.folder / "env" / "bin" / "python" if self.beside else Path(sys.executable)
 
     def ready(self) -> Path:
-        """The interpreter, after unpacking the wheel and setting the environment up."""
         if self.packages is not None:
             self.packages.ready()
         return super(UnpackedWheel, self).ready()  # slots remake the class
 
     def is_ready(self) -> bool:
-        """True when everything has been unpacked."""
         return (self.folder / DONE).exists()
 
     def _set_up(self) -> None:

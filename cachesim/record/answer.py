@@ -121,7 +121,6 @@ class AnswerReader:
         return self.said
 
     def _plain(self) -> bytes:
-        """What is held, unpacked; damaged bytes end the reading."""
         data = b"".join(self._held)
         self._held.clear()
         self._held_size = 0
@@ -153,7 +152,6 @@ class AnswerReader:
         self._take(line.removeprefix(self._prefix))
 
     def _take(self, text: bytes) -> None:
-        """One JSON object of the server; anything else is passed over."""
         if text.strip() == DONE:
             self.said.ended = True
             return
@@ -269,7 +267,6 @@ def _of_message(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A block of Anthropic's messages, whole or the piece of a stream."""
     for key, kind in (("thinking", "reasoning"), ("text", "text"), ("partial_json", "tool call")):
         if isinstance(block.get(key), str):
             yield kind, block[key]

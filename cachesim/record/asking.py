@@ -115,7 +115,6 @@ class Asker:
         return Tokens(self._named(own, ids), starts)
 
     def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
-        """The prompt after the template."""
         if path.endswith("/chat/completions"):
             fields = {key: request[key] for key in TEMPLATED if key in request}
             shown = self._ask("POST", "/apply-template", fields)
@@ -155,7 +154,6 @@ class Asker:
         return runs
 
     def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> Seen:
-        """What a slot holds after the reply: the last token that was sampled is not in it."""
         rope = rope.copy()
         said = [each for each in own.reply if each.kind == "text"]
         if own.generated and len(said) == len(own.reply) == 1:
@@ -167,7 +165,6 @@ class Asker:
         return Seen(own.number, ids, rope)
 
     def _user_starts(self, ids: Array) -> tuple[int, ...]:
-        """Where the user's messages begin: at the tokens that the template puts before each."""
         if self._mark is None:
             roles = (("user", ONE), ("assistant", OTHER), ("user", THIRD))
             messages = [{"role": role, "content": text} for role, text in roles]
@@ -179,7 +176,6 @@ class Asker:
         return _places_of(self._mark, ids)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
-        """One question; None where there is no answer that can be used."""
         if self._failures >= FAILURES:
             return None
         future = asyncio.run_coroutine_threadsafe(self._answer(method, path, body), self._loop)
@@ -200,7 +196,6 @@ class Asker:
 
 
 def _places_of(mark: Array, ids: Array) -> tuple[int, ...]:
-    """Every place at which some tokens stand among others."""
     if not len(mark) or len(mark) > len(ids):
         return ()
     windows = np.lib.stride_tricks.sliding_window_view(ids, len(mark))

@@ -48,7 +48,6 @@ class RecordFile:
         return True
 
     def _stop(self, why: str) -> None:
-        """Take back what a failed write left, and close."""
         self.problem = why
         if self._file is not None:
             try:

@@ -140,7 +140,6 @@ class Passage:
         return response
 
     def _skip(self, request: web.Request) -> None:
-        """Count a request that only passes."""
         name = f"{request.method} {path_shown(request.path)}"
         if name not in self.skipped and len(self.skipped) >= MOST_PATHS:
             name = OTHER_PATHS
@@ -217,7 +216,6 @@ class Passage:
 
 
 async def _sent(request: web.Request, exchange: Exchange | None) -> AsyncIterator[bytes]:
-    """The body of a request, piece by piece."""
     async for chunk in request.content.iter_any():
         yield chunk
         if exchange is not None:
@@ -266,7 +264,6 @@ def _watched(answer: ClientResponse) -> Iterator[None]:
 
 
 def _passed_on(headers: CIMultiDictProxy[str], others: frozenset[str]) -> CIMultiDict[str]:
-    """The headers of a message without those of its connection."""
     named = {
         name.strip().lower()
         for value in headers.getall("Connection", ())
@@ -287,7 +284,6 @@ def refusal(status: int, kind: str, why: str) -> web.Response:
 
 
 def _reason_of(error: ClientError) -> str:
-    """What happened between recorder and server, in a few words."""
     if isinstance(error, ClientConnectionError):
         inner = getattr(error, "os_error", None)
         return str(getattr(inner, "strerror", None) or error or "the connection was closed")

@@ -99,6 +99,5 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
 
 
 def _address_of(runner: web.AppRunner) -> str:
-    """The address that clients are given."""
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"

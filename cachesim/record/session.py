@@ -149,7 +149,6 @@ class Session:
         self._view(_row_of_action(exchange, action))
 
     def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
-        """A request with the messages that LM Studio keeps for the client."""
         if not is_lm_studio(exchange.path):
             return request
         before = request.get("previous_response_id")
@@ -162,7 +161,6 @@ class Session:
     def _store(
         self, exchange: Exchange, request: Mapping[str, Any], reply: tuple[Segment, ...]
     ) -> None:
-        """Keep a conversation for the request that continues it."""
         name = exchange.answer.said.facts.get("response_id")
         if name is None or "messages" not in request:
             return
@@ -173,7 +171,6 @@ class Session:
             del self._stored[next(iter(self._stored))]
 
     def _keep(self, entry: Mapping[str, Any]) -> None:
-        """Write a line, and say so once where that ends."""
         was_well = not self._file.problem
         if not self._file.write(entry) and was_well:
             self._complain(
@@ -211,7 +208,6 @@ class Session:
         return entry, row_of(exchange, own, found)
 
     def _facts(self) -> dict[str, Any]:
-        """What is known of the server: by its own word, and by the user's."""
         facts = {} if self._asker is None else dict(self._asker.learn())
         about = self.live.about
         given = {"profile": about.profile, "options": dict(about.options)}
@@ -226,7 +222,6 @@ class Session:
 
 
 def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:
-    """What the live view shows of a slot that was saved, restored or erased."""
     return Row(
         number=exchange.number,
         client=exchange.client,

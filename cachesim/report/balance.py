@@ -51,7 +51,6 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
 
 
 def _sides(bar: Mapping[str, int]) -> tuple[int, int]:
-    """All that grew, and all that shrank."""
     return (
         sum(value for value in bar.values() if value > 0),
         -sum(value for value in bar.values() if value < 0),

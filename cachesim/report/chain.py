@@ -36,7 +36,6 @@ def chain(run: Run, index: int) -> tuple[Link, ...]:
 
 
 def _link(word: str, run: Run, step: int, event: int) -> Link:
-    """A station that says what its event says."""
     return Link(word=word, step=step, event=event, sentence=run.steps[step].events[event].sentence)
 
 
@@ -55,7 +54,6 @@ def _wrong(run: Run, index: int) -> Iterator[Link]:
 
 
 def _way_of(run: Run, index: int, at: int) -> Iterator[Link]:
-    """Where a restored checkpoint was made, and every erasure that it lived through."""
     restored = run.steps[index].events[at]
     earlier = [
         (i, j, event)
@@ -89,7 +87,6 @@ def _lost(run: Run, index: int) -> Iterator[Link]:
 
 
 def _outcome(step: Step, index: int) -> Link:
-    """What a step that was not wrong came to: how much it reused, or how it ended."""
     last = len(step.events) - 1
     if step.error is not None or step.cached is None:
         return Link(word="ended", step=index, event=last, sentence=step.finding.title)

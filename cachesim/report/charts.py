@@ -139,7 +139,6 @@ def steps(top: float) -> list[float]:
 
 
 def _some(numbers: Sequence[float]) -> Sequence[float]:
-    """At most eight of them, the first and the last among these."""
     if len(numbers) <= 8:
         return numbers
     return [numbers[round(at * (len(numbers) - 1) / 7)] for at in range(8)]

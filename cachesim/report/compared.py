@@ -76,7 +76,6 @@ def _account(rows: Sequence[Compared]) -> Table:
 
 
 def _lost_to(row: Compared) -> str:
-    """The causes that took most, with their tokens."""
     causes = sorted(row.lost.items(), key=lambda each: -each[1])
     named = [f"{cause} {count:,}" for cause, count in causes]
     more = len(named) - LOSSES

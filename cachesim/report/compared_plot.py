@@ -60,7 +60,6 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
-    """Its name and sum, then reused, causes, and a rail for what was new."""
     told = row.problem or f"{row.reused:,} of {row.asked:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
     yield f'<tspan class="note" dx="8">{escape(told)}</tspan></text>'

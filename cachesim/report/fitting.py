@@ -36,7 +36,6 @@ class FittingTable(Table):
         yield from self._as_list()
 
     def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
-        """Columns in which each number and each word fits on its line."""
         wide = options.update_width(UNBOUND)
         _, right, _, left = self.padding
         between = right + left + (1 if self.box else 0)

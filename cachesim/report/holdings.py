@@ -63,7 +63,6 @@ def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _some(column: Sequence[int]) -> Sequence[int]:
-    """At most twenty of them, the last one among these."""
     if len(column) <= 20:
         return column
     return [column[(len(column) - 1) * (at + 1) // 20] for at in range(20)]

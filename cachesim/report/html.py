@@ -101,7 +101,6 @@ def _beginning(run: Run, error: TooLargeError, left_out: int, limit: int) -> Fit
 
 
 def _cut_told(run: Run, steps: int) -> str:
-    """Which steps a page has, and what may be missed."""
     others = run.steps[steps:]
     wrong = sum(step.answer == "diverged" for step in others)
     lost = sum(step.reuse == "lost" for step in others)
@@ -115,7 +114,6 @@ def _cut_told(run: Run, steps: int) -> str:
 
 
 def _is_wrong(run: Run) -> bool:
-    """Whether any step shows a wrong answer."""
     return any(step.answer == "diverged" for step in run.steps)
 
 
@@ -134,7 +132,6 @@ def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -
 
 
 def _entry(run: Run, steps: int | None) -> dict[str, Any]:
-    """A run as JSON has it, or its beginning."""
     shown = run if steps is None else beginning(run, steps)
     entry = shown.to_json() | {"picture": drawn(shown)}
     if steps is not None and steps < len(run.steps):
@@ -175,7 +172,6 @@ def drawn(run: Run) -> dict[str, Any]:
 
 
 def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
-    """The same with the tokens themselves where they are named as those of a step left out."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = {each.name: getattr(value, each.name) for each in fields(value)}
         return replace(

@@ -122,11 +122,9 @@ def _loud(step: Mapping[str, Any]) -> list[int]:
 
 
 def _last(step: Mapping[str, Any]) -> list[int]:
-    """Only what a step leaves behind."""
     at = step["detail"]["at"]
     return [at[-1]] * len(at) if at else []
 
 
 def _none(step: Mapping[str, Any]) -> list[int]:
-    """Nothing."""
     return [-1] * len(step["detail"]["at"])

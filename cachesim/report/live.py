@@ -100,7 +100,6 @@ class LiveView:
         self._screen.file.flush()
 
     def _line(self, row: Row) -> None:
-        """A line of a pipe or a file."""
         if not self._headed:
             self._headed = True
             show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
@@ -118,7 +117,6 @@ LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
 def _live_page(
     rows: Sequence[Row], totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]
 ) -> RenderableType:
-    """The last requests, the totals, and what cost most."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
     for name in ("request", "prompt", "cached", "reprocessed"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -26,7 +26,6 @@ class Shown:
         return f"<{'; '.join(lines)}>"
 
     def _repr_html_(self) -> str:
-        """A fragment of the report, without scripts."""
         return "".join(fragment(run) for run in self.runs)
 
     def page(self) -> str:
@@ -50,7 +49,6 @@ class Framed:
         return f"<report of {len(self.text) // 1000} kB>"
 
     def _repr_html_(self) -> str:
-        """A frame that may run the page's scripts, and nothing else."""
         return (
             f'<iframe title="cachesim report" sandbox="allow-scripts" width="100%"'
             f' height="{int(self.height)}" style="border: 0" srcdoc="{escape(self.text)}"></iframe>'

@@ -113,7 +113,6 @@ def _heading(step: Step) -> str:
 
 
 def _state_after(run: Run, index: int) -> State | None:
-    """What the server held when a step was done, if it was watched."""
     detail = run.steps[index].detail
     if detail is None or run.detail is None:
         return None
@@ -205,7 +204,6 @@ def _is(each: CheckpointState, told: dict[str, object]) -> bool:
 
 
 def _told(rows: Iterable[Row]) -> str:
-    """The picture in words: each row, and what its bars are."""
     words = {"wrong": ", wrong", "missing": "", "again": "", "shared": "", "held": "", "gone": ""}
     told = []
     for row in rows:

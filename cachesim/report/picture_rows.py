@@ -135,7 +135,6 @@ def _lanes(runs: Sequence[CellRun]) -> list[list[CellRun]]:
 
 
 def _cells(texts: Texts, run: CellRun, truth: Sequence[int]) -> Iterator[Bar]:
-    """Cells of one step, cut where they change from right to wrong."""
     held = texts.tokens(run.holds)
     ours = truth[run.position : run.position + run.count]
     wrong = [i < len(ours) and held[i] != ours[i] for i in range(len(held))]
@@ -149,7 +148,6 @@ def _cells(texts: Texts, run: CellRun, truth: Sequence[int]) -> Iterator[Bar]:
 
 
 def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
-    """Positions that the next token sees and memory does not have."""
     held = {at for run in lane for at in range(run.position, run.position + run.count)}
     gone = [at for at in range(*sees) if at not in held]
     for _, found in groupby(enumerate(gone), key=lambda pair: pair[1] - pair[0]):
@@ -162,7 +160,6 @@ def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
 
 
 def _folded(texts: Texts, pieces: Sequence[Piece], truth: Sequence[int]) -> tuple[Bar, ...]:
-    """What a state has folded in; from the first foreign token on all of it is wrong."""
     held = texts.spelled(pieces)
     right = get_common_prefix(held, truth)
     if not truth or right in {len(held), len(truth)}:

@@ -103,7 +103,6 @@ def _writers_of(steps: Sequence[str]) -> list[str]:
 
 
 def _write(held: list[str], marks: list[str], bar: Bar, scale: int, writers: Sequence[str]) -> None:
-    """A bar in columns; even the shortest has one."""
     sign = LOOKS.get(bar.look) or ("?" if bar.step is None else writers[bar.step])
     first = bar.start // scale
     for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
@@ -112,7 +111,6 @@ def _write(held: list[str], marks: list[str], bar: Bar, scale: int, writers: Seq
 
 
 def _spell(held: list[str], marks: list[str], bar: Bar, letter: Callable[[int], str]) -> None:
-    """A bar token by token."""
     for at in range(bar.start, min(bar.end, len(held))):
         known = at - bar.start < len(bar.tokens)
         held[at] = letter(bar.tokens[at - bar.start]) if known else "?"

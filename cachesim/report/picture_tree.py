@@ -42,7 +42,6 @@ def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
 
 
 def _counted(tree: TreeState) -> str:
-    """How many nodes there are, and at how many a request may resume."""
     count = len(tree.nodes)
     saved = sum(bool(node.saved) for node in tree.nodes)
     what = "state" if tree.of == "memory" else "cache"
@@ -87,7 +86,6 @@ def _node(
 
 
 def _path(node: TreeNode, by_number: Mapping[int, TreeNode]) -> list[TreeNode]:
-    """From below the root to the node itself."""
     found = [node]
     while found[-1].parent != ROOT:
         found.append(by_number[found[-1].parent])
@@ -95,7 +93,6 @@ def _path(node: TreeNode, by_number: Mapping[int, TreeNode]) -> list[TreeNode]:
 
 
 def _label(node: TreeNode, end: int) -> str:
-    """Its number, its parent's, and what it lacks or has to resume from."""
     parent = "the root" if node.parent == ROOT else str(node.parent)
     said = []
     if node.saved:
@@ -110,7 +107,6 @@ def _label(node: TreeNode, end: int) -> str:
 
 
 def _bars(texts: Texts, node: TreeNode) -> Iterator[Bar]:
-    """Its own tokens; hatched where they are not on the device any more."""
     start = node.start
     for piece in node.tokens:
         if node.kept == "here":
@@ -125,7 +121,6 @@ def _bars(texts: Texts, node: TreeNode) -> Iterator[Bar]:
 def _astray(
     texts: Texts, node: TreeNode, path: Sequence[TreeNode]
 ) -> Iterator[tuple[str, tuple[Bar, ...]]]:
-    """What its state, or its caches, hold that the way from the root to it does not have."""
     way = [token for each in path for token in texts.spelled(each.tokens)]
     if node.folded is not None:
         held = texts.spelled(node.folded)

@@ -81,7 +81,6 @@ CAUSES: Final = ("because", "rule", "equal")
 
 
 def _cause(step: Step) -> str:
-    """The sentence that says why, if anything is to be said."""
     told = {fact.word: fact.sentence for fact in reversed(step.facts)}
     return next((f"{word}: {told[word]}" for word in CAUSES if word in told), "")
 

@@ -112,7 +112,6 @@ def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The same requests on other engines and releases."""
     table = FittingTable()
     table.add_column("the same requests on", no_wrap=True)
     for name in ("processed", "reused", "requests that reuse"):

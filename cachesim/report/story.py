@@ -99,7 +99,6 @@ def scale_of_run(run: Run) -> int:
 
 
 def _ribbons(run: Run, index: int) -> Iterator[Parts]:
-    """All ribbons of a step."""
     step = run.steps[index]
     if step.explanation:
         yield prompt_parts(step)
@@ -107,7 +106,6 @@ def _ribbons(run: Run, index: int) -> Iterator[Parts]:
 
 
 def _entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The parked conversations, oldest first."""
     return ", ".join(
         f"{each['n_tokens']} tokens"
         + (f" with {each['checkpoints']} checkpoint" if each["checkpoints"] else "")
@@ -117,7 +115,6 @@ def _entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _slot_parts(run: Run, index: int, slot: SlotCount) -> list[tuple[str, int]]:
-    """What a slot holds now, and what it held that is gone."""
     step = run.steps[index]
     earlier = run.steps[index - 1].slots if index else ()
     before = next((each.n_tokens for each in earlier if each.id == slot.id), 0)

@@ -206,7 +206,6 @@ _ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2
 
 
 def _tops_of(picture: Picture) -> tuple[list[int], int]:
-    """Where each row begins, and how high all is."""
     heads = dict(picture.headings)
     tops, y = [], 4
     for i in range(len(picture.rows)):

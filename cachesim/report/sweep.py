@@ -176,7 +176,6 @@ def server_of(row: Mapping[str, Any]) -> str:
 
 
 def _curves(rows: Rows) -> Iterator[RenderableType]:
-    """A line for each curve over a flag, and where it bends."""
     for flag in swept(rows):
         table = FittingTable()
         table.add_column("server", overflow="fold")

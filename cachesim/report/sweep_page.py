@@ -66,7 +66,6 @@ def _parts(rows: Rows, name: str) -> Iterator[str]:
 
 
 def _curves(rows: Rows, flag: str) -> Iterator[str]:
-    """The curves, with a ring at each knee, and what it is."""
     drawn = lines(rows, flag)
     found = {server: knees(points) for server, points in drawn.items()}
     rings = {server: [knee.at for knee in each] for server, each in found.items()}
@@ -78,7 +77,6 @@ def _curves(rows: Rows, flag: str) -> Iterator[str]:
 
 
 def _upgrades(rows: Rows) -> Iterator[str]:
-    """What changes from release to release."""
     found = upgrades(rows)
     if not found:
         return
@@ -97,7 +95,6 @@ def _upgrades(rows: Rows) -> Iterator[str]:
 
 
 def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """As many causes as there are colours; the smaller ones together, each sign for itself."""
     totals: Counter[str] = Counter()
     for bar in bars.values():
         totals.update({cause: abs(count) for cause, count in bar.items()})
@@ -113,7 +110,6 @@ def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
 
 
 def _holdings(rows: Rows) -> Iterator[str]:
-    """Small charts of what servers hold."""
     shown = holding(rows)
     if not shown:
         return

@@ -117,7 +117,6 @@ def by_evidence(runs: Sequence[Run]) -> RenderableType:
 
 
 def _row() -> Table:
-    """One line of the summary; all have the same columns."""
     table = FittingTable.grid(padding=(0, 2, 0, 0), expand=True)
     table.add_column(width=PROFILE, no_wrap=True)
     table.add_column(ratio=1)

@@ -171,7 +171,6 @@ def verdict(
 
 
 def _cost(size: int) -> str:
-    """A difference of memory in words."""
     if not size:
         return "no more memory"
     number = mib(abs(size)) if mib(abs(size)) != mib(0) else f"under {mib(MIB // 10)}"

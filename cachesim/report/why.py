@@ -153,7 +153,6 @@ def _sum_in_words(totals: Mapping[str, Any]) -> str:
 
 
 def _left_out(totals: Mapping[str, int]) -> Iterator[str]:
-    """What the sums do not have."""
     if unsure := totals["without_length"]:
         yield (
             f"The log does not have the length of {counted(unsure, 'prompt')}: only what is known "
@@ -324,14 +323,12 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _tokens_prefilled(each: Mapping[str, Any]) -> str:
-    """The likeliest number, and the bounds that the log leaves."""
     low, high = each["processed_bounds"]
     bounds = "" if low == high else f" ({low:,} to {high:,})"
     return f"{each['processed']:,}{bounds}"
 
 
 def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """Releases in a row that come to the same; patches stand alone."""
     group: list[tuple[str, ...]] = []
     for each in cells:
         if group and (each[1:] != group[-1][1:] or "+" in each[0]):

@@ -163,12 +163,10 @@ def _cell(name: str, value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a cell shows a number, or a dash where one is not known."""
     if isinstance(value, Bar):
         return False
     return isinstance(value, int | float) or bool(NUMBER.fullmatch(str(value)))
 
 
 def _text(text: str) -> str:
-    """As HTML; what stands between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))

@@ -154,7 +154,6 @@ def _best_reuse(played: Sequence[Played]) -> dict[str, int]:
 
 
 def _judge_one(played: Played, best: dict[str, int]) -> Judged:
-    """One release, held against the best reuse of each step."""
     if played.refused:
         return Judged(played=played, state="-", why=played.refused)
     for step in played.steps:
@@ -199,7 +198,6 @@ def _landed_between(family: Family[Any, Any], before: str, after: str) -> list[P
 
 
 def _patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play: Play) -> Cause:
-    """Whether a change alone turns the older release, or its absence the younger one."""
     forth, back = f"{one.played.profile}+{name}", f"{other.played.profile}-{name}"
     return Cause(
         patch=name,
@@ -211,7 +209,6 @@ def _patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play:
 def _default_of(
     family: Family[Any, Any], one: Judged, other: Judged, best: dict[str, int], play: Play
 ) -> Iterator[Cause]:
-    """The same for every flag whose default differs between the two."""
     before, after = one.played.profile, other.played.profile
     for option in family.table():
         having = family.having(option)

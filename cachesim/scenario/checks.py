@@ -160,7 +160,6 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _options(scenario: Scenario) -> Iterator[Problem]:
-    """Every option that a listed profile refuses, each said once."""
     spec, told = _spec_or_plain(scenario), set()
     for text in scenario.engine.profiles:
         try:
@@ -178,7 +177,6 @@ def _options(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _spec_or_plain(scenario: Scenario) -> ModelSpec:
-    """The scenario's network, or a plain one where that cannot be built."""
     try:
         return spec_of(scenario.model)
     except InputError:
@@ -247,7 +245,6 @@ def _action(step: Step, path: Place) -> Iterator[Problem]:
 
 
 def _endpoint(step: Step, path: Place) -> Iterator[Problem]:
-    """Keys that belong to one endpoint, or to a client that leaves."""
     endpoint = step.options.get("endpoint", "completion")
     if step.suffix is not None and endpoint != "infill":
         text = 'has no meaning without options = { endpoint = "infill" }'
@@ -304,7 +301,6 @@ def _why_unanswered(name: str, names: Sequence[str], index: int, group: set[str]
 
 
 def _generated_at_most(step: Step, prompt: int, context: int) -> int:
-    """How many tokens a step can add."""
     reply = len(step.reply) if isinstance(step.reply, tuple) else 0
     wanted = step.predict if step.predict is not None else reply or DEFAULT_PREDICT
     return wanted if wanted >= 0 else max(1, context - prompt)

@@ -106,7 +106,6 @@ def compare(
 
 
 def _most(counts: Iterable[int | None]) -> int | None:
-    """The largest, of rows that answered a request; None where none did."""
     return max((each for each in counts if each is not None), default=None)
 
 

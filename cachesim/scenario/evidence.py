@@ -118,12 +118,10 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
 
 
 def _leading(tokens: Tokens, padding: Token | None) -> int:
-    """How many tokens at the front are padding."""
     return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
 
 
 def _token_at(tokens: Tokens, index: int) -> int | None:
-    """The token at an index, if there is one."""
     return int(tokens[index]) if -len(tokens) <= index < len(tokens) else None
 
 

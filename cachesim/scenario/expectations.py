@@ -46,7 +46,6 @@ def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
 def _unshown(
     scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
 ) -> Iterator[str]:
-    """Every number of the report that the step does not show."""
     for seen in (scenario.shows.before, scenario.shows.after):
         if not seen.profile or full_profile(scenario.engine.name, seen.profile) != profile:
             continue
@@ -112,7 +111,6 @@ def _per_step(
     steps: Sequence[Step],
     key: str,
 ) -> Sequence[Any]:
-    """One item per step; a single answer is meant for the steps that have one."""
     if not isinstance(wanted, str):
         return wanted
     if key == "answer":

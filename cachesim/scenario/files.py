@@ -44,7 +44,6 @@ def loads(data: bytes, *, name: str) -> Scenario:
 
 
 def _told(problems: Sequence[Problem], text: str, name: str) -> list[str]:
-    """Every problem with its line, in the order of the file."""
     lines = {} if is_json(text) else lines_of(text)
     placed = [(line_of(each.path, lines), str(each)) for each in problems]
     placed.sort(key=lambda each: each[0] or 0)
@@ -80,7 +79,6 @@ LINES: Final = (
 
 
 def _has_lines(text: str) -> bool:
-    """Whether the first line is an object by itself, as in a trace."""
     first, _, rest = text.strip().partition("\n")
     try:
         return bool(rest) and isinstance(json.loads(first), dict)

@@ -98,7 +98,6 @@ def table() -> Path | None:
 
 @cache
 def _confirmed() -> Mapping[tuple[str, str], Mapping[str, Evidence]]:
-    """What was played, by digest and release: the label of each step that was confirmed."""
     path = table()
     if path is None:
         return {}

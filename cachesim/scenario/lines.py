@@ -62,7 +62,6 @@ def _table(parts: Place, counts: dict[Place, int], *, is_list: bool) -> Place:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Where the next line begins that is not inside a string, a list or an inline table."""
     depth = 0
     for piece in PIECE.finditer(text, at):
         if piece[0] in "[{":

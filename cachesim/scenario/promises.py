@@ -37,7 +37,6 @@ def _seen(scenario: Scenario, seen: Seen, path: Place) -> Iterator[Problem]:
 
 
 def _listed(scenario: Scenario, text: str, path: Place) -> Iterator[Problem]:
-    """Whatever keeps a profile from being one of those that are played."""
     engine, listed = scenario.engine.name, scenario.engine.profiles
     if problem := wrong_profile(engine, text):
         yield Problem(path, problem)

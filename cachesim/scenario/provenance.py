@@ -130,7 +130,6 @@ class Provenance:
         return chain
 
     def _origin(self, node: NodeId, step: int, until: int) -> Origin:
-        """Who computed a history before a birth: this step if it did, else the last that did."""
         for born in (self._of_step.get((node, step), ()), self._nodes.get(node, ())):
             at = bisect_left(born, until, key=itemgetter(0))
             if at:

@@ -147,7 +147,6 @@ def removable(path: Place) -> Place:
 
 
 def _is_too_deep(content: object) -> bool:
-    """Whether tables and lists are nested deeper than any that means something."""
     level = [content]
     for _ in range(limits.DEPTH):
         level = [inner for each in level for inner in _inside(each)]
@@ -157,7 +156,6 @@ def _is_too_deep(content: object) -> bool:
 
 
 def _inside(value: object) -> Iterable[object]:
-    """The tables and lists of a table or list."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):

@@ -251,7 +251,6 @@ def as_json(value: object) -> Json:
 
 
 def _scalar(value: Json) -> Json:
-    """Numbers of NumPy become Python's."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool | str) or value is None:

@@ -151,7 +151,6 @@ def step_of(record: Record, evidence: Evidence) -> Step:
 
 
 def _checkpoints_of(record: Record) -> tuple[Saved, ...]:
-    """The checkpoints of the slot that the step used."""
     return tuple(
         Saved(
             pos_min=int(each["pos_min"]),
@@ -164,7 +163,6 @@ def _checkpoints_of(record: Record) -> tuple[Saved, ...]:
 
 
 def _slot_of(record: Record) -> Mapping[str, Any]:
-    """The slot that the step used, as the server left it."""
     slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
     return next((each for each in slots if each.get("id") == record.slot), {})
 

@@ -134,7 +134,6 @@ def _dataclass(kind: Annotation) -> Schema:
 
 
 def _event() -> Schema:
-    """An event: its name is one of those that any engine has."""
     known = sorted({each.name() for engine in shipped() for each in events_of(engine)})
     properties: dict[str, Any] = {
         "event": {"type": "string", "examples": known},

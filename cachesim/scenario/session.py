@@ -146,7 +146,6 @@ class Session:
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
-        """The scenario's network, under the adapters that its server is started with."""
         names = str(self.scenario.engine.options.get("lora", ""))
         network = build(spec, arithmetic)
         return adapted(network, [each.strip() for each in names.split(",") if each.strip()])
@@ -357,7 +356,6 @@ class Session:
             record.ticket = engine.slot_erase(slot)
 
     def _collect(self, records: Sequence[Record]) -> None:
-        """Take replies, events and what the server holds now."""
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
         snapshot = self.engine.books() if self.looks else {}

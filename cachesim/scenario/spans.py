@@ -76,7 +76,6 @@ def draw_spans(
 
 
 def _free(token: int, taken: set[int], plain: range) -> int:
-    """The token itself, or the next one that no span begins with."""
     while token in taken and len(taken) < len(plain):
         token = token + 1 if token + 1 in plain else plain.start
     return token

@@ -29,7 +29,6 @@ def with_statements(steps: Sequence[Step], records: Sequence[Record]) -> tuple[S
 
 
 def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
-    """In the order a reader asks."""
     if step.message:
         yield Fact(word="server", sentence=step.message)
     account = step.explanation
@@ -45,7 +44,6 @@ def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
 
 
 def _reuse(step: Step, account: Account) -> Iterator[Fact]:
-    """What matched, and a line for each cause that changed the number."""
     fields = {"equal": account.equal, "of": step.prompt_tokens, "with": account.equal_with}
     yield Fact(word="equal", sentence=account.sentences[0], fields=fields)
     for loss in step.why:
@@ -63,7 +61,6 @@ def _reuse(step: Step, account: Account) -> Iterator[Fact]:
 
 
 def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
-    """Who had computed what an ideal cache would have reused, and what became of it."""
     wanted = record.prompt[: account.ideal]
     alike = (each for each in past.earlier if _adapters(each) == _adapters(record))
     computed = next((each for each in alike if _text(each)[: len(wanted)] == wanted), None)
@@ -113,12 +110,10 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
 
 
 def _adapters(record: Record) -> tuple[float, ...]:
-    """Under which strengths a step was computed."""
     return () if record.reply is None else record.reply.strengths
 
 
 def _text(record: Record) -> Tokens:
-    """What a step had put into memory; nothing of a request that was refused."""
     reply = record.reply
     if reply is None or reply.error is not None:
         return ()
@@ -126,7 +121,6 @@ def _text(record: Record) -> Tokens:
 
 
 def _by_moment(records: Sequence[Record]) -> list[list[Record]]:
-    """Records after which the server was looked at together."""
     groups: list[list[Record]] = []
     for each in records:
         if groups and groups[-1][-1].snapshot is each.snapshot:
@@ -153,7 +147,6 @@ def _taken(
 
 
 def _fate_of(step: Step) -> Fate:
-    """What a step came to."""
     if step.error is not None:
         known: Mapping[str, Fate] = {
             ABORTED: "aborted",
@@ -188,7 +181,6 @@ def _index(step: Step, *names: str) -> int | None:
 
 
 def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
-    """The event that took what this step would have needed."""
     fact = next((each for each in facts if each.word == "consumed"), None)
     if fact is None:
         return None

@@ -146,7 +146,6 @@ def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> tuple
 
 
 def _state(held: Held, until: int, made: dict[CheckpointHeld, int], origins: Provenance) -> State:
-    """One moment; a checkpoint is as old as the first one that it was seen in."""
     for slot in held.slots:
         for checkpoint in slot.checkpoints:
             made.setdefault(checkpoint, until)
@@ -229,7 +228,6 @@ def _tree(tree: TreeHeld, until: int, origins: Provenance) -> TreeState:
 
 
 def _node(node: NodeHeld, until: int, origins: Provenance) -> TreeNode:
-    """Who computed its tokens; where the marks do not say, who has them first."""
     start = len(node.tokens) - node.count
     own = [piece for run in node.runs for piece in origins.born(run.birth, run.count)]
     if not own or any("step" not in piece for piece in own):
@@ -249,7 +247,6 @@ def _node(node: NodeHeld, until: int, origins: Provenance) -> TreeNode:
 
 
 def _in_a_row(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Pieces joined where one follows the other in one step's text."""
     last: Piece = {}
     for piece in pieces:
         follows = "step" in piece and last.get("step") == piece["step"]
@@ -289,7 +286,6 @@ def _runs(runs: Runs, origins: Provenance) -> tuple[CellRun, ...]:
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether a run goes on where the last one ended; then it is made longer."""
     ours, theirs = last["holds"], entry["holds"]
     follows = (
         last["slots"] == entry["slots"]

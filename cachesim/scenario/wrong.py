@@ -106,7 +106,6 @@ def _of_cell(fault: Culprit) -> str:
 
 
 def _of_row(fault: Culprit) -> str:
-    """Right up to a token, then too many, too few, or others."""
     m, whose = fault.matches, _whose(fault)
     more = fault.holds_tokens - fault.expected_tokens
     right = f"is right up to {m}, then " if m else ""
@@ -171,7 +170,6 @@ def slipped(step: Step, past: Past) -> Iterator[Fact]:
 def _kept(
     step: Step, at: int, past: Past, restored: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The erasures that this very checkpoint went through, newest first."""
     history = [(step.name, each) for each in step.events[:at]][::-1]
     for earlier in reversed(past.steps):
         history += [(earlier.name, each) for each in reversed(earlier.events)]
@@ -182,7 +180,6 @@ def _kept(
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two events speak of one checkpoint; some servers' logs leave its tokens out."""
     named = {"n_tokens", "pos_min", "pos_max", "made_by"} & one.keys() & other.keys()
     return all(one[key] == other[key] for key in named)
 

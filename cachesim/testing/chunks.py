@@ -67,7 +67,6 @@ def survey_by(
 def _in_chunks(
     play: Callable[..., T], examples: int, pool: Executor, ahead: int, going: Callable[[], bool]
 ) -> Iterator[T]:
-    """What comes of each chunk, in their order; what is still waiting at the end is not played."""
     chunks = iter(range(0, examples, CHUNK))
     under_way: deque[Future[T]] = deque()
     while going():

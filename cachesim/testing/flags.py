@@ -93,5 +93,4 @@ def draw_flags(
 
 @cache
 def _go_together(profile: Profile, model: str, options: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether a server takes these flags at once; a page may be too long for a chunk."""
     return _accepts(profile, model, dict(options))

@@ -201,7 +201,6 @@ def unit_of(make: Callable[[], Any], *, trimmable: bool = True, salts: bool = Fa
 
 
 def _covered(make: Callable[[], Any], state: State, salt: dict[str, int]) -> int:
-    """How much is covered of a prompt that begins with all that was inserted; 0 if that fails."""
     tokens = tuple(map(Token, state.tokens))
     length = len(tokens)
     try:
@@ -267,7 +266,6 @@ class _Player:
     def _alone(
         self, unit: int, acts: Sequence[Act], tokens: Tokens, salt: int
     ) -> BrokenLawError | None:
-        """The same law broken without the requests between, if they had no part in it."""
         again = _Player(
             self._make,
             PromptCacheReport(units=self._report.units),
@@ -292,7 +290,6 @@ class _Player:
             self._sizes()
 
     def _prompt(self, act: Act, unit: int) -> tuple[list[int], int]:
-        """The tokens of a call, and its salt."""
         rests = (0, 1, unit - 1, unit // 2)
         rest = piece(act.pieces[-1] if act.pieces else 0, rests[act.rest])
         own = [token for variant in act.pieces for token in piece(variant, unit)] + rest or [0]
@@ -345,7 +342,6 @@ class _Player:
         self._last = tokens, salt
 
     def _ask(self, tokens: Tokens, salt: int) -> None:
-        """One request: what is handed out is checked, then used up as a server would."""
         story, last = self._story, self._last
         self._last = None
         self._report.requests += 1
@@ -375,7 +371,6 @@ class _Player:
             )
 
     def _check(self, tokens: Tokens, salt: int, covered: int, state: State) -> None:
-        """What is handed out is the state of a beginning of the prompt."""
         story = self._story
         if not 0 <= covered <= len(tokens):
             story.broken("a prefix", f"{covered} is not a number of tokens of this prompt")

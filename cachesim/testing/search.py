@@ -136,7 +136,6 @@ def weighs(scenario: Scenario, profile: Profile) -> bool:
 
 @cache
 def _limits(engine: str) -> tuple[str, ...]:
-    """The flags of a server that set how much memory there is."""
     table = family_of(engine).table()
     return tuple(each.name for each in table if each.kind == "size" or each.unit in BYTES)
 

@@ -202,7 +202,6 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _tokens_of(step: Step) -> Iterator[int]:
-    """Every token that a step names: its prompt, its reply, its drafts."""
     yield from ids(step)
     yield from map(int, step.reply or ())
     for draft in step.drafts or ():

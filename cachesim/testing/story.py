@@ -39,7 +39,6 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
 
 
 def _chat(step: Step) -> str:
-    """The messages of a chat, by who speaks and for how long."""
     told = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
     return f"a chat ({', '.join(told)} tokens)"
 
@@ -49,7 +48,6 @@ def _turns(count: int) -> str:
 
 
 def _deed(step: Step) -> str:
-    """What a client does beside asking."""
     if step.do == "cancel":
         turns = step.turns or 1
         return f"then its client goes away after {turns} {_turns(turns)}"

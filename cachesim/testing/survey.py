@@ -134,7 +134,6 @@ def survey(
 def _played(
     scenario: Scenario, profile: Profile, arithmetic: ArithmeticName, oracles: Oracles
 ) -> Trial:
-    """A workload played to its end."""
     return play(scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles)
 
 
@@ -175,7 +174,6 @@ def _wrong(
     arithmetic: ArithmeticName,
     oracles: Oracles,
 ) -> Iterator[tuple[Cause, int, str]]:
-    """What is wrong, by what would cure it; by what memory was like where nothing known does."""
     wrong = _wrong_steps(trial)
     cures = cured_by(scenario, profile, arithmetic, wrong=wrong, oracles=oracles) if wrong else {}
     played = None
@@ -236,14 +234,12 @@ def cured_by(
 
 
 def _inherited(played: Run, index: int) -> bool:
-    """Whether a slot had been wrong before, and nothing was brought back into it since."""
     step = played.steps[index]
     before = [each for each in played.steps[:index] if each.slot == step.slot]
     return bool(before) and before[-1].answer == "diverged" and not _brought(played, index)
 
 
 def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
-    """Which memory was wrong, how, and what had brought it back."""
     step = played.steps[index]
     if _named_while_at_work(scenario, index):
         yield "a request that names the slot came while it was busy"
@@ -270,7 +266,6 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
 
 
 def _named_while_at_work(scenario: Scenario, index: int) -> bool:
-    """Whether one of the next steps arrived during this one, and named a slot."""
     for later in scenario.step[index + 1 :]:
         if not later.with_previous:
             return False
@@ -280,7 +275,6 @@ def _named_while_at_work(scenario: Scenario, index: int) -> bool:
 
 
 def _brought(played: Run, index: int) -> list[str]:
-    """What brought memory back for a step."""
     words = family_of(Profile.parse(played.profile).engine).exercised
     brought = {words.get(each.name(), "") for each in played.steps[index].events}
     return sorted(BRINGS[word] for word in brought & BRINGS.keys())
@@ -316,7 +310,6 @@ def _equal(step: Step) -> int:
 
 
 def _checkpoints(played: Run, index: int) -> Iterable[int]:
-    """How many tokens the checkpoints of the step's slot stood for before it."""
     slot = played.steps[index].slot
     before = [each for each in played.steps[:index] if each.slot == slot]
     return (each.n_tokens for each in before[-1].checkpoints) if before else ()

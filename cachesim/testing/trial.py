@@ -95,7 +95,6 @@ def play(
 
 
 def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
-    """Hold the answer of a step against a cold run."""
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
@@ -131,7 +130,6 @@ def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
 
 
 def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str, str]) -> None:
-    """Count what the workload exercised."""
     kinds: Counter[type[Event]] = Counter(map(type, events))
     for kind, count in kinds.items():
         word = words.get(kind.name())

@@ -108,7 +108,6 @@ def draw_workload(
 
 
 def _inside(shape: Shape, corner: Corner) -> Shape:
-    """What workloads in a corner look like; one that holds a single request stays as short."""
     return replace(
         shape,
         window=shape.window or corner.window,
@@ -253,7 +252,6 @@ class _Tree:
         return kept + self._new() if way == "edit" else base
 
     def _cut(self, length: int) -> int:
-        """How much stays: often all but the last few tokens, else any number."""
         if length < 2:
             return length
         if self._draws.integer(0, 1):

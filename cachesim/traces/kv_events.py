@@ -99,7 +99,6 @@ class Stream:
         yield from self._ended(self._batch + 1)
 
     def _store(self, fields: dict[str, Any], rank: int, place: str) -> tuple[int, list[int]]:
-        """The numbers of stored blocks, and of the block before them."""
         hashes, size = fields.get("block_hashes"), fields.get("block_size")
         if not isinstance(hashes, list) or not hashes:
             msg = f"{place}: {STORED} without block_hashes; write a list of them"
@@ -129,7 +128,6 @@ class Stream:
         return self._numbers.setdefault(block, len(self._numbers))
 
     def _give(self, time: float, rank: int, parent: int, numbers: list[int]) -> None:
-        """New blocks continue a request where it stands, or begin another one."""
         request, turn = self._open.pop(parent, None), self._turns[rank]
         if request is not None and (len(numbers) == 1 or turn - request.turn <= 1):
             request.output += len(numbers) == 1
@@ -205,7 +203,6 @@ def _event_of(told: Json, place: str) -> tuple[str, dict[str, Json]]:
 
 
 def _hash(told: object, place: str) -> int | str:
-    """A block's hash."""
     if isinstance(told, bool) or not isinstance(told, int | str):
         msg = f"{place}: a block's hash is {str(told)[:40]}; write a number or a text"
         raise TraceError(msg)
@@ -213,7 +210,6 @@ def _hash(told: object, place: str) -> int | str:
 
 
 def _scalar(told: object, key: str, place: str) -> Hashable:
-    """A salt or an adapter: something that can be compared."""
     if told is not None and not isinstance(told, int | str):
         msg = f"{place}: {key} is {str(told)[:40]}; write a text or a number, or leave it out"
         raise TraceError(msg)

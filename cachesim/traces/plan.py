@@ -109,7 +109,6 @@ def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path(
 
 
 def _as_many(found: Iterator[T]) -> list[T]:
-    """All of them, or one more than can be played: lists of lists are soon millions."""
     return list(islice(found, MOST_CELLS + 1))
 
 
@@ -165,7 +164,6 @@ def _numbers(
 
 
 def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell]:
-    """The servers of a table, as cells whose trace is set later."""
     _known(told, SERVER_KEYS, place)
     measured = _measured(told, place, folder)
     profiles = _several(told.get("profile"), f"{place}: profile")
@@ -199,7 +197,6 @@ def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell
 
 
 def _measured(told: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
-    """The bytes of the user's model, from its file or as written."""
     gguf, sizes = told.get("gguf"), told.get("sizes")
     if gguf is not None and sizes is not None:
         msg = f"{place}: gguf and sizes are both given; leave one of the two out"

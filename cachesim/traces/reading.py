@@ -111,7 +111,6 @@ def _unit_of(first: Asked, name: str, *, chats: bool) -> int:
 
 
 def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
-    """Each line's JSON, and where it stands."""
     try:
         with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
             whole = iter(partial(lines.readline, MOST_CHARACTERS), "")
@@ -133,7 +132,6 @@ def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
 
 
 def _opened(path: Path, name: str) -> BinaryIO:
-    """The file, or what is compressed in it."""
     file = path.open("rb")
     return unpacked(name, cast("BinaryIO", file), file.peek(HEAD_BYTES))
 
@@ -172,7 +170,6 @@ def _read(line: object, place: str, *, seconds: bool = False) -> Asked:
 
 
 def _time(told: dict[str, Any], place: str, *, seconds: bool = False) -> float:
-    """Milliseconds."""
     time = told.get("timestamp", 0)
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1 << 50:
         unit = "seconds" if seconds else "milliseconds"

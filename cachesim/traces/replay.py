@@ -234,7 +234,6 @@ def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _fed(asked: Asked) -> Sequence[tuple[int, int]]:
-    """Prompt and reply without the reply's last token, which mlx-lm alone feeds."""
     if not asked.reply:
         return asked.kept
     *before, (block, size) = asked.kept

@@ -82,7 +82,6 @@ def _run(told: object, place: str) -> Run:
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Two runs that follow each other in one text are one."""
     found: list[Run] = []
     for text, first, last in runs:
         if found and found[-1][0] == text and found[-1][2] == first:

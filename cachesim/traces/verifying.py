@@ -126,7 +126,6 @@ def spread(numbers: list[int], count: int) -> list[int]:
 
 
 def _reused(cell: Cell) -> Iterator[tuple[int, int | None]]:
-    """For each request how much of it is reused."""
     for served in serve(cell.engine(), cell.coming(), cell.source.turn):
         yield served.asked.number, _cached(served.answer)
 

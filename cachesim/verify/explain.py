@@ -151,7 +151,6 @@ def _parting(
 def _beginning(
     reply: Reply, ideal: IdealCache, parting: Parting | None, matched: Tokens | None
 ) -> str:
-    """How far the prompt matches, and how it goes on from there."""
     count = len(reply.prompt)
     if parting is None:
         every = f"All {count} tokens match" if count > 1 else "The one token matches"

@@ -84,7 +84,6 @@ class Oracle:
         return answer
 
     def _under(self, network: Network) -> "Oracle":
-        """An oracle of its own for a network under adapters."""
         found = next((each for each in self._others if each.network is network), None)
         if found is None:
             found = Oracle(network)
@@ -150,7 +149,6 @@ class _ColdRun:
         return np.array([self._rows[row] for row in rows])
 
     def _run(self, tokens: Tokens, rows: Sequence[int]) -> Array:
-        """The logits of one ubatch; rows count from the run's first token."""
         first = len(self.tokens)
         ubatch = Ubatch(
             np.array(tokens, np.int64),

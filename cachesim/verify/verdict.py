@@ -91,7 +91,6 @@ def judge(
 
 
 def _differences(network: Network, rows: Array, cold: Array) -> list[float]:
-    """How far each row is off; mostly none is, which one look shows."""
     if not network.difference(rows, cold):
         return [0.0] * len(rows)
     return [network.difference(one, other) for one, other in zip(rows, cold, strict=True)]

@@ -91,7 +91,6 @@ def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
 
 
 def _carried_out(plan: Plan) -> int:
-    """Search or compare each profile; the worst status."""
     status = AS_EXPECTED
     if plan.against is not None:
         for profile in plan.profiles:

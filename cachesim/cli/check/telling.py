@@ -73,7 +73,6 @@ def _played(report: Report) -> list[str]:
 
 
 def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
-    """Print it; what was required and not exercised is a failure too."""
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
@@ -88,7 +87,6 @@ def _exercised(counts: Counter[str]) -> str:
 
 
 def _evidence(profile: Profile) -> list[str]:
-    """The label of a claim that nothing real was played for."""
     label = label_of_release(profile)
     return [f"  evidence: {label}"] if label else []
 
@@ -117,14 +115,12 @@ def tell_comparison(found: Comparison) -> int:
 
 
 def _evidence_of_sides(found: Comparison) -> Iterator[str]:
-    """The label of each release's wrong answers and crashes."""
     for side in (found.one, found.other):
         if side.wrong or side.crashed:
             yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
 
 
 def _table(found: Comparison) -> Table:
-    """Totals of both, side by side."""
     counts = {
         "workload": found.workloads,
         "request": found.requests,

@@ -126,7 +126,6 @@ class Batching:
             self._begin_generating(slot)
 
     def _prepare(self, slot: Slot) -> bool:
-        """The first pass: what is kept, and refusals."""
         if len(slot.prompt_tokens) >= slot.n_ctx:
             if self._shifts:
                 self._truncate(slot)
@@ -180,7 +179,6 @@ class Batching:
             slot.cache_tokens = list(discard(slot.cache_tokens, keep, count))
 
     def _drops_tokens(self, slot: Slot) -> bool:
-        """Whether a shift shortens the slot's token list too."""
         return slot.running.cache_prompt or self._server.rules.shift_always_drops_tokens
 
     def _begin_generating(self, slot: Slot) -> None:
@@ -252,7 +250,6 @@ class Batching:
         return self._server.speculation.steps if drafted else 0
 
     def _cancelled(self) -> None:
-        """Whole ubatches survive: token lists are cut to what the memory holds."""
         server = self._server
         server.primary.ubatches_left = None
         for slot in server.slots:
@@ -291,7 +288,6 @@ class Batching:
                 self._sample(slot, decoded.logits[at])
 
     def _reading(self) -> bool:
-        """Whether the batch being handled carries prompt tokens."""
         return any(slot.prefilling or slot.n_decoded == 0 for slot in self._server.slots)
 
     # -- sample ------------------------------------------------------------------------------

@@ -125,7 +125,6 @@ class Cells:
         return (self.held[: self.reach] & np.uint64(1 << seq)).nonzero()[0]
 
     def _within(self, seq: SeqId, p0: int, p1: int) -> Integers:
-        """Those with positions in [p0, p1)."""
         cells = self.of(seq)
         positions = self.pos[cells]
         within: Integers = cells[(positions >= p0) & (positions < p1)]

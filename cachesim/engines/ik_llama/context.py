@@ -102,7 +102,6 @@ class Context:
         return done
 
     def _cancelled(self) -> bool:
-        """A closed connection stops the decode after the ubatch in progress."""
         if self.stopped:
             self.stopped = False  # the slot's release takes it back
             return True

@@ -160,7 +160,6 @@ class CheckpointErased(Event, tone="plain"):
 
     @property
     def sentence(self) -> str:
-        """Why it goes: by the rule with its numbers, or for another reason."""
         shown = f"checkpoint {self.n_tokens}[..{self.pos_max}]"
         if not self.rule:
             return f"{shown} is erased: {self.because}"

@@ -59,7 +59,6 @@ def amounts(server: "IkLlama") -> Amounts:
 
 
 def _cells(context: Context) -> tuple[CellsHeld, ...]:
-    """One table for all layers: shown once for each kind of attention there is."""
     cells = context.cells
     used = np.flatnonzero(cells.pos >= 0)
     marks = Marks.of(context.network)

@@ -57,7 +57,6 @@ def common_prefix(
 
 
 def _apart(one: str, other: str) -> bool:
-    """Whether two texts differ before either ends, with no white space that could be skipped."""
     return not (one.startswith(other) or other.startswith(one) or SPACES & {*one, *other})
 
 
@@ -154,7 +153,6 @@ def without_reasoning(
 
 
 def _all_unknown(tokens: Sequence[Token]) -> bool:
-    """Whether all are beyond every vocabulary, as those of a trace are."""
     rope = as_rope(tokens)
     if rope is not None:
         return all(text for text, _, _ in rope.runs)

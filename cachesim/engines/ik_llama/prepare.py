@@ -50,7 +50,6 @@ class Preparation:
         slot.prepared = True
 
     def _match(self, slot: Slot) -> None:
-        """Compare the slot's tokens with the prompt, by token and by text."""
         cache, prompt = slot.cache_tokens, slot.prompt_tokens
         tolerant = common_prefix(cache, prompt, self._text_of)
         exact = common_prefix(cache, prompt, self._text_of, exact=True)

@@ -108,7 +108,6 @@ class Selection:
 
     @staticmethod
     def _copy(slot: Slot) -> None:
-        """Hand the slot's tokens and shift bookkeeping to its cached prompt."""
         slot.cached_prompt.tokens = list(slot.cache_tokens)
         slot.cached_prompt.n_kept_prompt = slot.n_kept_prompt
         slot.cached_prompt.n_discarded_prompt = slot.n_discarded_prompt
@@ -171,7 +170,6 @@ class Selection:
             self._take(slot, best, score)
 
     def _admitted(self, entry: PromptEntry, prompt: Tokens) -> bool:
-        """The filters that proposals and the later release put before the score."""
         rules, match = self._rules, self._cache.match(entry, prompt).left
         length = len(self._cache.stripped(entry.tokens))
         floor = np.float32(self._options.cache_ram_similarity)

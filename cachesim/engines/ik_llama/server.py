@@ -93,7 +93,6 @@ class IkLlama(Engine):
 
     @property
     def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
         return self._record
 
     def record(self, event: Event) -> None:
@@ -101,7 +100,6 @@ class IkLlama(Engine):
         self._record.append(event)
 
     def submit(self, request: Request) -> Ticket:
-        """Put a request into the queue."""
         vocabulary = self.network.spec.vocabulary
         names = as_rope(request.prompt) is not None  # of tokens, which no network looks up
         for token in () if names else request.prompt:
@@ -143,11 +141,9 @@ class IkLlama(Engine):
         return ticket
 
     def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply, once it is finished."""
         return self._replies.get(ticket)
 
     def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
         self._record.clear()
         self._replies.pop(ticket, None)
 
@@ -169,7 +165,6 @@ class IkLlama(Engine):
             self.primary.stopped = True  # Trap: nothing is decoded that could stop
 
     def step(self) -> bool:
-        """Empty the queue, then one pass of update_slots; False when every slot is idle."""
         while self._queue:
             ticket, request = self._queue.popleft()
             self._process_task(ticket, request)
@@ -220,7 +215,6 @@ class IkLlama(Engine):
         self._launch(slot, ticket, request)
 
     def _ledger(self, request: Request) -> Ledger:
-        """What the server holds that matches the prompt, wherever it lies."""
         best, where = Count(0), "nothing"
         held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
         held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
@@ -249,27 +243,21 @@ class IkLlama(Engine):
     # -- what it holds -----------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Slots, cells, rows, checkpoints, prompt cache, companion, as plain data."""
         return snapshot(self)
 
     def books(self) -> dict[str, Any]:
-        """Slots with checkpoints, and the prompt cache."""
         return books(self)
 
     def held(self) -> Held:
-        """The same with the ledgers of a traced network."""
         return held(self)
 
     def texts(self) -> Texts:
-        """The tokens of slots and of the prompt cache."""
         return texts_held(self)
 
     def amounts(self) -> Amounts:
-        """How much it holds of each kind."""
         return amounts(self)
 
     def check_integrity(self) -> None:
-        """Raise where the server's own books disagree."""
         self.primary.cells.check_integrity()
         for slot in self.slots:
             held = len(self.primary.cells.of(SeqId(slot.id))) - slot.stray

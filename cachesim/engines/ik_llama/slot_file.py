@@ -49,7 +49,6 @@ def decode(data: bytes) -> SavedSlot:
 
 
 def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
-    """What the text of a file says; whatever cannot be is raised as it comes."""
     state = rest.state(text["state"])
     return SavedSlot(
         tokens=tuple(tokens_of(text["tokens"])),

@@ -46,7 +46,6 @@ class Speculation:
 
     @property
     def _head(self) -> Companion:
-        """The companion of a server that is known to have one."""
         if self._companion is None:
             msg = "a draft without a companion"
             raise ContractError(msg)
@@ -128,7 +127,6 @@ class Speculation:
             row = fed.hidden if fed.hidden is not None else row
 
     def _propose(self, slot: Slot, m: int, limit: int) -> list[Token]:
-        """Greedy drafts of the MTP head, until it is not sure enough."""
         if self._row is None:
             return []
         drafts = [] if slot.follow_up is None else [slot.follow_up]
@@ -177,7 +175,6 @@ class Speculation:
         return kept, rows
 
     def _undo(self, slot: Slot, m: int, accepted: Count, drafted: Count) -> None:
-        """Take rejected positions out of the primary, its recurrent rows included."""
         seq = SeqId(slot.id)
         if not self._rules.restores_recurrent:
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)

@@ -40,12 +40,10 @@ class CheckpointChecked(CheckpointEvent):
     numbers: str
 
     def loudness(self) -> Tone:
-        """A refused checkpoint is one less to resume from."""
         return "loss" if self.refused else "plain"
 
     @property
     def sentence(self) -> str:
-        """The test that it failed, if it did."""
         shown = f"checkpoint {self.n_tokens}[{self.pos_min}..{self.pos_max}]"
         if not self.refused:
             return f"{shown} qualifies"
@@ -123,7 +121,6 @@ class CheckpointDropped(
     size: int
 
     def loudness(self) -> Tone:
-        """One that a newer one replaces is not missed."""
         return "plain" if self.reason == "superseded" else "loss"
 
 

@@ -45,7 +45,6 @@ class PromptCleared(Event, tone="loss", says="slot {slot} is cleared of {n_token
     n_tokens: int
 
     def loudness(self) -> Tone:
-        """Clearing an empty slot is routine."""
         return "loss" if self.n_tokens > 0 else "quiet"
 
 
@@ -109,7 +108,6 @@ class DepthTested(
     numbers: str
 
     def loudness(self) -> Tone:
-        """A state that does not reach back far enough costs tokens."""
         return "loss" if self.pos_min >= self.threshold else "plain"
 
 
@@ -143,12 +141,10 @@ class MemoryCut(Event):
     removed: bool
 
     def loudness(self) -> Tone:
-        """A cut that memory refuses costs tokens."""
         return "quiet" if self.removed else "loss"
 
     @property
     def sentence(self) -> str:
-        """What is kept, or that nothing was cut."""
         if not self.removed:
             return f"memory cannot be cut at position {self.p0}"
         s = "s"[: self.n_tokens != 1]

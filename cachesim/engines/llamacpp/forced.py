@@ -43,7 +43,6 @@ def pass_over_replies(server: ServerContext) -> None:
 
 
 def _turns(server: ServerContext, slot: Slot) -> int:
-    """How many turns a slot goes on for sure, without its last one."""
     if slot.state is not SlotState.GENERATING or slot.draft:
         return 0
     left = budget_left(server, slot)

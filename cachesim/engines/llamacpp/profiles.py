@@ -51,7 +51,6 @@ RELEASES: Final = tuple(_release(*each) for each in WHEELS)
 
 
 def _since(first: str, last: str = "") -> tuple[str, ...]:
-    """The releases from one on, up to another where one is named."""
     end = ALL.index(last) + 1 if last else len(ALL)
     return ALL[ALL.index(first) : end]
 

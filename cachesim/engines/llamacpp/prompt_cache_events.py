@@ -123,12 +123,10 @@ class CacheEntryLoaded(Event):
     shared: int  # with the prompt that it is loaded for
 
     def loudness(self) -> Tone:
-        """A load that takes the entry out of the cache leaves nothing for the next request."""
         return "gain" if self.kept else "loss"
 
     @property
     def sentence(self) -> str:
-        """What is loaded, and whether the entry stays."""
         stays = "stays in the prompt cache" if self.kept else "leaves the prompt cache"
         return (
             f"the parked {self.n_tokens} tokens are loaded into slot {self.slot}; the entry {stays}"

@@ -110,7 +110,6 @@ def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
 
 
 def _why_no_reuse(server: ServerContext, task: Task) -> Cause:
-    """Who said that a request is to reuse nothing."""
     if task.is_embedded:
         return causes.EMBEDDING_REUSES_NOTHING
     if not server.options.cache_prompt:

@@ -178,7 +178,6 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
 
 
 def _row(drafter: Array | None) -> dict[str, Any] | None:
-    """What a drafter carried, with its type: words of exact arithmetic must stay words."""
     if drafter is None:
         return None
     return {"type": drafter.dtype.str, "words": drafter.tolist()}

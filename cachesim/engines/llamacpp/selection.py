@@ -137,7 +137,6 @@ def _most_similar(
 
 
 def _f_keep(sim: Float32, task: Task, slot: Slot) -> Float32:
-    """How much of the slot's tokens the prompt would keep, by way of the similarity."""
     kept = np.float32(sim * np.float32(task.n_tokens))
     return quotient(kept, np.float32(slot.prompt.n_tokens))
 
@@ -154,7 +153,6 @@ def _least_recently_used(server: ServerContext) -> Slot | None:
 
 
 def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -> None:
-    """All slots but the chosen one are out of the race, each for its own reason."""
     threshold = float(np.float32(server.options.slot_prompt_similarity))
     chosen = int(choice.slot.id)
     for slot in server.slots:
@@ -171,7 +169,6 @@ def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -
 
 
 def _settle(choice: Choice, holdings: Holdings) -> None:
-    """What the chosen slot holds now is all that is left: the prompt cache is behind."""
     slot = int(choice.slot.id)
     if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
         holdings.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)

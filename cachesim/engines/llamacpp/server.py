@@ -47,7 +47,6 @@ class LlamaCpp(Engine):
 
     @property
     def events(self) -> Sequence[Event]:
-        """Everything that happened so far."""
         return self._server.events
 
     @property
@@ -56,7 +55,6 @@ class LlamaCpp(Engine):
         return self._server
 
     def submit(self, request: Request) -> Ticket:
-        """Queue a completion; with several completions, their tasks wait as one."""
         server = self._server
         ticket = Ticket(server.next_task)  # a ticket is the number of its first task
         fields = self._fields(request)
@@ -145,7 +143,6 @@ class LlamaCpp(Engine):
             self._process(self._server.queue.popleft())
 
     def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply, or the parent's where several completions were asked for."""
         replies = self._server.replies.get(ticket)
         return replies[0] if replies else None
 
@@ -185,23 +182,18 @@ class LlamaCpp(Engine):
             self.cancel(server.given_up.pop())
 
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data."""
         return snapshot(self._server)
 
     def books(self) -> dict[str, Any]:
-        """Slots and prompt cache alone."""
         return books(self._server)
 
     def held(self) -> Held:
-        """The same with the ledgers of a traced network."""
         return held(self._server)
 
     def texts(self) -> Texts:
-        """The tokens of slots and of the prompt cache."""
         return texts(self._server)
 
     def amounts(self) -> Amounts:
-        """How much it holds of each kind."""
         return amounts(self._server)
 
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
@@ -224,16 +216,13 @@ class LlamaCpp(Engine):
         return found.parked + found.checkpoints
 
     def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
         self._server.replies.pop(ticket, None)
         self._server.events.clear()
 
     def limit_turns(self, most: int) -> None:
-        """Take no more than so many turns as one, where replies are known beforehand."""
         self._server.most_turns = most
 
     def check_integrity(self) -> None:
-        """Raise ContractError where slots, memory and cache disagree."""
         check_integrity(self._server)
 
     def _submit_action(self, kind: TaskKind, slot: int, name: str) -> Ticket:

@@ -43,7 +43,6 @@ def _slot(server: ServerContext, slot: Slot) -> dict[str, Any]:
 
 
 def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
-    """The parked conversations, oldest first."""
     return [
         {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
         for entry in (server.cache.entries if server.cache else ())
@@ -55,14 +54,12 @@ def _parts(context: Context) -> list[dict[str, Any]]:
 
 
 def _memory(memory: Memory) -> list[dict[str, Any]]:
-    """Every part of a memory: what lies in which cell."""
     attention, recurrent = parts_of(memory)
     found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
     return found if recurrent is None else [*found, _recurrent(recurrent)]
 
 
 def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
-    """The cells that are in use: number, position, sequences."""
     streams = []
     for head, cells in zip(cache.streams.heads, cache.streams.cells, strict=True):
         used = [

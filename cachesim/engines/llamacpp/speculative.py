@@ -71,7 +71,6 @@ def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
 
 
 def _most(server: ServerContext, slot: Slot) -> int:
-    """How long a draft may be: one cell stays free for a shift, the budget is never overshot."""
     limits = [server.options.spec_draft_n_max, slot.n_ctx - slot.prompt.n_tokens - 2]
     left = budget_left(server, slot)
     if left is not None:
@@ -120,7 +119,6 @@ def _keep_draft(
 
 
 def _propose(drafter: Drafter, slot: Slot, most: int) -> list[Token]:
-    """What the companion says, or what the request forces."""
     forced = slot.running.params.drafts
     if forced is None:
         return drafter.draft(slot.id, slot.sampled, slot.prompt.n_tokens, most)

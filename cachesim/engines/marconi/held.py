@@ -58,7 +58,6 @@ def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
 
 
 def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHeld:
-    """One place per token, in the order of the nodes."""
     layer = marks.layers.get(place)
     positions = [np.arange(depth - len(node.key), depth, dtype=np.int64) for node, depth in nodes]
     at = np.concatenate(positions) if positions else np.zeros(0, np.int64)

@@ -55,7 +55,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     # -- requests ----------------------------------------------------------------------------------
 
     def submit(self, request: base.Request) -> Ticket:
-        """Put a request at the end of the queue; nothing runs yet."""
         cache_prompt = not request.cache_prompt
         self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
         self._fields(request)
@@ -73,7 +72,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away before its turn."""
         job = self._jobs[ticket]
         if not job.done:
             job.end("cancelled")
@@ -87,7 +85,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     # -- one request -------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """The next request, whole."""
         job = next((each for each in self._jobs if not each.done), None)
         if job is None:
             return False
@@ -155,7 +152,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         return row
 
     def _keep(self, job: Job, memory: Memory, states: dict[int, dict[int, Array]]) -> None:
-        """What was computed goes into the tree, each new node with its keys and state."""
         tokens = (*job.prompt, *job.generated)[: memory.length]
         self._computed.learn(np.array(tokens, np.int64), None, self._served)
         self._served += 1
@@ -184,7 +180,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         branch.content = upper
 
     def _second_pass(self, branch: Node) -> dict[int, Array]:
-        """The state after a node's tokens, computed from the start."""
         tokens = [token for node in branch.path() for token in node.key]
         memory = Memory(self.network, len(tokens))
         self._piece(memory, tokens, wanted=False)
@@ -193,11 +188,9 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     # -- what is told ------------------------------------------------------------------------------
 
     def remember(self, most: int) -> None:
-        """Forget what was computed long ago; what the tree holds is still known."""
         self._computed.remember(most)
 
     def _account(self, job: Job, match: Match) -> None:
-        """From what was computed before down to the match."""
         prompt = job.prompt
         best, by = self._computed.find(np.array(prompt, np.int64), None)
         held = self.tree.agreed(prompt[: len(prompt) - self._right])
@@ -229,7 +222,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     # -- looking in --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What the tree holds now, as plain data."""
         return {
             "slots": [],
             "prompt_cache": [],
@@ -239,13 +231,10 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         }
 
     def held(self) -> Held:
-        """The tree's nodes, with the marks of a traced network."""
         return held(self.tree, self.network)
 
     def amounts(self) -> Amounts:
-        """How much of each kind the tree has."""
         return amounts(self.tree)
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the tree's own books disagree."""
         self.tree.check()

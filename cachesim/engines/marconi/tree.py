@@ -295,7 +295,6 @@ class Tree:
             self.on_deleted(node)
 
     def _merge(self, node: Node) -> None:
-        """Only the state goes; the tokens become the child's."""
         if self.on_merged is not None:
             self.on_merged(node)
         [child] = node.children.values()

@@ -60,7 +60,6 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         self._tell(ModelCalled(rows=rows, columns=columns))
 
     def submit(self, request: Request) -> Ticket:
-        """Put a request into the server's queue; several before a step are admitted together."""
         ticket = self._jobs.ticket()
         job = job_of(
             ticket,
@@ -77,7 +76,6 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return ticket
 
     def step(self) -> bool:
-        """One turn of the generation thread."""
         return self.server.step()
 
     def said(self, ticket: Ticket) -> int:
@@ -90,12 +88,10 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return 0 if watcher is None else watcher.met
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away; a server that notices does when it next has something for it."""
         if self.server.rules.notices_leaving:
             self._jobs[ticket].should_stop = True
 
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data."""
         batch = self.server.batch
         return {
             "slots": [],
@@ -110,17 +106,13 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         }
 
     def held(self) -> Held:
-        """The stored prompt caches, with the ledgers of a traced network."""
         return held(self.server.store, self.model.network)
 
     def texts(self) -> Texts:
-        """The keys of the stored prompt caches."""
         return texts(self.server.store)
 
     def amounts(self) -> Amounts:
-        """The bytes of the stored prompt caches."""
         return amounts(self.server.store)
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the server's own books disagree."""
         self.server.store.check_integrity()

@@ -34,12 +34,10 @@ class RequestAdmitted(Event, tone="plain"):
     checkpoint: tuple[bool, int] | None = None  # store it?, position from the end
 
     def loudness(self) -> Tone:
-        """A state that is not that of its tokens is handed over all the same."""
         return "warn" if self.sound is False else "plain"
 
     @property
     def sentence(self) -> str:
-        """How much was found, and whether its state is the right one."""
         found = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
         astray = "; the state that comes with them is not that of these tokens"
         return found + (astray if self.sound is False else "")
@@ -78,12 +76,10 @@ class Insertion(Event, tone="gain"):
     held: Mapping[str, Tokens] = field(default_factory=dict)
 
     def loudness(self) -> Tone:
-        """A state under a key that is not its own is a trap for the next request."""
         return "warn" if self.state_is_key is False else "gain"
 
     @property
     def sentence(self) -> str:
-        """What is stored, and whether it is what the key says."""
         return _stored("a state", self.length, self.held)
 
 
@@ -96,12 +92,10 @@ class SnapshotTaken(Event, tone="gain"):
     held: Mapping[str, Tokens] = field(default_factory=dict)
 
     def loudness(self) -> Tone:
-        """A state under a key that is not its own is a trap for the next request."""
         return "warn" if self.state_is_key is False else "gain"
 
     @property
     def sentence(self) -> str:
-        """What is copied, and whether it is what the key says."""
         return _stored("a snapshot", self.length, self.held)
 
 
@@ -139,7 +133,6 @@ class RequestDropped(Event, tone="loss"):
 
     @property
     def sentence(self) -> str:
-        """What became of the request's state."""
         why = "a stop word ended the reply" if self.stop_word else "the client went away"
         return f"{why}; its state is {'stored' if self.stored else 'thrown away'}"
 

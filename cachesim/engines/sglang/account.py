@@ -95,7 +95,6 @@ class Account:
         return ledger
 
     def _attention(self, ledger: Ledger, req: Req, match: Match, stored: int) -> None:
-        """What the tree never had of it, what it has no more, and what did not come back."""
         prompt = req.tokens[: req.num_tokens]
         kept, _ = self.kept.find(prompt, req.extra_key)
         kept = kept - int(self.tree.shape.bigrams) if kept else 0
@@ -111,7 +110,6 @@ class Account:
             ledger.apply(causes.NOT_FETCHED, found, stored=left, found=found)
 
     def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
-        """What window and state took away."""
         tree, wanted = self.tree, ledger.usable
         if not tree.has_states:
             ledger.apply(

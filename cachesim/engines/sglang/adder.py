@@ -190,7 +190,6 @@ class Adder:
         return self.state()
 
     def _load(self, req: Req) -> int:
-        """What the host has comes back before the chunk is formed."""
         came = self.tree.bring(req)
         req.prefix += came
         req.protected = req.prefix

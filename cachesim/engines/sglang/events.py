@@ -19,7 +19,6 @@ class PrefixMatched(Event, tone="plain"):
 
     @property
     def sentence(self) -> str:
-        """What can be used, where it lies, and how far attention alone goes."""
         words = f"the tree has {self.cached} tokens to resume from"
         if self.on_host:
             words += f", {self.on_host} of them on the host"
@@ -105,7 +104,6 @@ class HostEvent(Event):
 
     @property
     def sentence(self) -> str:
-        """What moved, and where it is now."""
         return f"{self.subject} {self.says}"
 
 
@@ -184,5 +182,4 @@ class CacheFlushed(Event, tone="loss"):
 
     @property
     def sentence(self) -> str:
-        """Whether it was done."""
         return "the tree is empty now" if self.done else "requests are running: nothing is flushed"

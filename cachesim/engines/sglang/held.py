@@ -152,7 +152,6 @@ def _paths_of_parked(tree: Tree) -> Iterator[list[Node]]:
 
 
 def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:
-    """The tokens that lead to a node's end; pairs are taken apart."""
     key = np.concatenate([node.key for node in path])
     if tree.shape.bigrams:
         key = np.append(key >> 32, key[-1] & 0xFFFFFFFF)

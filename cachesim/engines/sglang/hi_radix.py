@@ -44,7 +44,6 @@ class HiRadixCache(RadixCache):
         self._half_read = False
 
     def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
-        """Who copies what lies in the slots, and who hears of it."""
         self.on_backup, self.on_load, self.on_deed = on_backup, on_load, on_deed
 
     def _tell(self, deed: Deed, node: Node) -> None:
@@ -167,13 +166,11 @@ class HiRadixCache(RadixCache):
             self.host_leaves.discard(node)
 
     def lock(self, node: Node) -> None:
-        """Hold a node and all above it."""
         super().lock(node)
         for each in node.path():
             self._update_host_leaf(each)
 
     def unlock(self, node: Node, held: object = None) -> None:
-        """Let go of a node and all above it."""
         super().unlock(node, held)
         for each in node.path():
             self._update_host_leaf(each)
@@ -218,7 +215,6 @@ class HiRadixCache(RadixCache):
         yield from self.loaded.values()
 
     def host_free(self) -> dict[str, int]:
-        """Attention's only."""
         return {"host_tokens": self.host.available}
 
     def begin_loading(self) -> None:

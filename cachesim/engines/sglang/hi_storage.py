@@ -61,7 +61,6 @@ class StoringHiRadixCache(HiRadixCache):
         self._offsets = np.arange(self.shape.page, dtype=np.int64)
 
     def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
-        """Who copies between the host's slots and the storage's."""
         self.on_store, self.on_fetch = on_store, on_fetch
 
     # -- nodes have the keys of their pages --------------------------------------------------------
@@ -249,7 +248,6 @@ class StoringHiRadixCache(HiRadixCache):
         self.occupied -= len(each.tokens)
 
     def stored(self, key: Integers, extra: Hashable) -> int:
-        """How much of a key the storage has, by what nodes are hashed with: tokens alone."""
         del extra
         page = self.shape.page
         key = key[: len(key) // page * page]
@@ -257,7 +255,6 @@ class StoringHiRadixCache(HiRadixCache):
         return self.storage.known(keys) * page
 
     def host_underway(self) -> dict[str, int]:
-        """Slots of the host that belong to prefetches."""
         asked = {id(each): each.slots for _, each in self.prefetches.waiting}
         asked |= {id(each): each.slots[: each.completed] for each in self.ongoing.values()} | asked
         count = sum(map(len, asked.values())) + sum(map(len, self.released))

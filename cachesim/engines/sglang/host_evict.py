@@ -138,7 +138,6 @@ class HostEviction:
 
     @staticmethod
     def _segment(node: Node, tokens: int) -> Iterator[Node]:
-        """A node and those above it, until so many tokens are covered."""
         covered = 0
         for each in node.path():
             if covered >= tokens:

@@ -41,13 +41,11 @@ def check_books(tree: Tree, alive: Iterable[Req]) -> None:
 
 
 def _locks(tree: Tree, running: list[Req]) -> Counter[int]:
-    """How often each node is held: by running requests, and by copies under way."""
     anchors = [req.last_node for req in running if req.last_node is not None]
     return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
 
 
 def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
-    """What is free, what the tree holds and what requests hold makes up the pools."""
     pool, page = tree.pool, tree.pool.page
     private = sum(-(-r.committed // page) * page - r.protected // page * page for r in running)
     if not running and pool.available + slots != pool.size // page * page:
@@ -67,7 +65,6 @@ def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
 
 
 def _host(tree: Tree) -> None:
-    """What is free on the host and what the tree has there makes up its pools."""
     shape, free = tree.shape.host, tree.host_free()
     if shape is None:
         return

@@ -147,7 +147,6 @@ class MambaRadixCache(Tree):
     # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
-        """Attention's slots on the whole path, the state of this node only."""
         if node.state is not None:
             if not node.locks[STATE]:
                 self.evictable[STATE] -= 1
@@ -158,7 +157,6 @@ class MambaRadixCache(Tree):
             each.locks[FULL] += 1
 
     def unlock(self, node: Node, held: object = None) -> None:
-        """The same back."""
         del held
         if node.state is not None:
             if node.locks[STATE] == 1:
@@ -208,7 +206,6 @@ class MambaRadixCache(Tree):
             node.state = None
 
     def _evict_leaf(self, node: Node, *, from_states: bool) -> tuple[int, Node, Node | None]:
-        """Free a leaf, and the tombstones that have no other child."""
         self.pool.free(node.slots)
         following = (
             self.state_lru.before(node) if from_states else self.full_lru.before(node, leaves=True)

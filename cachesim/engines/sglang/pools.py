@@ -151,7 +151,6 @@ class WindowPool(TokenPool):
         self.mapping[-1] = -1
 
     def alloc(self, count: int) -> Integers | None:
-        """So many slots in both."""
         if count > self.free_pages.count or count > self.windows.free_pages.count:
             return None
         slots = self.free_pages.take(count)
@@ -168,7 +167,6 @@ class WindowPool(TokenPool):
         return slots
 
     def free(self, slots: Integers) -> None:
-        """Both slots of each token."""
         if not len(slots):
             return
         grouped = self._group is not None

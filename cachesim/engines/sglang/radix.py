@@ -76,7 +76,6 @@ class RadixCache(Tree):
             self.leaves.add(node)
 
     def lock(self, node: Node) -> None:
-        """Hold a node and all above it."""
         for each in node.path():
             if not each.locks[FULL]:
                 self.evictable[FULL] -= len(each)
@@ -84,7 +83,6 @@ class RadixCache(Tree):
             self._update_leaf(each)
 
     def unlock(self, node: Node, held: object = None) -> None:
-        """Let go of a node and all above it."""
         del held
         for each in node.path():
             if each.locks[FULL] == 1:
@@ -93,7 +91,6 @@ class RadixCache(Tree):
             self._update_leaf(each)
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        """Leaves in the order of the policy; a parent without children becomes one."""
         del window, states
         heap = [(self.first(node), node) for node in self.leaves]
         heapq.heapify(heap)

@@ -109,7 +109,6 @@ class Runner:
         return tokens
 
     def _word(self, req: Req) -> Array:
-        """What a network that computes nothing says after a request's last token."""
         last = req.num_tokens - 1
         ubatch = Ubatch(
             tokens=np.asarray(req.tokens[last : last + 1], np.int64), positions=np.array([last])
@@ -147,14 +146,12 @@ class Runner:
         return req.state
 
     def _cuts(self, req: Req) -> list[int]:
-        """Where a chunk is cut to look at its state."""
         if self.rules.offset_of_first and req.tracks is not None:
             return list(range(req.prefix + CHUNK, req.fill, CHUNK))
         at = req.track_at
         return [at] if at is not None and req.prefix < at < req.fill else []
 
     def _passed(self, req: Req, at: int, slot: int | None) -> None:
-        """A piece has ended: its state is tracked where it should be."""
         if slot is None or req.tracks is None:
             return
         if self.rules.offset_of_first:
@@ -202,5 +199,4 @@ class Runner:
 
 
 def _ends(req: Req, batch: Batch) -> bool:
-    """Whether a token is sampled for a request in this batch."""
     return not batch.reads(req) or req.fill == req.num_tokens

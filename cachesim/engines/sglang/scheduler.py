@@ -237,7 +237,6 @@ class Scheduler:
             req.state = None
 
     def _match(self, req: Req) -> None:
-        """What the tree has of a waiting request, told to who listens."""
         match = look_up(self.tree, req)
         if self.on_match is not None:
             self.on_match(req, match)
@@ -310,7 +309,6 @@ class Scheduler:
             self.add(req)
 
     def _give_up(self, order: list[Req]) -> None:
-        """The last request finds no room either."""
         if not self.rules.scheduler.aborts_last:
             where = "retract_decode"
             why = "ValueError: Out of memory even after retracting all other requests"

@@ -37,7 +37,6 @@ PART_NAMES: Final = ("attention", "window", "state")
 
 
 def _not(part: int, at: Integers, to: Integers) -> None:
-    """Without a network there is nothing in the slots."""
     del part, at, to
 
 
@@ -66,7 +65,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return "window" if spec.window_layers else "full"
 
     def _start(self) -> None:
-        """An empty tree, and everything that looks at it."""
         self.tree = self._tree()
         pool = self.tree.pool
         self.scheduler = Scheduler(self.tree, pool, self.rules, self._limits())
@@ -138,7 +136,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return min(self.options.context_length, size) - 1
 
     def submit(self, request: base.Request) -> Ticket:
-        """Put a request at the end of the queue; nothing runs yet."""
         cache_prompt = not request.cache_prompt
         self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
         fields = self._fields(request)
@@ -165,17 +162,14 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
         if self._jobs[ticket].done:
             self._of_req.pop(int(ticket), None)
         super().forget(ticket)
 
     def remember(self, most: int) -> None:
-        """Forget what was computed long ago; what the tree holds is still known."""
         self.account.remember(most)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away."""
         job = self._jobs[ticket]
         if job.done or job.req is None:
             return
@@ -201,7 +195,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One batch, formed and run."""
         if not self.scheduler.busy:
             return False
         batch = self.scheduler.next_batch()
@@ -225,7 +218,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return True
 
     def _goes_on(self) -> bool:
-        """Whether there is more to do; where there is not, after a look at the pools."""
         busy = self.scheduler.busy
         if not busy and self.options.strict_mem_check_during_idle:
             self._check_pools()
@@ -258,7 +250,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._tell(happened.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array) -> int:
-        """Greedy, or the token that the request brought."""
         job, index = self._of_req[req.id], req.num_output
         if index >= len(job.rows):  # what is computed again was sampled before
             job.rows.append(row)
@@ -324,7 +315,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     # -- looking in --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data: the tree's nodes, who runs, who waits."""
         return {
             "slots": [],
             "prompt_cache": [],
@@ -345,17 +335,13 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         }
 
     def held(self) -> Held:
-        """The tree's nodes, with the ledgers of a traced network."""
         return held(self.tree, self.contents, self.runner.host, self.network)
 
     def texts(self) -> Texts:
-        """The prompts that the host has."""
         return texts(self.tree)
 
     def amounts(self) -> Amounts:
-        """How much of each kind the tree and the host have."""
         return amounts(self.tree, self.network.spec)
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the tree's own books disagree."""
         check_books(self.tree, [job.req for job in self._jobs if job.req is not None])

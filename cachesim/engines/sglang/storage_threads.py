@@ -156,7 +156,6 @@ class Threads:
         self.untold.append(Ack(fetch, done=True))
 
     def _transfer_attention(self, fetch: Fetch) -> bool:
-        """Whether all of it came."""
         goes_on, count = not fetch.terminated, 0
         for first in range(0, len(fetch.keys), BATCH):
             batch = fetch.keys[first : first + BATCH]

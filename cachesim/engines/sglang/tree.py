@@ -248,7 +248,6 @@ class Tree(OneTier, ABC):
         return new
 
     def _hang(self, parent: Node, key: Integers, slots: Integers, extra: Hashable) -> Node:
-        """A new leaf."""
         node = self.new_node()
         node.parent = parent
         node.key = key

@@ -82,7 +82,6 @@ class UnifiedRadixCache(EvictingTree):
         )
 
     def _legal(self, alive: float, *, has_state: bool) -> bool:
-        """Whether every part of the model can go on from a node's end."""
         window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
         if self.has_windows and not window_fits:
             return False
@@ -90,7 +89,6 @@ class UnifiedRadixCache(EvictingTree):
 
     @staticmethod
     def _beyond(attention: int, grid: int, usable: int) -> int | None:
-        """Where attention would have gone on, on the grid; nothing if that is no further."""
         aligned = attention // grid * grid
         return aligned if aligned > usable else None
 
@@ -130,7 +128,6 @@ class UnifiedRadixCache(EvictingTree):
     # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
-        """Attention on the whole path, windows as far as one reaches, the state of this node."""
         for each in node.path():
             if not each.locks[FULL] and each.value is not None:
                 self.evictable[FULL] -= len(each)
@@ -162,7 +159,6 @@ class UnifiedRadixCache(EvictingTree):
         return mark
 
     def unlock(self, node: Node, held: object = None) -> None:
-        """The same back, in the opposite order."""
         if self.has_states and node is not self.root:
             if node.locks[STATE] == 1 and node.state is not None:
                 self.evictable[STATE] += 1
@@ -236,7 +232,6 @@ class UnifiedRadixCache(EvictingTree):
             self._free_states(req, kept=None, donated=False)
 
     def _free_row(self, req: Req, start: int, end: int) -> None:
-        """What a request still owns, without the window slots that are gone already."""
         if end <= start:
             return
         if self.windows is None:

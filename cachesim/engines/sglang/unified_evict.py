@@ -197,7 +197,6 @@ class EvictingTree(Tree):
     # -- the host ----------------------------------------------------------------------------------
 
     def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
-        """Who copies what lies in the slots, and who hears of it."""
         if self.host is not None:
             self.host.on_backup, self.host.on_load = on_backup, on_load
             self.host.on_deed = on_deed
@@ -222,7 +221,6 @@ class EvictingTree(Tree):
             yield from (each.node for each, _ in self.host.loaded.values())
 
     def host_free(self) -> dict[str, int]:
-        """Of each part that there is."""
         if self.host is None:
             return {}
         pools = self.host.pools

@@ -54,7 +54,6 @@ class StoringRadixCache(UnifiedRadixCache):
         self.moving: list[Fetch] = []  # whose slots are taken, and whose transfer is not over
 
     def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
-        """Who copies between the host's slots and the storage's."""
         self.threads.on_store, self.threads.on_fetch = on_store, on_fetch
 
     # -- nodes have the keys of their pages --------------------------------------------------------
@@ -73,7 +72,6 @@ class StoringRadixCache(UnifiedRadixCache):
         return node
 
     def split(self, child: Node, length: int, extra: Hashable) -> Node:
-        """Divide a node, with the keys of its pages."""
         pages = length // self.shape.page
         new = super().split(child, length, extra)
         new.hashes, child.hashes = child.hashes[:pages], child.hashes[pages:]
@@ -192,7 +190,6 @@ class StoringRadixCache(UnifiedRadixCache):
                 pool.free(joined([slots for each, slots in released if each == part]))
 
     def settle(self) -> None:
-        """What is on its way to the storage gets there, as on a server that idles."""
         while self.tier.writing or self.threads.busy or self.threads.released:
             self.look()
 
@@ -343,7 +340,6 @@ class StoringRadixCache(UnifiedRadixCache):
         self.occupied = max(0, self.occupied - len(fetch.key))
 
     def admitted(self, req: Req) -> None:
-        """It is taken in: its time is its own again, and it asks no more."""
         self.waits.pop(req.id, None)
         self.retries.cancel(req.id)
 
@@ -364,11 +360,9 @@ class StoringRadixCache(UnifiedRadixCache):
     # -- looking in --------------------------------------------------------------------------------
 
     def stored(self, key: Integers, extra: Hashable) -> int:
-        """How much attention of a key the storage has."""
         return self.threads.known(key, extra)
 
     def host_underway(self) -> dict[str, int]:
-        """Slots of the host that belong to fetches, or are given back at the next look."""
         counts = dict.fromkeys(PARTS.values(), 0)
         for fetch in self.moving:
             counts[PARTS[FULL]] += len(fetch.own)

@@ -149,7 +149,6 @@ class SWARadixCache(Tree):
     # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
-        """Attention on the whole path, windows as far as one window reaches; where that ends."""
         covered, mark = 0, 0
         for each in node.path():
             if not each.locks[FULL]:
@@ -168,7 +167,6 @@ class SWARadixCache(Tree):
         return mark
 
     def unlock(self, node: Node, held: object = None) -> None:
-        """The same back, windows as far as the mark."""
         holds = True
         for each in node.path():
             if each.locks[FULL] == 1:
@@ -212,7 +210,6 @@ class SWARadixCache(Tree):
                 node = following
 
     def _evict_leaf(self, node: Node) -> tuple[int, Node]:
-        """Free a leaf, and the tombstones that have no other child."""
         self.pool.free(node.slots)
         self.full_lru.remove(node)
         self.window_lru.remove(node)
@@ -226,7 +223,6 @@ class SWARadixCache(Tree):
     # -- requests ----------------------------------------------------------------------------------
 
     def _own(self, req: Req) -> int:
-        """How much of a request's prefix is the tree's; of pairs the last token has none."""
         if self.shape.bigrams and req.prefix > req.protected:
             return req.prefix - 1
         return req.prefix

@@ -123,7 +123,6 @@ class Account:
         return coordinator.scheduler_block if single else coordinator.alignment
 
     def _group(self, group: SpecGroup, answer: int) -> None:
-        """What one kind of group took away, and the part of it that its look-ahead did."""
         usable, spec = self.ledger.usable, group.spec
         if answer > usable:
             self.ledger.apply(
@@ -146,7 +145,6 @@ class Account:
             )
 
     def _was_there(self, group: SpecGroup, served: int, wanted: int) -> bool:
-        """Whether a block between what was served and what was wanted had an id once."""
         groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
         numbers = self.request.hashes[served // unit : wanted // unit]
         return any(number * groups + i in self.lost for number in numbers for i in group.ids)

@@ -110,7 +110,6 @@ class Coordinator:
         return coarse and not (blocked and self.rules.lookup.coarse_beside_windows)
 
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
-        """Groups with equal specs together, full attention first."""
         found: list[SpecGroup] = []
         for i, group in enumerate(groups):
             eagle = i in self.eagle_ids
@@ -193,7 +192,6 @@ class Coordinator:
         )
 
     def _shortened(self, group: SpecGroup, current: int, length: int) -> int:
-        """Full attention's hit is closed under shortening: it is searched once."""
         if self.rules.lookup.partial_hits:
             return min(current, length)
         return current // group.spec.block * group.spec.block
@@ -201,7 +199,6 @@ class Coordinator:
     def _limit(
         self, group: SpecGroup, current: int, max_length: int, hashes: int, *, drop: bool
     ) -> int:
-        """How far a kind of groups may look: a drafter's further by what it will drop."""
         rules = self.rules.lookup
         recurrent = group.spec.kind == "mamba"
         if not drop or rules.eagle_margin == "none":

@@ -43,7 +43,6 @@ class Drafter:
 
 
 def _lookup(tokens: list[int], count: int) -> list[int]:
-    """What followed the last two tokens when they were last seen together."""
     last = tokens[-NGRAM:]
     for end in range(len(tokens) - 1, NGRAM - 1, -1):
         if tokens[end - NGRAM : end] == last:

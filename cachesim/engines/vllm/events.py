@@ -36,7 +36,6 @@ class RequestDeferred(Event, tone="warn"):
 
     @property
     def sentence(self) -> str:
-        """What it waits for."""
         if self.same_step:
             return "the request waits one step: the state that it would get is written in this one"
         return "the request waits: too few blocks are free"
@@ -108,7 +107,6 @@ class RequestPreempted(Event, tone="loss"):
 
     @property
     def sentence(self) -> str:
-        """What it gave back, and what is left behind."""
         lost = "blocks ran out: the request frees all of its blocks and starts over"
         if not self.unwritten:
             return lost
@@ -133,7 +131,6 @@ class RequestAborted(Event, tone="warn"):
 
     @property
     def sentence(self) -> str:
-        """What becomes of its chunk."""
         if not self.scheduled:
             return "the request is aborted"
         fate = "never runs" if self.skipped else "runs anyway"
@@ -157,5 +154,4 @@ class CacheReset(Event, tone="loss"):
 
     @property
     def sentence(self) -> str:
-        """Whether it was done."""
         return "all ids are forgotten" if self.done else "blocks are in use: nothing is forgotten"

@@ -58,7 +58,6 @@ class Prefixes:
         return len(self._numbers)
 
     def _number(self, key: tuple[int, tuple[int, ...]]) -> int:
-        """The number of a prefix that was not asked for lately."""
         number = self._earlier.pop(key, None)
         if number is None:
             number, self._given = self._given, self._given + 1

@@ -29,7 +29,6 @@ class Mamba(Manager):
     fine = True
 
     def open(self) -> None:
-        """What is noted of states."""
         self.speculative = self.spec.speculative_blocks
         self.drop_eagle_checkpoint = False
         self.cached_this_step: set[int] = set()  # keys
@@ -44,13 +43,11 @@ class Mamba(Manager):
         return self.spec.mode == "align"
 
     def num_skipped(self, num_computed: int) -> int:
-        """All but the last token: one state stands for all before."""
         return num_computed - 1
 
     # -- looking up --------------------------------------------------------------------------------
 
     def find(self, asked: LookUp) -> Found:
-        """The rightmost state that is cached; nulls before it. A drafter drops nothing here."""
         size, pool = self.block_size, self.pool
         found: list[list[int]] = [[] for _ in asked.group_ids]
         inside = asked.alignment < size and size % asked.alignment == 0
@@ -73,7 +70,6 @@ class Mamba(Manager):
     # -- ids ---------------------------------------------------------------------------------------
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
-        """States that later requests can resume from: at an interval, and at given positions."""
         if retention is None or not self.rules.retention.thins_states:
             return None
         size, alignment = self.block_size, self.alignment
@@ -94,7 +90,6 @@ class Mamba(Manager):
     def cache_blocks(
         self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
     ) -> list[int]:
-        """Register states; those of this step are remembered, for nobody has written them yet."""
         before = self.num_cached.get(request.id, 0)
         done = super().cache_blocks(request, num_tokens, retention, boundaries)
         after = self.num_cached.get(request.id, 0)
@@ -151,7 +146,6 @@ class Mamba(Manager):
         return num_tokens == boundary
 
     def new_step_starts(self) -> None:
-        """What was registered in the last step has been written by now."""
         self.cached_this_step.clear()
 
     # -- taking blocks -----------------------------------------------------------------------------
@@ -258,7 +252,6 @@ class Mamba(Manager):
     # -- giving blocks back ------------------------------------------------------------------------
 
     def pop_blocks_for_free(self, request: Request) -> list[int]:
-        """Forget a request."""
         self.allocated.discard(request.id)
         self.last_state.pop(request.id, None)
         self.retired.pop(request.id, None)
@@ -267,7 +260,6 @@ class Mamba(Manager):
         return super().pop_blocks_for_free(request)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Old states go two steps after their boundary was passed."""
         if self.rules.state.frees_behind_speculation:
             num_computed = max(0, num_computed - self.speculative)
         super().remove_skipped_blocks(request, num_computed)

@@ -270,7 +270,6 @@ class FullAttention(Manager):
     fine = True
 
     def find(self, asked: LookUp) -> Found:
-        """The run of cached blocks from the start, and hash boundaries inside the next one."""
         size = self.block_size
         found = self._run(self.own(asked.hashes), asked.max_length // size, asked.group_ids)
         length = len(found[0]) * size
@@ -318,7 +317,6 @@ class FullAttention(Manager):
     def cache_blocks(
         self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
     ) -> list[int]:
-        """Full blocks, and the tail of the prompt where hashes are finer than blocks."""
         done = super().cache_blocks(request, num_tokens, retention, boundaries)
         if self.scale > 1 and self.rules.lookup.partial_hits:
             done += self._cache_tail(request, num_tokens)

@@ -236,7 +236,6 @@ class VllmOptions:
         return tuple(replace(each, eagle=marked in {"all", each.kind}) for each in found)
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        """Refuse what a server of this model does not start with."""
         everywhere = any(group.mode == "all" for group in groups)
         if everywhere and self.drafts and not rules.runner.drafts_in_all_mode:
             msg = (
@@ -257,7 +256,6 @@ class VllmOptions:
             raise OptionError(msg)
 
     def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        """Blocks of states that a release does not start with."""
         aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
         states = max(aligned, default=0)
         if self.max_num_batched_tokens < states and not rules.scheduler.takes_small_budgets:
@@ -347,7 +345,6 @@ class VllmOptions:
         return replace(self, max_model_len=self.max_model_len or longest)
 
     def _fits(self, groups: Sequence[GroupSpec], rules: Rules) -> int:
-        """The longest request that the pool can hold, found by halving."""
         low, high = 0, self.max_model_len or LONGEST
         while low < high:
             middle = (low + high + 1) // 2

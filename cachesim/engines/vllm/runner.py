@@ -112,7 +112,6 @@ class Runner:
         return sampled
 
     def _known(self, chunk: Chunk, judge: Judge) -> list[int]:
-        """What a chunk ends with where no network computes: only its last tokens are looked at."""
         if chunk.end < chunk.known:
             return []
         wanted = 1 + len(chunk.drafts)
@@ -131,7 +130,6 @@ class Runner:
 
     @property
     def _states(self) -> int:
-        """The group that holds states; asked for only where there is one."""
         if self.state_group is None:
             msg = "vllm: a model without recurrent layers was asked for its states"
             raise ContractError(msg)
@@ -170,7 +168,6 @@ class Runner:
     # -- recurrent states --------------------------------------------------------------------------
 
     def _preprocess(self, chunk: Chunk) -> None:
-        """The running state moves to the block in which the chunk ends."""
         held, size = self.held[chunk.request.id], self._state.block
         previous = held.state_index
         if previous is None:
@@ -223,7 +220,6 @@ class Runner:
     # -- the network -------------------------------------------------------------------------------
 
     def _compute(self, chunk: Chunk) -> Array:
-        """Put a chunk through the network; the logits of its last tokens."""
         adapters = adapted_in(self.network)
         if adapters is not None:
             adapters.strengths = chunk.request.strengths

@@ -88,7 +88,6 @@ class Scheduler:
             request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
 
     def _surely_ends(self, request: Request) -> bool:
-        """Whether the step that is under way says the last token, though all drafts be wrong."""
         least = request.num_computed + 2 - request.placeholders
         return request.placeholders > 0 and least >= request.num_prompt + request.max_tokens
 

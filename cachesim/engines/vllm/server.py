@@ -88,7 +88,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     # -- requests ----------------------------------------------------------------------------------
 
     def submit(self, request: base.Request) -> Ticket:
-        """Put a request at the end of the queue; nothing runs yet."""
         self._check(request)
         fields = self._fields(request)
         lora = adapters.read(fields, self.options.adapters)
@@ -126,12 +125,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return ticket
 
     def _is_over(self, job: Job) -> bool:
-        """An aborted one may still run, for nobody."""
         runs = self._pending is not None and job.request and self._pending.has(job.request)
         return job.done and not runs
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away; what was scheduled for it runs, and nobody gets it."""
         job = self._jobs[ticket]
         request = job.request
         if job.done or request is None:
@@ -161,7 +158,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One step; with asynchronous scheduling a turn that schedules, then one that runs."""
         if self._pending is not None:
             self._execute(self._pending)
             return True
@@ -208,7 +204,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             )
 
     def _execute(self, step: Step) -> None:
-        """Run what was scheduled; from here on it is written."""
         self._pending = None
         if self.connector is not None:
             self.connector.load(step)
@@ -257,7 +252,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return tokens
 
     def remember(self, most: int) -> None:
-        """Forget what was computed before the last so many prefixes, and is not held any more."""
         self._most = most
 
     def _cut_books(self) -> None:
@@ -293,7 +287,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         )
 
     def _from_store(self, request: Request, local: int, tokens: int) -> None:
-        """The store brings tokens beyond the hit."""
         job = self._jobs[request.id]
         if self.connector is not None:
             self.connector.promise(request, local, tokens)
@@ -341,7 +334,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     # -- looking in --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data: cached blocks, the queue, who runs."""
         pool, count = self.manager.pool, len(self.manager.groups)
         return {
             "slots": [],
@@ -362,15 +354,12 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         }
 
     def held(self) -> Held:
-        """Cached blocks, with the ledgers of a traced network."""
         return held(self.manager, self.runner)
 
     def amounts(self) -> Amounts:
-        """How much of each kind is cached."""
         return amounts(self.manager)
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the manager's own books disagree."""
         check_books(
             self.manager, {job.request.id: job.request for job in self._jobs if job.request}
         )

@@ -81,7 +81,6 @@ class Connector:
         )
 
     def _has_all(self, request: Request, local: int, end: int) -> bool:
-        """Whether every group that is really loaded is there; the others are promised unseen."""
         unit = self.manager.sizes.hash_block
         return all(
             (request.hashes[at // unit - 1], i) in self.kept

@@ -30,7 +30,6 @@ class SlidingWindow(Manager):
         return max(1, whole - 1) if self.rules.lookup.window_one_short else whole
 
     def num_skipped(self, num_computed: int) -> int:
-        """Tokens wholly before the window."""
         return max(0, num_computed - self.spec.window + 1)
 
     def find(self, asked: LookUp) -> Found:
@@ -79,7 +78,6 @@ class SlidingWindow(Manager):
         return found, len(found[0]) * size
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
-        """Only the last blocks before a position that can be hit keep an id."""
         size, alignment = self.block_size, self.alignment
         exact = self.rules.retention.window_mask == "with-drafter"
         if alignment % size or (alignment == size and not exact):
@@ -112,7 +110,6 @@ class ChunkedLocalAttention(Manager):
     """
 
     def num_skipped(self, num_computed: int) -> int:
-        """Tokens of earlier chunks."""
         return num_computed // self.spec.chunk * self.spec.chunk
 
     def find(self, asked: LookUp) -> Found:

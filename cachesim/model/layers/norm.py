@@ -89,7 +89,6 @@ def gelu_table(x: Array) -> Array:
 
 @cache
 def _table() -> Array:
-    """GELU of every half-precision number, by its bits (ggml_table_gelu_f16)."""
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         return gelu(every).astype(np.float16).astype(np.float64)

@@ -160,7 +160,6 @@ class Ssm(InAndOut):
 
 
 def _fold(before: Array, states: Array, decay: Array) -> None:
-    """states[t] += decay[t] * states[t - 1], one token after the other."""
     faded = np.empty_like(before)
     for state, fade in zip(states, decay, strict=True):
         np.multiply(before, fade, out=faded)

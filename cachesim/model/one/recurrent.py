@@ -95,7 +95,6 @@ class SsmStep:
         return self._result
 
     def _fold(self, before: Array, after: Array) -> None:
-        """The token into the state (G, N, W)."""
         decay, wide, faded = self._decay, self._wide, self._faded
         np.multiply(self._step, self._layer.rate, decay)
         np.exp(decay, decay)

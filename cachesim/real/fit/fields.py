@@ -89,7 +89,6 @@ def _values(kind: Value) -> tuple[Value, ...]:
 
 
 def _set(rules: Value, path: tuple[str, ...], value: Value) -> Value:
-    """A copy of nested rules with one field replaced."""
     name, *rest = path
     inner = _set(getattr(rules, name), tuple(rest), value) if rest else value
     return replace(rules, **{name: inner})

@@ -110,7 +110,6 @@ def explain(
 
 
 def _agreeing(played: Sequence[Played[T]], rules: T) -> int:
-    """The steps of all workloads before their first difference."""
     return sum(each.agreeing(play_under(each, rules)) for each in played)
 
 
@@ -147,7 +146,6 @@ def _table(
 
 
 def _span(names: Sequence[str]) -> str:
-    """Releases in few words."""
     if not names:
         return "no known release"
     return ", ".join(names) if len(names) < 4 else f"{names[0]} .. {names[-1]} ({len(names)})"

@@ -183,7 +183,6 @@ def _brought_home(
 
 
 def _shown_by(profile: Profile, candidate: Scenario, angle: Profile) -> bool:
-    """Whether the release is wrong where the angle is: other defects may have moved it."""
     seen = play(candidate, angle, stop_early=False).findings
     plain = play(candidate, profile, stop_early=False).findings
     return bool(
@@ -192,7 +191,6 @@ def _shown_by(profile: Profile, candidate: Scenario, angle: Profile) -> bool:
 
 
 def _refused(angle: Angle) -> bool:
-    """Whether the release has no such flags, or the model cannot take them."""
     try:
         try_flags(angle.profile, angle.model, angle.flags)
     except InputError:

@@ -102,7 +102,6 @@ def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
 
 
 def _on_the_package(scenario: Scenario) -> bool:
-    """Whether the real mlx-lm plays a workload."""
     try:
         playable_family(scenario)
     except InputError:

@@ -161,7 +161,6 @@ def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:
 
 
 def _files(scenario: Scenario) -> Iterator[str]:
-    """The model and its adapters."""
     model = scenario.model
     changes = f" --window {model.window}" if model.window else ""
     changes += f" --seed {model.seed}" if model.seed else ""
@@ -183,7 +182,6 @@ def _flags(scenario: Scenario, release: str) -> Iterator[str]:
 
 
 def _expected(wrong: int | None) -> str:
-    """What a reader will see of the lines above."""
     if wrong is None:
         return "The server ends during the last of these requests, or answers none any more."
     return (

@@ -37,7 +37,6 @@ class Abilities:
 
 
 def _build_of(release: Release) -> int:
-    """The number of a build: 9538 for b9538."""
     return int(release.removeprefix("b"))
 
 

@@ -139,7 +139,6 @@ class _Session:
             user.learn(self._ask(*group))
 
     def _ask(self, *group: Step) -> list[Tokens]:
-        """Send steps; the replies."""
         if self._server.lost:
             return [() for _ in group]
         named = [
@@ -179,19 +178,16 @@ class _Session:
         return replace(gone, half_read=rng.random() < 0.6)
 
     def _one_by_one(self, together: int) -> bool:
-        """Whether sub-agents ask one after another; chats have a call of their own each."""
         alone = self._slots == 1 or self._speaks
         return alone or together > self._room or self._rng.random() < 0.4
 
     def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
-        """Whether they may arrive while a prompt of more than a batch is read."""
         plain = not (group[0].abandoned or self._speaks)
         usual = "batch_size" not in self._options and plain
         room = together + 2 * READING[1] < self._room
         return usual and room and len(group) < self._slots
 
     def _reading(self) -> Step:
-        """A prompt of which more than a batch is new."""
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()
         head = head[: READING[1]]
         return self._plain((*head, *self._words(self._rng.randint(*READING))), 1)

@@ -126,7 +126,6 @@ def played_step(step: Step, outcome: Outcome) -> ScenarioStep:
 
 
 def _written(text: str) -> str:
-    """A text in which no brace begins the name of a span."""
     return PLACE.sub(lambda place: f"{{{BRACE}}}{place[0][1:]}", text)
 
 

@@ -136,7 +136,6 @@ def _tool(name: str) -> JsonObject:
 
 
 def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
-    """The call that embeds prompts, or holds documents against what is asked."""
     if endpoint == "rerank":
         documents = [text_of(step.prompt[step.query :]) for step in group]
         query = text_of(group[0].prompt[: group[0].query])
@@ -158,7 +157,6 @@ def _prompt_of(step: Step) -> list[int] | str:
 
 
 def _patience(step: Step) -> JsonObject:
-    """How long a client waits that will go away."""
     return {"abandon": SECONDS_OF_PATIENCE} if step.abandoned else {}
 
 

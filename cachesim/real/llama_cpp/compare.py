@@ -194,7 +194,6 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         return self._settled(Played(workload=workload, outcomes=outcomes, difference=difference))
 
     def _settled(self, played: Played) -> Played:
-        """What was played; a difference is a race where another play of the workload agrees."""
         if played.difference is None:
             return played
         for _ in range(PLAYS):
@@ -260,7 +259,6 @@ def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
 
 
 def _drafts_at(workload: Workload) -> bool:
-    """True where a companion drafts."""
     return drafting(workload.options)
 
 

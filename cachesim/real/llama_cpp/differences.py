@@ -48,7 +48,6 @@ def show_difference(
 
 
 def _lines(events: Sequence[Event]) -> Iterator[str]:
-    """One line each; what repeats is counted."""
     lines = (json.dumps(event.as_dict(), default=str) for event in events)
     for line, same in groupby(lines):
         count = len(list(same))

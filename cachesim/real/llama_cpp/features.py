@@ -35,7 +35,6 @@ def features_of(workload: Workload) -> frozenset[str]:
 
 
 def _of_step(step: Step) -> Iterator[str]:
-    """What one step is an instance of."""
     if step.do != "complete":
         yield "slot file" if step.do in {"slot-save", "slot-restore"} else step.do
         return

@@ -99,7 +99,6 @@ def _plain(kind: Kind, value: Scalar) -> bytes:
 
 
 def _tensor_header(name: str, tensor: NDArray[np.float32], offset: int) -> bytes:
-    """Name, dimensions (the fastest first), type and place of a tensor."""
     shape = tensor.shape[::-1]
     sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     return _string(name) + sizes + struct.pack("<IQ", F32, offset)

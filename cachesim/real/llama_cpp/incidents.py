@@ -85,7 +85,6 @@ class Incidents:
                 )
 
     def _embedded(self, number: int) -> tuple[Step, ...]:
-        """One to three prompts of one call; documents share what is asked of them."""
         rng = self.rng
         ranks = self.options.get("pooling") == "rank"
         endpoint = "rerank" if ranks else "embedding"

@@ -104,7 +104,6 @@ def _answers(
     prompts: Sequence[Tokens],
     predict: int,
 ) -> list[Outcome]:
-    """What the real server makes of each prompt, read from its first token on."""
     outcomes: list[Outcome] = []
     with real.started(flags, path, probabilities=TOP) as server:
         for prompt in prompts:
@@ -114,7 +113,6 @@ def _answers(
 
 
 def _computed(network: FloatNetwork, prompt: Tokens, predict: int) -> Outcome:
-    """What the network makes of it: the likelihoods of all tokens, not of a few."""
     reply, rows = generate(network, prompt, predict)
     likelihoods = ({Token(i): each for i, each in enumerate(row.tolist())} for row in rows)
     return Outcome(reply=reply, top=tuple(likelihoods))
@@ -175,7 +173,6 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
 
 
 def _agreement_table(release: str, found: Sequence[Agreement]) -> Table:
-    """One line per preset."""
     table = Table(title=f"distance of log probabilities from llama.cpp {release}", title_style="")
     heads = ("equal replies", "largest", "typical", "real, itself", "allowed", "")
     table.add_column("preset", no_wrap=True)

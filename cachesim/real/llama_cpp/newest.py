@@ -67,8 +67,6 @@ def real_newest(
 
 
 def _recorded(recording: Recording) -> Played[Trial]:
-    """What the wheel answered, to hold other rules against."""
-
     def check(trial: Trial) -> Difference | None:
         found = play_under(recording, trial)
         if found is None:

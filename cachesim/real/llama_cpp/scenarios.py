@@ -236,7 +236,6 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
 
 
 def _of_one_mind(scenario: Scenario, number: int) -> bool:
-    """Whether all steps that go out in one call have the same reply."""
     call = next(each for each in in_one_call(scenario) if number in each)
     return len({scenario.step[each].reply for each in call}) == 1
 

@@ -209,7 +209,6 @@ class Played:
         return outcomes
 
     def _begin_anew(self, step: Step) -> Outcome:
-        """Start the server again, or wait until it sleeps."""
         if step.do == "restart":
             answer = self._worker.order({"restart": self._values})
         else:
@@ -314,7 +313,6 @@ class Worker:
         return json.loads(line) if line else CRASH
 
     def _why_silent(self) -> str:
-        """Whether the process is gone, loops forever, or waits for what does not come."""
         before = self._seconds_computed()
         time.sleep(SECONDS_WATCHED)
         if self._process.poll() is not None:

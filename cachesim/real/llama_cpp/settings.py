@@ -86,7 +86,6 @@ def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str
 
 
 def _of_simulator(release: str, started: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Option, default of the command line, default of the simulator."""
     able, found = Abilities(release), list[tuple[str, str, str]]()
     for option in FAMILY.declared:
         flag = option.name

@@ -22,7 +22,6 @@ def shrink(workload: Workload, holds: Property, *, trials: int = TRIALS) -> Work
 
 
 def _simpler(workload: Workload) -> Iterator[Workload]:
-    """Simplifications, the boldest first."""
     yield from _with_fewer_steps(workload)
     yield from _with_fewer_flags(workload)
     yield from _with_simpler_steps(workload)
@@ -42,7 +41,6 @@ def _with_fewer_steps(workload: Workload) -> Iterator[Workload]:
 
 
 def _led(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The first step of all goes out with none before it."""
     return (replace(steps[0], with_previous=False), *steps[1:])
 
 
@@ -57,7 +55,6 @@ def _with_fewer_flags(workload: Workload) -> Iterator[Workload]:
 
 
 def _with_simpler_steps(workload: Workload) -> Iterator[Workload]:
-    """Simpler wishes; what goes out together keeps asking for the same."""
     for index, step in enumerate(workload.steps):
         if step.with_previous:
             yield _changed(workload, index, replace(step, with_previous=False))
@@ -89,7 +86,6 @@ def _half_the_tokens(step: Step) -> Step:
 
 
 def _for_group(workload: Workload, first: int, change: Callable[[Step], Step]) -> Workload:
-    """Change a step and those that go out with it."""
     steps = list(workload.steps)
     steps[first] = change(steps[first])
     for index in range(first + 1, len(steps)):
@@ -124,7 +120,6 @@ def _with_shorter_prompts(workload: Workload) -> Iterator[Workload]:
 
 
 def _with_shorter_chats(workload: Workload) -> Iterator[Workload]:
-    """Take the same message out of every chat, for the same reason."""
     for index in range(max(len(step.messages) for step in workload.steps)):
         yield replace(
             workload,

@@ -54,7 +54,6 @@ def newest_wheel() -> Wheel:
 
 
 def _on_the_registry() -> tuple[Wheel, ...]:
-    """Every wheel whose version names its build, the newest first."""
     shapes = ((version, _VERSION.fullmatch(version)) for version in versions_of(PACKAGE))
     return tuple(
         Wheel(release=f"b{shape['build']}", version=version) for version, shape in shapes if shape

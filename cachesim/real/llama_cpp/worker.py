@@ -152,7 +152,6 @@ def _calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
 
 
 def _call(address: str, call: Json) -> Json:
-    """Play one HTTP call; the answer's status and body."""
     place = urlsplit(address).netloc
     body = None if call.get("body") is None else json.dumps(call["body"])
     connection = http.client.HTTPConnection(place, timeout=call.get("timeout", 60))

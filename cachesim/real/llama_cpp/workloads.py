@@ -212,7 +212,6 @@ class _Tree:
                 self._turns.append((step.prompt, outcome.reply))
 
     def _in_vain(self, number: int) -> Step:
-        """One of a run of requests that are too long, empty, or no chat; clients try again."""
         rng = self._rng
         self._run = self._run - 1 if self._run else rng.choice((0, 1, 3, 4, 9, 12))
         self.in_vain += 1
@@ -260,7 +259,6 @@ class _Tree:
         )
 
     def _chat_options(self) -> dict[str, Any]:
-        """What a chat may bring beside its messages."""
         rng, fields = self._rng, dict[str, Any]()
         if not (self._setting.everything and self._speaks):
             return fields

@@ -177,7 +177,6 @@ def written(buffer: Array) -> list[str]:
 
 
 def _mask_as_text(mask: Mask) -> Json:
-    """A mask as vectors write it: 1 is visible."""
     if not isinstance(mask, np.ndarray):
         return mask
     return {"shape": list(mask.shape), "rows": _bits(mask)}
@@ -190,7 +189,6 @@ def _bits(mask: Array) -> Json:
 
 
 def _state_shape(state: State) -> Json:
-    """A state with every array replaced by its shape."""
     if isinstance(state, np.ndarray):
         return {"array": list(state.shape)}
     if isinstance(state, list | tuple):

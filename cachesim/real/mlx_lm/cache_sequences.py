@@ -284,7 +284,6 @@ def _batch_of(cache: LayerCache) -> int:
 
 
 def _same_rows(cache: LayerCache) -> bool:
-    """Whether buffer and offsets agree about the size of the batch."""
     if not isinstance(cache, BatchKVCache | BatchRotatingKVCache) or cache.keys is None:
         return True
     return len(cache.keys) == len(cache.offset)

@@ -49,7 +49,6 @@ def _player(sequence: Json, mx: Real, classes: Real) -> Real:
 
 
 def _played(player: Real, op: Operation) -> dict[str, Json]:
-    """What the operation returned or raised, and what it left behind."""
     try:
         result: dict[str, Json] = {"ret": getattr(player, f"do_{op['op']}")(op)}
     except Exception as error:

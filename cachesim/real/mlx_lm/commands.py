@@ -112,7 +112,6 @@ def _logits(flags: MlxFlags) -> int:
 
 
 def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda _: None) -> int:
-    """Sequences on the classes, then workloads on the server."""
     sequences = flags.workloads if flags.sequences < 0 else flags.sequences
     classes = compare_classes(flags.release, flags.seed, sequences, record=record)
     draw = draw_agents if flags.agents else draw_workload
@@ -148,7 +147,6 @@ def _newest(flags: MlxFlags) -> int:
 
 
 def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
-    """What both servers say, step by step."""
     title = f"{name} on mlx-lm {release}"
     table = Table(title=title, title_style="")
     for head in ("step", "prompt", "real: cached", "answer", "simulated: cached", "answer", ""):
@@ -165,7 +163,6 @@ def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> T
 
 
 def _classes_table(agreement: Agreement, seed: int) -> Table:
-    """How many operations on the real classes came out alike, per group."""
     title = f"mlx-lm {agreement.release}: cache classes and store, seed {seed}"
     columns = {
         "sequences": agreement.sequences,
@@ -176,7 +173,6 @@ def _classes_table(agreement: Agreement, seed: int) -> Table:
 
 
 def _server_table(agreement: ServerAgreement, seed: int) -> Table:
-    """How many requests to the real server came out alike, per model."""
     title = f"mlx-lm {agreement.release}: server, seed {seed}"
     columns = {
         "workloads": agreement.workloads,
@@ -189,7 +185,6 @@ def _server_table(agreement: ServerAgreement, seed: int) -> Table:
 
 
 def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
-    """How far logits lie apart at most, per family: of cold prompts, and of padded batches."""
     title = f"mlx-lm {release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
     table = table_of_numbers(title, "family", *heads)

@@ -64,7 +64,6 @@ LAYER: Final = {
 
 
 def _of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
-    """Four norms a layer; every norm weight is one less."""
     named = _transformer(spec, weights)
     for layer in range(len(spec.layers)):
         ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
@@ -77,7 +76,6 @@ def _of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _of_llama4(spec: ModelSpec, weights: Weights) -> Weights:
-    """As Llama, inside a model that may see pictures."""
     named = _transformer(spec, weights).items()
     return {
         f"language_model.{name}".replace(".mlp.", ".feed_forward."): tensor
@@ -86,7 +84,6 @@ def _of_llama4(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _of_granite(spec: ModelSpec, weights: Weights) -> Weights:
-    """Mamba-2 mixers beside attention that rotates halves."""
     named = _transformer(spec, weights)
     for layer, kind in enumerate(spec.layers):
         theirs = f"model.layers.{layer}."
@@ -100,7 +97,6 @@ def _of_granite(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _of_mamba2(spec: ModelSpec, weights: Weights) -> Weights:
-    """Mixers alone."""
     named = _of_mamba2_ends(weights)
     for layer in range(len(spec.layers)):
         theirs = f"backbone.layers.{layer}."
@@ -143,7 +139,6 @@ def _of_qwen3_5(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
-    """One gated delta net."""
     ours, theirs = f"blk.{layer}.", f"model.layers.{layer}.linear_attn."
     turns = spec.state_heads // spec.groups
     heads = np.arange(spec.state_heads).reshape(turns, spec.groups).T.reshape(-1)
@@ -164,7 +159,6 @@ def _delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
 
 
 def _of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
-    """One block per layer, whatever it is made of."""
     named = _of_mamba2_ends(weights)
     for layer, kind in enumerate(spec.layers):
         ours, theirs = f"blk.{layer}.", f"backbone.layers.{layer}."
@@ -179,7 +173,6 @@ def _of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
-    """As Qwen 3.5, with all projections of a key head side by side: q, k, v, z and b, a."""
     named = _transformer(spec, weights)
     for layer, kind in enumerate(spec.layers):
         if kind != "delta":
@@ -196,13 +189,11 @@ def _of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
 
 
 def _by_key_head(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several projections, those of the first key head first."""
     heads = [part.reshape(spec.groups, -1, part.shape[1]) for part in parts]
     return np.concatenate(heads, axis=1).reshape(-1, parts[0].shape[1])
 
 
 def _of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
-    """Short convolutions beside attention, under LFM2's own names."""
     named = {
         "model.embed_tokens.weight": weights["token_embd.weight"],
         "model.embedding_norm.weight": weights[output_norm_name(spec)],

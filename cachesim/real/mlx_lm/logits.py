@@ -181,7 +181,6 @@ def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
 
 
 def _cold(spec: ModelSpec, planted: Planted) -> Array:
-    """The same of cold runs, each sequence for itself."""
     network, rows = build(spec), []
     for index, (past, rest) in enumerate(zip(planted.past, planted.rests, strict=True)):
         said = tuple(step[index] for step in planted.said)

@@ -49,7 +49,6 @@ def _prompt(mx: Real, caches: Real, model: Real, pieces: list[list[int]]) -> lis
 
 
 def _batch_or_error(mx: Real, caches: Real, model: Real, order: Json) -> Json:
-    """The logits of a batch, or the exception that the release raises."""
     try:
         return _batch(mx, caches, model, order)
     except Exception as error:

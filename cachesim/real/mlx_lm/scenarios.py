@@ -94,7 +94,6 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, .
 
 
 def _changes(session: Session) -> dict[str, int]:
-    """What the scenario's model has that decides what is kept: the rest is the family's toy."""
     spec = session.network.spec
     window = {"window": spec.window} if spec.window else {}
     packs = "kv_bits" in session.scenario.engine.options

@@ -50,7 +50,6 @@ class RealMlxServer(RealProcess):
         return self._models[spec]
 
     def _draft(self, workload: Workload) -> dict[str, Any]:
-        """The draft model, where the options name one."""
         name = workload["options"].get("draft_model")
         if name is None:
             return {}

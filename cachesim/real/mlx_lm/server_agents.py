@@ -32,7 +32,6 @@ class AgentDrawer(Drawer):
     users: list[Agents] = field(default_factory=list)
 
     def group(self) -> list[Request]:
-        """What one user's agents ask, or several users' who do not wait for one another."""
         if not self.users:
             sizes = Sizes.within(self.random.choice(LONGEST))
             count = self.random.choice((1, 2, 3))

@@ -36,7 +36,6 @@ class DraftScript(Script):
         self._proposed: list[int] = []
 
     def __call__(self, logprobs: Real) -> Real:
-        """Calls for drafts come one by one, then one with all of them and the next token."""
         said = len(self.rows)
         if len(self._proposed) < min(self._limit - said, self._count):
             step = self._drafts[0] if self._drafts else []

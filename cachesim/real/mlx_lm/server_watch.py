@@ -109,7 +109,6 @@ class StoreWatch:
         return [self._layer(key, *pair) for pair in pairs]
 
     def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
-        """One layer, and whether it is like one computed afresh."""
         kind = type(layer).__name__.replace("MambaCache", "ArraysCache")  # its other name, to #842
         entry: Json = {"class": kind, "trimmable": layer.is_trimmable()}
         at_end = True
@@ -158,7 +157,6 @@ def _leaves(cache: Sequence[Real]) -> list[Real]:
 
 
 def _content(layer: Real) -> list[Real]:
-    """What a query may still see, oldest first; the slots of a recurrent layer."""
     if not hasattr(layer, "offset"):
         return list(layer.cache)
     if hasattr(layer, "window"):

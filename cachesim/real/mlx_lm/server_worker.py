@@ -195,7 +195,6 @@ class Server:
         )
 
     def _asked(self, args: Real) -> Asked:
-        """The request that these arguments came with."""
         number: int = self.http.number_of(args)
         return self.asked[number]
 
@@ -355,7 +354,6 @@ class Server:
             time.sleep(0.002)
 
     def _look(self, asked: Asked) -> None:
-        """What the generation thread had for a request, and whether the client was told that."""
         record, context = asked.record, None
         record.update(generated=[], progress=[])
         items = [] if asked.inbox is None else asked.inbox.items
@@ -381,7 +379,6 @@ class Server:
             record["logprobs"] = asked.script.rows[: len(record["generated"])]
 
     def _unfinished(self, asked: Asked) -> None:
-        """Why a request has no end: its client left, or its thread died."""
         context = next((each for each in asked.inbox.items if hasattr(each, "_should_stop")), None)
         if context is not None and context._should_stop:
             asked.record["finish"] = "disconnected" if asked.inbox.noticed else "stop"
@@ -392,7 +389,6 @@ class Server:
             asked.record["error"] = "no answer" if self.gate.stuck else died
 
     def _answer(self, record: Json, script: Real) -> str | None:
-        """The reply's rows held against those of one cold forward pass."""
         said, prompt = record["generated"], record.get("prompt")
         if record["error"] is not None or not said or not prompt:
             return None

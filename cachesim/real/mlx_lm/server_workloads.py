@@ -191,7 +191,6 @@ class Drawer:
 
 
 def _is_set_on(release: str, name: str) -> bool:
-    """Whether a release can be given an option; the size of its store it has in any case."""
     return name == "prompt_cache_size" or release in FAMILY.having(FAMILY.option(name))
 
 

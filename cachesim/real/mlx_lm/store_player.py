@@ -157,7 +157,6 @@ class TriePlayer:
 
 
 def _result_shown(found: PromptTrieResult) -> Json:
-    """A search result as vectors write it."""
     shown = {
         name: None if getattr(found, name) is None else write_row(getattr(found, name))
         for name in ("exact", "shorter", "longer")
@@ -198,7 +197,6 @@ def cut(cache: Sequence[LayerCache]) -> None:
 
 
 def _layer_shown(layer: LayerCache) -> dict[str, Json]:
-    """What a vector says of one layer of a stored prompt cache."""
     shown: dict[str, Json] = {"class": type(layer).__name__}
     if isinstance(layer, ArraysCache):
         return shown | {"slot": None if layer[0] is None else layer[0][0].tolist()}

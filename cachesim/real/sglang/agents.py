@@ -47,7 +47,6 @@ class _Office(Office):
         return steps
 
     def group(self) -> list[dict[str, Any]]:
-        """What one user asks, or several who do not wait for one another."""
         rng, turn = self.rng, 0
         group = super().group()
         if self._kind not in CROWDS and rng.random() < 0.6:
@@ -60,7 +59,6 @@ class _Office(Office):
         return group
 
     def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
-        """With what else the scheduler is asked."""
         rng, wanted = self.rng, super().request(prompt, reply)
         if rng.random() < 0.1:
             wanted["priority"] = rng.randint(0, 3)

@@ -79,7 +79,6 @@ class Player:
     # -- the tree ----------------------------------------------------------------------------------
 
     def _nodes(self) -> list[tuple[tuple[int, ...], int, list[int]]]:
-        """All nodes: the tokens that lead to them, their length, and what they hold."""
         found: list[tuple[tuple[int, ...], int, list[int]]] = []
 
         def walk(node: Node, path: tuple[int, ...]) -> None:
@@ -99,7 +98,6 @@ class Player:
         return states + ([int(node.window)] if tree.has_windows else [])
 
     def _tiers(self, node: Node) -> list[int]:
-        """What of a node is on the device, and what on the host."""
         found = [node.value is not None, node.host_full is not None]
         if self.tree.has_states:
             found += [node.state is not None, node.host_state is not None]
@@ -233,7 +231,6 @@ class Player:
 
 
 def _host(config: Mapping[str, Any]) -> HostShape | None:
-    """The host tier of a configuration."""
     wanted, page = config.get("host"), config.get("page", 1)
     if wanted is None:
         return None

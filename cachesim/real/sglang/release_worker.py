@@ -54,7 +54,6 @@ def _is_missing(name: str) -> bool:
 
 
 def _importer() -> str:
-    """The package whose module is being run."""
     frame: Real = sys._getframe(1)
     while frame is not None:
         named = frame.f_globals.get("__name__", "")

@@ -44,11 +44,9 @@ class Labels(Contents):
         self.written: list[int] = []
 
     def copy_state(self, source: int, target: int) -> None:
-        """A state of one slot goes into another one."""
         self._write(target, self.texts.get(source, ()))
 
     def state(self, slot: int) -> dict[int, Array]:
-        """A copy of the state in a slot."""
         return {0: np.array(self.texts.get(slot, ()), np.int64)}
 
     def put_state(self, slot: int, state: dict[int, Array]) -> None:

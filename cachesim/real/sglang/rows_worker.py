@@ -123,7 +123,6 @@ class Rows(scheduler_worker.Playing):
             self.batches.append([int(request.rid), *span, len(before), right, row])
 
     def _spans(self, batch: Real) -> list[tuple[int, int]]:
-        """Where each row's new tokens begin and end."""
         if not batch.forward_mode.is_extend():
             lengths = [int(each) for each in batch.seq_lens]
             return [(length - 1, length) for length in lengths]

@@ -74,7 +74,6 @@ def group_of(records: Sequence[Record], _: Engine) -> list[dict[str, Any]]:
 
 
 def _wanted(record: Record) -> dict[str, Any]:
-    """A step as the workloads write it."""
     asked = record.step.options
     more = {"salt": asked.get("extra_key"), "priority": asked.get("priority")}
     return wanted_of(record, {name: value for name, value in more.items() if value})

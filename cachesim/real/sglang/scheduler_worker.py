@@ -83,7 +83,6 @@ class Playing:
         return [-1, len(keys)]
 
     def _nodes(self) -> Json:
-        """All nodes: the tokens that lead to them, their length, and what they hold."""
         if self.core.rust is not None:
             return [(path, size, *held) for path, size, held in self.core.rust.walk()]
         found: Json = []
@@ -181,7 +180,6 @@ def _is_over(request: Real) -> bool:
 
 
 def _count_retractions(request: Real, told: Json, back: set[str]) -> None:
-    """0.5.9 only marks a request while it is retracted; later releases count."""
     if hasattr(request, "retraction_count"):
         told["retracted"] = request.retraction_count
     elif not getattr(request, "is_retracted", False):

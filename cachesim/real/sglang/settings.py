@@ -96,7 +96,6 @@ class ConfiguredProcess(WorkerProcess):
         self._scheduler = scheduler
 
     def order(self, wanted: Json) -> Json:
-        """Resolve the flags of a workload, and pass it on."""
         if "config" in wanted:
             made = super().order(wanted["config"])
             if "raised" in made:
@@ -110,7 +109,6 @@ class ConfiguredProcess(WorkerProcess):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End both."""
         self._scheduler.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
 

@@ -219,8 +219,6 @@ def _split(self: Real, sizes: Real, dim: int = 0) -> Real:
 
 
 def _changed(change: Callable[..., None]) -> Callable[..., Real]:
-    """A method that changes the tensor and gives it back."""
-
     def method(self: Real, *given: Real, **named: Real) -> Real:
         change(self, *given, **named)
         return self

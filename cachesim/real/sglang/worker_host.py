@@ -89,7 +89,6 @@ def _nothing(*_: Real, **__: Real) -> None:
 
 
 def _slots(base: Real) -> Real:
-    """The release's pool of host slots, with nothing in them."""
     body: dict[str, Real] = dict.fromkeys(UNUSED, _nothing)
     body |= {"get_size_per_token": _one_byte, "prepare_transfer_indices": _as_they_are}
     return type("Slots", (base,), body)

@@ -39,7 +39,6 @@ class OnePerKind(Core):
         return args
 
     def settings(self) -> Json:
-        """The configuration that the scheduler has."""
         return {name: held for name, held in vars(self.args).items() if not callable(held)}
 
     def _tree(self, parameters: Real) -> Real:
@@ -122,7 +121,6 @@ class Unified(Core):
         return Unified.published.install()
 
     def settings(self) -> Json:
-        """The configuration that the scheduler has."""
         chunk = self.args._mamba_cache_chunk_size
         return self.args.resolved_dict() | {"mamba_cache_chunk_size": chunk}
 
@@ -256,7 +254,6 @@ class Unified(Core):
 
     @staticmethod
     def ids(tokens: list[int]) -> Real:
-        """Tokens as requests have them."""
         return array("q", tokens)
 
     @staticmethod

@@ -92,7 +92,6 @@ class Start:
         }
 
     def _chunk_size(self, args: Real, config: Json) -> int | None:
-        """The grid of saved states, in tokens."""
         if "mamba" not in config["kind"]:
             return None
         if hasattr(self.arguments, "mamba_cache_chunk_size"):

@@ -57,19 +57,16 @@ def _install(base: Real, own: Mapping[str, Callable[..., Real]]) -> None:
 
 
 def _begin(storage: Real) -> None:
-    """No folder, and no ranks in the names of files."""
     storage.config_suffix = storage.tp_config_suffix = ""
 
 
 def _files(storage: Real, keys: list[str], transfers: Real = None) -> set[str]:
-    """Which of the files that hold these pages, with their parts, there are."""
     names = ["", *(f".{each.name}" for each in transfers or ())]
     wanted = {f"{key}{name}{storage.config_suffix}" for key in keys for name in names}
     return {f"{each}.bin" for each in wanted & PAGES}
 
 
 def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | list[str]:
-    """What the release's compiled hash says: SHA-256, each page chained to the one before."""
     prior, page = rest
     stride = 1 if pairs else width  # pairs overlap
     rows = [raw[at * stride : at * stride + width] for at in range(count)]

@@ -113,7 +113,6 @@ def config_of(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, A
 
 
 def _model(rng: Random, kind: str, *, unified: bool) -> str:
-    """What its layers keep; 0.5.9 has a host beside full attention only."""
     model = {
         "window": "window",
         "window-pages": "window",
@@ -174,7 +173,6 @@ def _states(rng: Random, strategy: str, running: int, *, few: bool) -> dict[str,
 
 
 def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> dict[str, Any]:
-    """Slots enough for one request; in a tight pool little more."""
     page = config["page"]
     one = 2 * longest + 140 + 3 * page
     tokens = one + rng.randint(0, longest) if tight else rng.choice((2, 8)) * one

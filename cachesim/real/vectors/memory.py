@@ -198,7 +198,6 @@ def told(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
 
 
 def _stream_state(cache: AttentionCache, stream: int) -> JsonObject:
-    """One stream: its head and its non-empty cells."""
     cells = cache.streams.cells[stream]
     return {
         "stream": stream,

@@ -68,7 +68,6 @@ class CounterNetwork:
 
 
 def _counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
-    """Layers of width 1, as many per part as asked for."""
     places: tuple[tuple[str, Place], ...] = (
         ("kv", "attention"),
         ("swa", "window"),

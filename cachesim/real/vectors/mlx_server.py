@@ -232,7 +232,6 @@ class ServerPlayer:
         return result
 
     def _answer(self, reply: Reply) -> str | None:
-        """Whether the reply's rows are those of a cold run."""
         if reply.error is not None or not reply.generated:
             return None
         cold = self._oracle.logits(reply.prompt, reply.generated)
@@ -262,7 +261,6 @@ class ServerPlayer:
 
 
 def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
-    """What is proposed step by step; where nothing more was drawn, what nobody says."""
     rest = [[NEVER_SAID] * MOST_DRAFTED] * count
     return tuple(
         as_tokens([*step, *[NEVER_SAID] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
@@ -325,7 +323,6 @@ REFUSED: Final[Mapping[str, Json]] = {
 
 
 def _tokens_told(told: Sequence[int], recorded: Mapping[str, Json]) -> dict[str, Json]:
-    """What a client learns of the reply's tokens; streams tell how many."""
     tokens = None if recorded["tokens"] is None else list(told)
     return {"completion_tokens": len(told), "tokens": tokens}
 
@@ -359,7 +356,6 @@ def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
 def _as_real(
     reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float = TOLERANCE
 ) -> str:
-    """Whether a reply's rows are the recorded ones, and if not, where they first part."""
     for index, (ours, theirs) in enumerate(zip(reply.logits, recorded, strict=False)):
         shifted = ours - ours.max()
         off = np.abs(shifted - np.log(np.exp(shifted).sum()) - np.array(theirs)).max()

@@ -46,7 +46,6 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
 
 
 def _player_for(line: Mapping[str, Any]) -> Player:
-    """A fresh scheduler of the release that a sequence was recorded with."""
     config, release = line["config"], line["version"]
     try:
         if "groups" in config:

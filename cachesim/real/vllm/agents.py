@@ -49,7 +49,6 @@ class _Office(Office):
         return [self.group() for _ in range(self.rng.randint(5, 14))]
 
     def group(self) -> list[dict[str, Any]]:
-        """What one user asks, or several who do not wait for one another; sometimes a reset."""
         rng = self.rng
         if rng.random() < 0.03:
             return [{"reset": True}]
@@ -59,7 +58,6 @@ class _Office(Office):
         return group
 
     def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
-        """With what else the scheduler is asked."""
         rng, wanted = self.rng, super().request(prompt, reply)
         if self._drafts:
             wanted["accept"] = [rng.randint(0, self._drafts) for _ in range(3)]

@@ -50,7 +50,6 @@ class Caches:
         return made, self._sizes(made, settings)
 
     def _started(self, settings: Real, config: Json) -> Real:
-        """As the engine core makes it at its start; the pool is the workload's."""
         layers = self._layers(config)
         executor = Told(
             get_kv_cache_specs=lambda: [layers],
@@ -150,7 +149,6 @@ class Caches:
         return [layout.name for layout in known]
 
     def _described(self, spec: Real) -> tuple[Json, ...]:
-        """Kind, block, and what else tells groups apart."""
         if hasattr(spec, "kv_cache_specs"):  # of layers of one kind with other pages
             spec = next(iter(spec.kv_cache_specs.values()))
         if isinstance(spec, self.interface.MambaSpec):

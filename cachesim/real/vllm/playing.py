@@ -98,7 +98,6 @@ class Player:
         self.told[request.id]["lookups"].append(entry)
 
     def _stored(self, request: Request, local: int) -> int:
-        """What an external store has beyond a hit: the workload says how much."""
         size = self.manager.sizes.scheduler_block
         most: int = min(self.wanted[request.id].get("stored", 0), request.num_tokens - 1)
         return max(0, most // size * size - local)
@@ -201,7 +200,6 @@ class Player:
             self._learn(each)
 
     def _answer(self, chunk: Chunk) -> tuple[list[int], list[int]]:
-        """What the forced model samples after a chunk, and what the drafter proposes then."""
         request = chunk.request
         if chunk.end < request.num_tokens:
             return [], []
@@ -231,7 +229,6 @@ class Player:
         }
 
     def _cache(self) -> list[list[int]]:
-        """All cached blocks: block, group, the request that first had the prefix, its length."""
         return [
             [block, *self._label(key)]
             for block, key in enumerate(self.manager.pool.key)

@@ -186,7 +186,6 @@ def _register(architecture: str, root: Path) -> None:
 
 
 def _bases(architecture: str, root: Path) -> list[str]:
-    """The names of a model class's base classes, from its source."""
     registry: Real = importlib.import_module("vllm.model_executor.models.registry")
     tables = (registry._TEXT_GENERATION_MODELS, registry._SPECULATIVE_DECODING_MODELS)
     name, own = next(table[architecture] for table in tables if architecture in table)

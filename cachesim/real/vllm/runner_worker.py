@@ -44,7 +44,6 @@ class Runs(Server):
         self.scheduler.schedule = self._scheduled
 
     def _scheduled(self) -> Real:
-        """A step; the runner is handed those without tokens too."""
         output = self.schedules()
         if not output.total_num_scheduled_tokens:
             self.runner.runner.execute_model(output)
@@ -82,7 +81,6 @@ class Runs(Server):
         )
 
     def play(self, group: Json) -> Json:
-        """The steps of requests that arrive together."""
         self.steps = []
         done = super().play(group)
         return done if "requests" not in done else {"steps": self.steps}

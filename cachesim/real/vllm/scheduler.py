@@ -88,7 +88,6 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
 
 
 def _proposals(record: Record) -> list[int]:
-    """How many tokens n-grams proposed, by the number of tokens generated before."""
     chunks = [
         each
         for each in record.events
@@ -102,7 +101,6 @@ def _proposals(record: Record) -> list[int]:
 
 
 def _wanted(record: Record) -> dict[str, Any]:
-    """A step as the workloads write it."""
     accepted = [
         each.accepted
         for each in record.events

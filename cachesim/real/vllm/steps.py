@@ -73,7 +73,6 @@ def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
 
 
 def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> None:
-    """How the server keeps states: in any mode that the release has and can start with."""
     config = workload["config"]
     states = [group for group in config["groups"] if group["kind"] == "mamba"]
     if fine:  # the engine core knows one size of blocks
@@ -119,7 +118,6 @@ class Recorder(Runner):
     copies: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Pages without layers."""
         self.pages = Pages(cast("Network", Bag(shapes=())), self.groups)
         kinds = [group.kind for group in self.groups]
         self.state_group = kinds.index("mamba") if "mamba" in kinds else None
@@ -172,7 +170,6 @@ class Runs(Player):
         self.answers: dict[int, tuple[list[int], list[int]]] = {}
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> Entry:
-        """The steps of requests that arrive together."""
         self.steps = []
         done = super().play(group)
         return {"steps": self.steps} if "requests" in done else done

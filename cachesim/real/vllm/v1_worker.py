@@ -36,7 +36,6 @@ class RunnerV1:
         self.rows: Json = None
 
     def _empty_leaves(self) -> None:
-        """What needs a GPU, layers of a network or other processes."""
         module, cuda = self.module, self.torch.cuda
         rank = Bag(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0, ranks=[0])
         for name in dir(module):
@@ -53,7 +52,6 @@ class RunnerV1:
         Copies.watch(module, self.marks)
 
     def _made(self) -> Real:
-        """The release's class, without what computes."""
         marks, recorder = self.marks, self
 
         class Prepares(self.module.GPUModelRunner):  # type: ignore[misc, name-defined]

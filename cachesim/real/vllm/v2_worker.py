@@ -84,7 +84,6 @@ class RunnerV2:
 
     @contextmanager
     def _leaves(self, config: Real) -> Iterator[None]:
-        """What needs a GPU, layers of a network or other processes."""
         module, marks = self.module, self.marks
         buffers: Real = importlib.import_module("vllm.v1.worker.gpu.buffer_utils")
         shared = Shared if hasattr(buffers.UvaBuffer, "uva") else SharedWhole
@@ -110,7 +109,6 @@ class RunnerV2:
             yield
 
     def _forward(self, **_: Real) -> Real:
-        """What the layers of the network would read and write."""
         context: Real = importlib.import_module("vllm.forward_context").get_forward_context()
         self.marks.settle("before")
         metadata, slots = context.attn_metadata, context.slot_mapping

@@ -52,7 +52,6 @@ def advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
 
 
 def _is_plain(memory: RecurrentMemory, runs: list[Advance]) -> bool:
-    """No rollback is possible, and no sequence shares its cell."""
     cells = memory.cells
     return memory.n_rs_seq == 0 and all(
         0 <= run.seq < memory.size
@@ -91,7 +90,6 @@ def _put(memory: AttentionCache | WindowPair, runs: list[Advance], n_ubatch: int
 
 
 def _has_room(streams: Streams, runs: list[Advance]) -> bool:
-    """Whether there are cells for all; each stream's own, or one stream's for everybody."""
     if streams.unified:
         return sum(run.count for run in runs) <= free_cells(streams, 0)
     return all(run.count <= free_cells(streams, run.seq) for run in runs)
@@ -103,7 +101,6 @@ def _fill(streams: Streams, runs: list[Advance]) -> None:
 
 
 def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
-    """The run cut into ubatches."""
     pieces = []
     for at in range(0, run.count, n_ubatch):
         count = min(n_ubatch, run.count - at)

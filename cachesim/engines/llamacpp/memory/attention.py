@@ -70,7 +70,6 @@ class AttentionCache:
         return Header((0, count) if size == 8 else (0, count, 0, 0), size)
 
     def _block(self, part: str, layer: int) -> tuple[str, int, int, int]:
-        """How a saved state holds a layer's keys or values: element type and bytes of a row."""
         size = self.sizes[layer].key if part == "key" else self.sizes[layer].value
         return part, layer, self.kinds[layer], size
 
@@ -239,7 +238,6 @@ class Writer:
         return tuple([plan.pick(rows, layer) for plan, rows in self._plans])
 
     def _plan(self) -> None:
-        """Where to write and what to look at, the same for every layer; here buffers grow."""
         first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
         for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
             rows, n = self.cache.rows[stream], len(cells)

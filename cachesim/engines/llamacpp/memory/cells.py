@@ -324,7 +324,6 @@ class Cells:
         self.used -= len(cells)
 
     def _own_track(self, seq: int) -> Track:
-        """The sequence's track as it is, maybe stale."""
         track = self.tracks.get(seq)
         if track is None:
             track = self.tracks[seq] = Track()

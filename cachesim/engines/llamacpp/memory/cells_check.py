@@ -58,7 +58,6 @@ def _check_track(cells: Cells, seq: int) -> None:
 
 
 def _bit_counts(bits: Array) -> Integers:
-    """How many bits are set in each column of words."""
     seen = np.flatnonzero(bits.any(axis=0))  # most cells are empty
     octets = np.ascontiguousarray(bits[:, seen].T).view(np.uint8)
     counts = np.zeros(bits.shape[1], np.int64)

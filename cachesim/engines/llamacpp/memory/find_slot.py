@@ -106,7 +106,6 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
 
 
 def _reclaimable(streams: Streams, cells: Cells, cell: int) -> bool:
-    """Whether one sequence alone holds the cell, whose next token its window hides it from."""
     if streams.mask.kind == "none" or cells.owners[cell] != 1:
         return False
     (seq,) = cells.seqs_of(cell)
@@ -150,7 +149,6 @@ def fill_straight(
 
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
-    """Those of the cells just found that hold something."""
     return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
 
 
@@ -241,7 +239,6 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 
 
 def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
-    """What the found cells hold, list by list."""
     kept = []
     for stream, full in zip(slot.streams, _reclaimed(streams, slot), strict=True):
         cells = streams.cells[stream]
@@ -252,7 +249,6 @@ def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
 
 
 def _reclaimed(streams: Streams, slot: SlotInfo) -> list[Integers]:
-    """Those of the cells just found that hold something, list by list."""
     return [
         _full(streams.cells[stream], found)
         for stream, found in zip(slot.streams, slot.cells, strict=True)

@@ -120,7 +120,6 @@ class HybridMemory:
             raise
 
     def _undo_attention(self, attention: AttentionCache, seq: int) -> None:
-        """Take the restored cells out again, and zero their rows."""
         if not self.rules.undoes_hybrid_restore:
             return
         if seq == -1:

@@ -81,7 +81,6 @@ def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:
 
 
 def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:
-    """Positions and buffer rows of everything in [low, high], block after block."""
     track = cells.track(seq)
     picked: slice | Integers
     if track.sparse is not None:

@@ -154,7 +154,6 @@ def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> 
 
 
 def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:
-    """Undo a restore that failed."""
     if seq == -1:
         memory.clear(data=True)
         return

@@ -51,7 +51,6 @@ def row_bytes(spec: ModelSpec, layer: int, type_k: str = "f16", type_v: str = "f
 
 
 def _as_kept(spec: ModelSpec, f16: int, kept: str) -> int:
-    """Bytes of a row that would have so many as f16."""
     block, size = BLOCKS[kept]
     if f16 and spec.head_size % block:
         msg = (

@@ -206,7 +206,6 @@ class Track:
         return True
 
     def _settle(self) -> None:
-        """Move the ends to the next positions that are held."""
         if self.count == 0:
             self._empty()
             return

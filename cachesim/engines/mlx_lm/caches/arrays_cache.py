@@ -137,15 +137,12 @@ class ArraysCache(LayerCache):
         super().put_state(None, meta_state)
 
     def empty(self) -> bool:
-        """The first slot says it."""
         return self.cache[0] is None
 
     def is_trimmable(self) -> bool:
-        """Never, but for the proposals that make it so."""
         return self.rules.arrays_trim_resets
 
     def trim(self, n: int) -> int:
-        """There is none; the proposals forget everything and call it trimmed."""
         if not self.rules.arrays_trim_resets:
             self.lacks("trim")
         if n <= 0:
@@ -154,7 +151,6 @@ class ArraysCache(LayerCache):
         return n
 
     def count_bytes(self) -> int:
-        """Constant in the number of tokens."""
         if not self.rules.bytes_skip_missing_slots:
             for state in self.cache:
                 some(state)
@@ -172,13 +168,11 @@ class ArraysCache(LayerCache):
         self.lengths = integers(padding.lengths)
 
     def finalize(self) -> None:
-        """All columns are tokens again."""
         self.needs_batches("finalize")
         self.lengths = None
         self.left_padding = None
 
     def advance(self, columns: int) -> None:
-        """So many columns have gone through; models call it after every forward pass."""
         self.needs_batches("advance")
         lengths, left_padding = self.lengths, self.left_padding
         if lengths is not None:
@@ -259,7 +253,6 @@ class ArraysCache(LayerCache):
         return joined((one, other), axis=0)
 
     def extract(self, row: int) -> "ArraysCache":
-        """One row of every slot, without padding; a missing slot raises."""
         self.needs_batches("extract")
         cache = ArraysCache(self.rules, len(self.cache))
         inherit_bytes(cache, self)
@@ -305,5 +298,4 @@ class ArraysCache(LayerCache):
 
 
 def _counts_rows(field: Integers | Missing, batch: int) -> TypeGuard[Integers]:
-    """Whether a field for padding has one number for each row of a batch."""
     return isinstance(field, np.ndarray) and field.shape == (batch,)

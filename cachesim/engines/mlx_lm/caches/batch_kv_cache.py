@@ -78,7 +78,6 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     @property
     def state(self) -> State:
-        """Everything but pending padding; in the sliced form the used rows."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.left_padding, self._idx
         keys, values = self.keys_and_values() if self._idx < rows_of(self.keys) else self._buffers()
@@ -98,7 +97,6 @@ class BatchKVCache(BatchCache, batches=KVCache):
         super().put_state(None, meta_state)
 
     def is_trimmable(self) -> bool:
-        """Always."""
         return True
 
     def trim(self, n: int) -> int:
@@ -109,11 +107,9 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return n
 
     def size(self) -> int:
-        """The common row; nothing before 0.31.2."""
         return self.as_size(self._idx) if self.rules.batch_size_method else super().size()
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
-        """Causal from the common row on, without what lies left of each row's first token."""
         return Causal(columns, self._idx, window_size, tuple(self.left_padding.tolist()))
 
     def filter(self, rows: Sequence[int]) -> None:

@@ -138,7 +138,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     @property
     def state(self) -> State:
-        """Everything but pending padding; in the sliced form the used rows."""
         if self.rules.state_form == "whole":
             return (
                 self.keys,
@@ -155,11 +154,9 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     @property
     def meta_state(self) -> State:
-        """Three numbers and the flag, as strings."""
         return tuple(map(str, (self.max_size, self._offset, self._idx, self.rotated)))
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setters; the field for pending padding is not made (an oddity)."""
         self._lengths = MISSING
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.left_padding = state[:4]
@@ -173,7 +170,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         self.rotated = restored
 
     def is_trimmable(self) -> bool:
-        """Only while fewer than W tokens were written."""
         return self.rules.rotating_unrolls_on_trim or self._offset < self.max_size
 
     def trim(self, n: int) -> int:
@@ -203,7 +199,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         return n
 
     def size(self) -> int:
-        """Tokens that are still there; nothing before 0.31.2."""
         if not self.rules.batch_size_method:
             return super().size()
         return self.as_size(min(self._offset, self.max_size))
@@ -234,7 +229,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         return mask
 
     def extend(self, other: "BatchRotatingKVCache") -> None:
-        """Append rows; rings that stand differently are unrolled first, the other one too."""
         if self._takes_empty(other):
             return
         if self.rotated != other.rotated or self._idx != other.idx:

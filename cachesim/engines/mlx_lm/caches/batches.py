@@ -37,7 +37,6 @@ class BatchCache(RowsCache, shared=True):
             self.offset = added(self.offset, -padding)
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these rows; what is pending of their padding keeps its size (an oddity)."""
         if self.keys is not None or not self.rules.filter_accepts_empty:
             self.keys = chosen(indexed(self.keys), rows)
             self.values = chosen(indexed(self.values), rows)

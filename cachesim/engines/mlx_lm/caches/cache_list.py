@@ -25,7 +25,6 @@ class CacheList(LayerCache):
         return self.rules.batches_recurrent
 
     def is_trimmable(self) -> bool:
-        """Only if all members are."""
         return all(each.is_trimmable() for each in self.caches)
 
     def trim(self, n: int) -> int:
@@ -40,11 +39,9 @@ class CacheList(LayerCache):
         return max(each.size() for each in self.caches)
 
     def empty(self) -> bool:
-        """The first member says it."""
         return self.caches[0].empty()
 
     def count_bytes(self) -> int:
-        """All members'."""
         return sum(each.nbytes for each in self.caches)
 
     @property
@@ -79,35 +76,29 @@ class CacheList(LayerCache):
         ]
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Member by member."""
         for each in self.caches:
             each.filter(rows)
 
     def extend(self, other: "CacheList") -> None:
-        """Member by member."""
         for one, two in zip(self.caches, other.caches, strict=False):
             one.extend(two)
 
     def extract(self, row: int) -> "CacheList":
-        """Member by member."""
         self.needs_batches("extract")
         return CacheList(self.rules, *(each.extract(row) for each in self.caches))
 
     def announce(self, padding: Announced) -> None:
-        """Member by member."""
         self.needs_batches("prepare")
         for each in self.caches:
             each.announce(padding)
 
     def finalize(self) -> None:
-        """Member by member."""
         self.needs_batches("finalize")
         for each in self.caches:
             each.finalize()
 
     @classmethod
     def merge(cls, caches: Sequence["CacheList"]) -> "CacheList":
-        """Member by member; the end of an iteration inside a generator becomes RuntimeError."""
         caches[0].needs_batches("merge")
         try:
             members = [

@@ -84,11 +84,9 @@ class ChunkedKVCache(RowsCache):
 
     @property
     def meta_state(self) -> State:
-        """The two numbers that do not change with every token, as strings."""
         return tuple(map(str, (self.chunk_size, self.start_position)))
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setters; in the sliced form the offset becomes the number of rows."""
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.chunk_size, self.start_position = state
             return
@@ -97,7 +95,6 @@ class ChunkedKVCache(RowsCache):
         self.chunk_size, self.start_position = map(int, meta_state)
 
     def is_trimmable(self) -> bool:
-        """Always, it says, whatever has been dropped."""
         return self.rules.chunks_always_trim or self.start_position == 0
 
     def trim(self, n: int) -> int:

@@ -33,12 +33,10 @@ class KVCache(RowsCache):
         return some(self.keys)[:, :, : self.offset], some(self.values)[:, :, : self.offset]
 
     def size(self) -> int:
-        """All tokens."""
         return self.as_size(self.offset)
 
     @property
     def state(self) -> State:
-        """Buffers and offset; in the sliced form the used rows alone, which an empty one lacks."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset
         return self.keys_and_values()
@@ -53,7 +51,6 @@ class KVCache(RowsCache):
         super().put_state(None, meta_state)
 
     def is_trimmable(self) -> bool:
-        """Always."""
         return True
 
     def trim(self, n: int) -> int:

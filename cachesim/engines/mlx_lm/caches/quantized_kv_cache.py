@@ -96,7 +96,6 @@ class QuantizedKVCache(KVCache):
 
     @property
     def meta_state(self) -> State:
-        """The numbers, as strings."""
         return tuple(map(str, (self.offset, self.group_size, self.bits)))
 
     def put_state(self, state: State, meta_state: State) -> None:

@@ -86,12 +86,10 @@ class RotatingKVCache(RingCache):
         return self.keys_and_values()
 
     def size(self) -> int:
-        """Tokens that are still there."""
         return self.as_size(min(self.fill, self.max_size))
 
     @property
     def state(self) -> State:
-        """Everything, or in the sliced form the used rows."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.keep, self.max_size, self._idx
         return self.keys_and_values()
@@ -117,11 +115,9 @@ class RotatingKVCache(RingCache):
             self._offset = int(meta_state[3])
 
     def is_trimmable(self) -> bool:
-        """Only below W: a ring that holds exactly W tokens is frozen already."""
         return self.rules.rotating_unrolls_on_trim or self.offset < self.max_size
 
     def trim(self, n: int) -> int:
-        """Move offset and write index back, unchecked: on a full ring this corrupts it."""
         if self.rules.rotating_unrolls_on_trim:
             return self._trim_unrolled(n)
         n = min(self.offset, n)

@@ -19,11 +19,9 @@ class RowsCache(LayerCache, shared=True):
         self.values: Array | None = None
 
     def empty(self) -> bool:
-        """Whether nothing was ever written; what was trimmed to nothing has its buffers."""
         return self.keys is None
 
     def count_bytes(self) -> int:
-        """Allocated rows, used or not, in the real model's element sizes where they are known."""
         if self.keys is None or self.values is None:
             return 0
         if self.row_bytes is None:
@@ -31,7 +29,6 @@ class RowsCache(LayerCache, shared=True):
         return int(self.keys.shape[0] * self.keys.shape[2] * self.row_bytes)
 
     def _make_room(self, used: int, keys: Array, values: Array) -> None:
-        """Grow where new rows do not fit behind those that are used."""
         if self.keys is None or used + keys.shape[2] > rows_of(self.keys):
             self.keys = grown(self.keys, used, keys, self.step)
             self.values = grown(self.values, used, values, self.step)
@@ -70,7 +67,6 @@ class RingCache(RowsCache, shared=True):
         raise NotImplementedError
 
     def _grow(self, keys: Array, values: Array) -> None:
-        """As long as the ring has not all its rows, append some where a row is to go."""
         prev = self.fill
         if self.keys is not None and rows_of(self.keys) > min(prev, self.max_size - 1):
             return

@@ -50,7 +50,6 @@ class SparseCache(LayerCache):
         return keys, values
 
     def keys_and_values(self) -> tuple[Array, Array]:
-        """What is kept, oldest first."""
         return some(self.keys), some(self.values)
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
@@ -61,11 +60,9 @@ class SparseCache(LayerCache):
         return Causal(columns, self.window_rows, self.max_size)
 
     def empty(self) -> bool:
-        """Whether nothing was ever written."""
         return self.offset == 0
 
     def count_bytes(self) -> int:
-        """The window, a latent and an index key per group, two rows per token that waits."""
         row, wide = self.row_bytes or 0, self.wide_row_bytes or 0
         groups, waiting = divmod(self.offset, RATIO) if self.groups else (0, 0)
         return row * (self.window_rows + 2 * groups) + 2 * wide * waiting

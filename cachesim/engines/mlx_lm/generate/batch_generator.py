@@ -195,7 +195,6 @@ class BatchGenerator:
         return responses
 
     def _prefill(self) -> list[PromptResponse]:
-        """One forward pass over a piece of every prompt that is left."""
         pieces, responses = [], []
         for uid, each in zip(self._prompt_batch.uids, self._processing, strict=True):
             pieces.append(each.take(self.prefill_step_size))

@@ -212,7 +212,6 @@ class OldBatchGenerator:
         return Batch(rows, self._step(inputs, cache, rows), cache)
 
     def _is_fresh(self, prompts: Sequence[Unprocessed]) -> bool:
-        """Whether nothing is stored for any of them; by what sign, is a rule."""
         if self.rules.fresh_by_length:
             return not any(layer.size() for each in prompts for layer in each.cache)
         return all(each.cache[0].empty() for each in prompts)
@@ -278,14 +277,12 @@ class OldBatchGenerator:
 
 
 def _distance(prompt: Unprocessed) -> int:
-    """A checkpoint's distance from the end; negative positions count from there already."""
     if prompt.checkpoint > 0:
         return len(prompt.rest) - prompt.checkpoint
     return -prompt.checkpoint
 
 
 def _finish_reason(row: Row, token: Token) -> str | None:
-    """Why the sequence ends with this token; a stop token is looked at first."""
     row.num_tokens += 1
     if row.stopper.advance(token):
         return "stop"

@@ -179,7 +179,6 @@ def _positions(first: int, count: int) -> Integers:
 
 
 def _one_by_one(rows: list[Integers]) -> Integers:
-    """What belongs to several rows, one row after the other."""
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
@@ -228,7 +227,6 @@ class _GroupStore:
         cached.write(self._rows[index], self._columns[index], positions, keys, values)
 
     def _lanes(self, cached: CachedRows, index: int, shift: int) -> list[Lane]:
-        """What one row sees; a layer of which the same is true as of the one before asks nobody."""
         row, positions = self._rows[index], self._positions[index]
         keys, values, marks = cached.of_row(row)
         visible = cached.visible(row, self._columns[index])

@@ -80,7 +80,6 @@ class Sight:
 
 
 def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
-    """A mask of any form, (columns, keys)."""
     if visible is None:
         return np.ones((columns, keys), bool)
     return visible.dense(keys) if isinstance(visible, Bounds) else visible
@@ -126,7 +125,6 @@ def _common_way(
 
 
 def _between(seen: Integers, low: Integers, high: Integers) -> Array:
-    """Which positions lie between each column's bounds, (columns, n)."""
     between: Array = seen <= high[:, None]
     if low[-1] > seen.min():  # the bounds rise from column to column
         between &= seen >= low[:, None]
@@ -142,7 +140,6 @@ def _as_slice(numbers: Integers) -> Integers | slice:
 
 
 def _ends(numbers: Integers | slice) -> tuple[int, int]:
-    """The smallest and the largest."""
     if isinstance(numbers, slice):
         return numbers.start, numbers.stop - 1
     return int(numbers.min()), int(numbers.max())

@@ -134,7 +134,6 @@ class SegmentBatch(ServedBatch):
         serving.store.trim(job, self.generator)
 
     def turn(self) -> None:
-        """Progress, states at the ends of segments, tokens, final states."""
         prompts, tokens = self.generator.next()
         for prompt in prompts:
             done, total = prompt.progress
@@ -157,7 +156,6 @@ class SegmentBatch(ServedBatch):
             self.serving.store.insert(job, key, cache, job.segment_types.pop())
 
     def remove_stopped(self) -> None:
-        """States of requests whose client went are thrown away."""
         gone = self.stopped()
         self.generator.remove(gone)
         for uid in gone:
@@ -227,7 +225,6 @@ class OldBatch(ServedBatch):
         self.serving.store.insert(job, job.cache_key[:-prompt_end], state(), "user")
 
     def turn(self) -> None:
-        """Tokens and final states; prefill told its progress on the way."""
         for token in self.generator.next():
             job = self.say(token)
             if self.serving.rules.snapshots is None:

@@ -76,7 +76,6 @@ def _holding(
 
 
 def _seen_next(layer: LayerCache, count: int) -> int:
-    """How many of so many tokens the next one may see: a window, what is there of a chunk, all."""
     if isinstance(layer, RotatingKVCache) or (isinstance(layer, SparseCache) and not layer.groups):
         return min(count, layer.max_size)
     return count % layer.chunk_size if isinstance(layer, ChunkedKVCache) else count

@@ -94,7 +94,6 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> S
 
 
 def _drafts(job: Job, draft: Side, y: Tokens, count: int, step: int) -> Tokens:
-    """What the draft model proposes, or what the request says that it does."""
     forced = job.drafts[step] if step < len(job.drafts) else ()
     found: list[Token] = []
     for index in range(count):

@@ -169,7 +169,6 @@ class ServerStore:
 
 
 def _tokens_of(job: Job) -> Tokens:
-    """What a request at work will have fed in the end, as far as that is known."""
     return (*job.prompt, *job.generated)
 
 

@@ -106,13 +106,11 @@ class ResponseGenerator:
         self._turn_away()
 
     def _next_request(self) -> Job | None:
-        """What was put back comes before what is queued."""
         if self._unprocessed:
             return self._unprocessed.pop()
         return self.requests.popleft() if self.requests else None
 
     def _admit(self, job: Job) -> None:
-        """Into the live batch, alone, or back until the batch is empty."""
         batchable = self.is_batchable and not job.seeded
         if self.batch is not None and batchable:
             self.batch.admit(job)
@@ -127,7 +125,6 @@ class ResponseGenerator:
             serve_single(self.serving, job)
 
     def _finish(self, job: Job, reason: str) -> None:
-        """The client has all its tokens."""
         job.finish_reason = reason
         self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
 

@@ -145,7 +145,6 @@ class WordTokenizer:
 
     @property
     def _tools_turn(self) -> Tokens:
-        """What the model may call: a system turn of its own, before all others."""
         if not self.tools:
             return ()
         return (START, ROLES["system"], NEWLINE, *self.encode(" ".join(self.tools)), END, NEWLINE)

@@ -160,7 +160,6 @@ class LRUPromptCache:
         )
 
     def _shorter(self, found: PromptTrieResult, tokens: Key) -> Fetched:
-        """The longest stored prefix as it is, or nothing."""
         equal = Count(found.common_prefix)
         losses = self._losses_of_shorter(found)
         if found.shorter is None:

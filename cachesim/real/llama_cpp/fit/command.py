@@ -52,7 +52,6 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
 
 
 def _recorded(wheel: Wheel, *, workloads: int, seed: int) -> tuple[Recording, ...]:
-    """What the wheel answered: played now where it is not on disk yet."""
     kept = Recordings(wheel.release, seed=seed, version=wheel.version)
     beside = console(stderr=True)
     with Progress(console=beside, transient=True, disable=not beside.is_terminal) as progress:
@@ -65,7 +64,6 @@ def _recorded(wheel: Wheel, *, workloads: int, seed: int) -> tuple[Recording, ..
 
 
 def _table(fit: Fit[Trial, Difference], known: dict[str, Trial]) -> Table:
-    """The climb: from the nearest release, change by change."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("rules")
     table.add_column("as in")
@@ -96,7 +94,6 @@ def _open(
 
 
 def _neighbours(wheel: Wheel, known: dict[str, Trial]) -> list[str]:
-    """The releases before and after a wheel."""
     others = [name for name in known if name != wheel.release]
     before = [name for name in others if int(name[1:]) < wheel.build][-1:]
     return before + [name for name in others if int(name[1:]) > wheel.build][:1]
@@ -122,7 +119,6 @@ def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) 
 
 
 def _show_rest(out: Console, fit: Fit[Trial, Difference], wheel: Wheel) -> None:
-    """The remaining disagreements, as small as they get, as scenarios."""
     if not fit.differences:
         out.print("every request agrees")
         return
@@ -135,7 +131,6 @@ def _show_rest(out: Console, fit: Fit[Trial, Difference], wheel: Wheel) -> None:
 
 
 def _unlike(differences: Sequence[Difference]) -> list[Difference]:
-    """One of each kind first: models and fields that differ alike are told once."""
     kinds = {(each.workload.preset, tuple(each.fields)): each for each in reversed(differences)}
     rest = [each for each in differences if each not in kinds.values()]
     return [*reversed(kinds.values()), *rest]

@@ -100,7 +100,6 @@ def probe(
 
 
 def _simulated(number: int, trial: Trial, recordings: Recordings) -> Recording:
-    """What a server with these rules would answer to a random workload."""
     setting = draw_setting(recordings.seed, number, release=recordings.release)
     workload, outcomes = grow(setting, server_under(setting, trial))
     return Recording(workload=workload, outcomes=outcomes)

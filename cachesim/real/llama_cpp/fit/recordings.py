@@ -128,7 +128,6 @@ class Recordings:
         return recording
 
     def _singles(self) -> Iterator[tuple[int, Recording]]:
-        """Workloads that were played one by one, the latest first."""
         if not self.singles.exists():
             return
         for line in reversed(self.singles.read_text().splitlines()):
@@ -139,7 +138,6 @@ class Recordings:
                 continue
 
     def _kept(self, count: int) -> list[Recording]:
-        """Those on disk that are still what the generator would ask."""
         found: list[Recording] = []
         if not self.file.exists():
             return found
