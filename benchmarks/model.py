@@ -29,10 +29,12 @@ from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
-from cachesim.model.one.attention import AttentionStep
-from cachesim.model.one.mlp import MlpStep
-from cachesim.model.one.recurrent import DeltaStep, ShortConvStep, SsmStep
-from cachesim.model.one.tile import Step as LayerStep
+from cachesim.model.layers.attention import Attention
+from cachesim.model.layers.conv import ShortConv
+from cachesim.model.layers.delta import Delta
+from cachesim.model.layers.mlp import Mlp
+from cachesim.model.layers.run import Layer
+from cachesim.model.layers.ssm import Ssm
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
@@ -142,12 +144,12 @@ def simulated(name: str, arithmetic: ArithmeticName) -> Side:
     )
 
 
-KINDS: Final[Mapping[str, type[LayerStep]]] = {
-    "attention": AttentionStep,
-    "ssm": SsmStep,
-    "delta": DeltaStep,
-    "conv": ShortConvStep,
-    "MLP": MlpStep,
+KINDS: Final[Mapping[str, type[Layer]]] = {
+    "attention": Attention,
+    "ssm": Ssm,
+    "delta": Delta,
+    "conv": ShortConv,
+    "MLP": Mlp,
 }
 """What a decoded token goes through, by the names of the docs."""
 
@@ -161,7 +163,7 @@ def parts(name: str) -> dict[str, tuple[int, float]]:
     found: dict[str, tuple[int, float]] = {}
     for _ in range(REPEATS):
         with ExitStack() as stack:
-            watched = {kind: stack.enter_context(watch(step)) for kind, step in KINDS.items()}
+            watched = {kind: stack.enter_context(watch(layer)) for kind, layer in KINDS.items()}
             decode(network, prompt)
             for kind, times in watched.items():
                 if times:
@@ -172,18 +174,18 @@ def parts(name: str) -> dict[str, tuple[int, float]]:
 
 
 @contextmanager
-def watch(step: type[LayerStep]) -> Iterator[list[float]]:
-    """The seconds of every call of a step while the context is open."""
+def watch(layer: type[Layer]) -> Iterator[list[float]]:
+    """The seconds of every call of a layer while the context is open."""
     times: list[float] = []
-    plain = step.__call__
+    plain = layer.__call__
 
-    def timed(self: LayerStep, *given: Any) -> Array:
+    def timed(self: Layer, *given: Any) -> Array:
         begin = time.perf_counter()
         result = plain(self, *given)
         times.append(time.perf_counter() - begin)
         return result
 
-    with patch.object(step, "__call__", timed):
+    with patch.object(layer, "__call__", timed):
         yield times
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import LayerShape, Network, Output
 from cachesim.model.network import FloatNetwork
-from cachesim.model.ring import RingNetwork
-from cachesim.model.ring_words import salt
+from cachesim.model.ring import RingNetwork, salt
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.model.trace import Traced

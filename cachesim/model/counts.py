@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network, Output
-from cachesim.model.ring import RingNetwork, WordNetwork
-from cachesim.model.ring_words import mix
+from cachesim.model.ring import RingNetwork, WordNetwork, mix
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Lanes, Store, Ubatch
 from cachesim.units import Array, Integers

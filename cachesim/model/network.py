@@ -22,11 +22,9 @@ from cachesim.model.layers.delta import Delta
 from cachesim.model.layers.ends import Embedding, Head, Intake, MtpIntake, embedding_table
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
-from cachesim.model.layers.run import Layer, Run
-from cachesim.model.layers.sight import Sights
+from cachesim.model.layers.run import KeyMasks, Layer, Run
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
-from cachesim.model.one.desk import Desk
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.model.store import BLOCK, Store, Ubatch
 from cachesim.model.weights import Weights, draw
@@ -39,12 +37,6 @@ MOST_ROWS: Final = 1 << 20
 
 MOST_POSITION: Final = (1 << 31) - 1
 """Positions are 32-bit numbers on the real servers."""
-
-
-ENORMOUS: Final = 1 << 64
-
-FEW: Final = 16
-"""Numbers that are looked through one by one quicker than as an array."""
 
 LARGE: Final = 24 << 20
 """Bytes: more than most arrays of a layer, and less than what glibc hands back without learning."""
@@ -86,7 +78,6 @@ class FloatNetwork:
         matrices = tuple(matrix for part in parts for matrix in part.matrices)
         self._ladder = ladder_for(matrices)
         self._attention_ladder = attention_ladder_for(spec.kv_heads, spec.head_size, BLOCK)
-        self._desks: list[Desk] = []
         self._companion = (
             FloatNetwork(spec, self._weights, mtp=True) if spec.mtp_depth and not mtp else None
         )
@@ -109,28 +100,12 @@ class FloatNetwork:
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
-        return self._run_one(ubatch, store) if is_one(ubatch) else self._run_rows(ubatch, store)
-
-    def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
-        try:
-            desk = self._desks.pop()
-        except IndexError:  # another thread has it, or nobody asked before
-            layers = [*self._body, *self._last]
-            desk = Desk(layers, self._head, self._ladder, self._attention_ladder)
-        asked = ubatch.outputs is None or len(ubatch.outputs) > 0
-        with np.errstate(over="ignore", invalid="ignore"):
-            x = self._entry.one(ubatch, self._ladder)
-            output = desk.run(x, store, self._rotary.turn(int(ubatch.positions[0])), asked=asked)
-        self._desks.append(desk)
-        return output
-
-    def _run_rows(self, ubatch: Ubatch, store: Store) -> Output:
         run = Run(
             count=len(ubatch.tokens),
             sets=ubatch.sets,
             ladder=self._ladder,
             attention_ladder=self._attention_ladder,
-            sights=Sights(self._attention_ladder[-1]),
+            masks=KeyMasks(self._attention_ladder[-1]),
             turns=self._rotary.turns(ubatch.positions),
             store=store,
             padding=ubatch.padding,
@@ -199,15 +174,8 @@ class FloatNetwork:
         return layers
 
 
-def is_one(ubatch: Ubatch) -> bool:
-    """Whether it is one token alone, which asks for its own logits or for none."""
-    outputs = ubatch.outputs
-    alone = len(ubatch.tokens) == 1 and ubatch.padding is None
-    return alone and (outputs is None or len(outputs) <= 1)
-
-
-def check(ubatch: Ubatch, spec: ModelSpec) -> int:
-    """Refuse what no network can run; no position lies above what is returned."""
+def check(ubatch: Ubatch, spec: ModelSpec) -> None:
+    """Refuse what no network can run."""
     count = len(ubatch.tokens)
     if count == 0:
         msg = "an ubatch without tokens: hand in at least one"
@@ -215,38 +183,25 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> int:
     if count > MOST_ROWS:
         msg = f"an ubatch of {count} rows is past the limit of {MOST_ROWS}"
         raise LimitError(msg)
-    most = spec.vocabulary - 1
-    if _together(ubatch.tokens) > most and (wrong := _outside(ubatch.tokens, most)) is not None:
+    if (wrong := _outside(ubatch.tokens, spec.vocabulary - 1)) is not None:
         msg = f"token {wrong} is not in the vocabulary: write ids from 0 to {spec.vocabulary - 1}"
         raise TokenError(msg)
     if len(ubatch.positions) != count:
         msg = f"{len(ubatch.positions)} positions for {count} tokens: write one for each"
         raise PositionError(msg)
-    if (highest := _together(ubatch.positions)) > MOST_POSITION:
-        wrong = _outside(ubatch.positions, MOST_POSITION)
+    if (wrong := _outside(ubatch.positions, MOST_POSITION)) is not None:
         msg = f"position {wrong} is out of range: positions run from 0 to {MOST_POSITION}"
         raise PositionError(msg)
     if ubatch.sets < 1 or count % ubatch.sets:
         msg = f"{count} tokens do not fall into {ubatch.sets} sets of one length"
         raise TokenError(msg)
-    return highest
-
-
-def _together(numbers: Integers) -> int:
-    """A number that none of these is above, and that is enormous where any is negative.
-
-    Of many it has the bits of all, which for a limit of 31 bits says as much as the highest does.
-    """
-    if len(numbers) <= FEW:
-        each: list[int] = numbers.tolist()
-        return max(each) if min(each) >= 0 else ENORMOUS
-    bits: int = np.bitwise_or.reduce(numbers).item()
-    return bits if bits >= 0 else ENORMOUS
 
 
 def _outside(numbers: Integers, most: int) -> int | None:
-    wrong = numbers[(numbers < 0) | (numbers > most)]
-    return int(wrong[0]) if len(wrong) else None
+    """The first number that is negative or above `most`, if any."""
+    if np.minimum.reduce(numbers) >= 0 and np.maximum.reduce(numbers) <= most:
+        return None
+    return int(numbers[(numbers < 0) | (numbers > most)][0])
 
 
 def _shape(spec: ModelSpec, number: int) -> LayerShape:

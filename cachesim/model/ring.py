@@ -1,8 +1,8 @@
 """`ring`: the float network's exact twin over the integers modulo 2^64.
 
-The layers are those of the spec, with the same cells, rows and Store; only the numbers are words.
-Nothing rounds, so whatever happened to a memory either changes the answer or does not, with no
-bound to argue about, and a context of a million tokens is two sums.
+The layers are those of the spec, with the same cells, rows and Store; only the numbers are words:
+every operation wraps, none rounds, and sums come in any order. So whatever happened to a memory
+either changes the answer or does not, and a context of a million tokens is two sums.
 
     attention   linear and relative: out[i] = sum over visible j of  q[i] k[j] v[j] g^(p[j] - p[i])
                 A key is stored as k[j] g^p[j]: one at a wrong position, one left unrotated, one
@@ -10,31 +10,298 @@ bound to argue about, and a context of a million tokens is two sums.
     conv        a polynomial in the last few inputs, kept in the row
     ssm         a conv, then a chain of everything, decayed by a gate that each token sets
     delta       a conv, then a chain of chains
-    in between  `mix`, a gate that is no ring operation, so that an error of any layer survives
+    mix         a one-to-one scramble between layers that neither sums nor products undo, so that
+                an error of any layer survives
 
 Approximations show as in float. After a context shift a re-rotated key is exact, but above the
 first layer words were computed among tokens that are gone: only a network whose one attention layer
 is its first answers like a cold one. The query's place in a window comes from the Store alone.
 """
 
-from typing import Final
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output, Place
-from cachesim.model.network import check, is_one
-from cachesim.model.ring_layers import Attention, Layer, Passage
-from cachesim.model.ring_recurrent import Recurrent
-from cachesim.model.ring_words import Powers, Words, mix, mixed, powers, salt
-from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
-from cachesim.model.store import Store, Ubatch
+from cachesim.model.network import check
+from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
+from cachesim.model.store import Ending, Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
-BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
+Words: TypeAlias = NDArray[np.uint64]
 
-FEW: Final = 4
-"""Rows up to which plain numbers are quicker than arrays."""
+BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
+MASK: Final = (1 << 64) - 1
+SCRAMBLER: Final = 0x9E3779B97F4A7C15
+
+# Arrays without dimensions: NumPy takes them sooner than its scalars, and these are everywhere.
+_ONE: Final[Words] = np.array(1, np.uint64)
+_TWO: Final[Words] = np.array(2, np.uint64)
+_THREE: Final[Words] = np.array(3, np.uint64)
+_HALF: Final[Words] = np.array(32, np.uint64)
+_SCRAMBLE: Final[Words] = np.array(SCRAMBLER, np.uint64)
+
+DIGIT: Final = 16
+"""Bits of one lookup; two of them reach every position that the real servers can number."""
+
+_DIGIT: Final = np.array(DIGIT)
+_LOWER: Final = np.array((1 << DIGIT) - 1)
+
+CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
+"""Chains that a recurrent layer keeps beside the last inputs of its convolution."""
+
+
+def salt(seed: int, name: str, count: int = 1) -> Words:
+    """Words (count,) drawn from a seed and a name: what weights are to a float network."""
+    drawn = (blake2b(f"{seed} {name} {i}".encode(), digest_size=8) for i in range(count))
+    return np.array([int.from_bytes(each.digest(), "little") for each in drawn], np.uint64)
+
+
+def mix(words: Words) -> Words:
+    """Scramble words one to one: multiplication spreads upwards, the fold brings it down again."""
+    words = words * _SCRAMBLE
+    return words ^ (words >> _HALF)
+
+
+def inverse(odd: Words) -> Words:
+    """The words that odd words multiply to 1: five right bits to begin with, doubled four times."""
+    guess = (odd * _THREE) ^ _TWO
+    for _ in range(4):
+        guess = guess * (_TWO - odd * guess)
+    return guess
+
+
+def fold(start: Words, gates: Words, inputs: Words) -> Words:
+    """The states (S, n) of chains that begin at `start` (S,), with odd `gates`, (S, n).
+
+    s[i] = gate[i] * s[i-1] + input[i], divided by the product of all gates up to i, is a running
+    sum. Odd words have inverses, so the division is exact and the chain takes no loop.
+    """
+    products = np.multiply.accumulate(gates, axis=1)
+    sums = np.add.accumulate(inputs * inverse(products), axis=1)
+    return products * (start[:, None] + sums)
+
+
+class Powers:
+    """The powers of an odd word, for exponents of 32 bits with their sign."""
+
+    def __init__(self, base: int) -> None:
+        size = 1 << DIGIT
+        low = np.multiply.accumulate(np.full(size, base, np.uint64))
+        step = low[-1:]  # base^size
+        up = np.multiply.accumulate(np.repeat(step, size // 2))
+        down = np.multiply.accumulate(np.repeat(inverse(step), size // 2))
+        self._low = np.concatenate([[_ONE], low[:-1]])
+        self._high = np.concatenate([[_ONE], up[:-1], down[::-1]])  # from -1 back: negative digits
+
+    def __call__(self, exponents: Integers) -> Words:
+        """base^exponent, word by word: one lookup per digit, the upper one signed."""
+        product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
+        return product
+
+
+@lru_cache(maxsize=8)
+def powers(base: int) -> Powers:
+    """The tables of a base; networks share them."""
+    return Powers(base)
+
+
+class PrefixSums:
+    """Running sums over a lane in the order of its positions: a row sees a range of them.
+
+    A cell that is not there has the highest position of all, which no row sees.
+    """
+
+    __slots__ = ("_below", "_order", "_upto", "lane")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        positions = lane.positions
+        self._order: slice | Integers = slice(None)
+        if np.count_nonzero(positions[1:] < positions[:-1]):
+            self._order = positions.argsort(kind="stable")
+            positions = positions[self._order]
+        self._upto = positions.searchsorted(lane.high, side="right")
+        self._below: Integers | None = None
+        if np.count_nonzero(lane.low):
+            self._below = positions.searchsorted(lane.low, side="left")
+            self._upto = np.maximum(self._upto, self._below)
+
+    def sums(self, keys: Words, values: Words) -> Words:
+        """For each row the sum of key times value (n,) over the cells it sees, (q,)."""
+        totals = np.zeros(len(keys) + 1, np.uint64)
+        np.add.accumulate(keys[self._order] * values[self._order], out=totals[1:])
+        sums: Words = totals[self._upto]
+        return sums if self._below is None else sums - totals[self._below]
+
+
+class Pass:
+    """One ubatch on its way through the layers, and what they share."""
+
+    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers) -> None:
+        self.ubatch, self.store, self._powers = ubatch, store, powers
+        self._sums: dict[tuple[int, int, int], PrefixSums] = {}
+
+    @cached_property
+    def there(self) -> Words:
+        """g^position of each row, which turns its key."""
+        return self._powers(self.ubatch.positions)
+
+    @cached_property
+    def back(self) -> Words:
+        """g^-position of each row, which turns what its query sees."""
+        return self._powers(-self.ubatch.positions)
+
+    def sums(self, lane: Lane) -> PrefixSums:
+        """The running sums of a lane, or those of one before it with the very same arrays."""
+        key = (id(lane.positions), id(lane.low), id(lane.high))
+        known = self._sums.get(key)
+        if known is None:  # the lane is kept, so that no other can take its arrays' ids
+            known = self._sums[key] = PrefixSums(lane)
+        return known
+
+
+class Layer(Protocol):
+    """One layer with something to keep."""
+
+    shape: LayerShape
+
+    def __call__(self, hidden: Words, run: Pass) -> Words:
+        """The rows' words (T,) with what the layer adds to them."""
+        ...
+
+
+class Attention:
+    """out[i] = sum over visible j of q[i] k[j] v[j] g^(p[j] - p[i]), with odd q, k and v."""
+
+    def __init__(self, layer: int, place: Place, salts: Words, *, turns: bool) -> None:
+        self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
+        self._salts = salts[:, None]  # (3, 1)
+        self._turns = turns
+
+    def __call__(self, hidden: Words, run: Pass) -> Words:
+        """Hand keys and values (T, 1) to the store and add up what each row sees."""
+        queries, keys, values = mix(hidden + self._salts) | _ONE
+        if self._turns:
+            keys, queries = keys * run.there, queries * run.back
+        seen = np.empty(len(keys), np.uint64)
+        for lane in run.store.attend(self.shape.layer, keys[:, None], values[:, None]):
+            seen[lane.rows] = run.sums(lane).sums(lane.keys[:, 0], lane.values[:, 0])
+        return mix(hidden + queries * seen)
+
+
+class Recurrent:
+    """A convolution over the last few inputs and, in `ssm` and `delta`, chains of all of them.
+
+    The row of a sequence, oldest input first:  [ taps - 1 inputs | a word for each chain ]
+    """
+
+    def __init__(self, layer: int, kind: LayerKind, taps: int, salts: Words) -> None:
+        self._past = taps - 1
+        self._chains = CHAINS[kind]
+        self._salt = np.array(salts[0])
+        tap = int(salts[1]) | 1
+        self._taps = np.array([pow(tap, i, 1 << 64) for i in range(taps)][::-1], np.uint64)
+        row = self._past + self._chains
+        self.shape = LayerShape(
+            layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
+        )
+
+    def __call__(self, hidden: Words, run: Pass) -> Words:
+        """Fold each set's tokens into its row."""
+        store, padding = run.store, run.ubatch.padding
+        before = store.states(self.shape.layer)
+        inputs = mix(hidden + self._salt).reshape(len(before), -1)  # (S, n)
+        if padding is not None:
+            added, kept = self._fold_padded(inputs, before, padding)
+        else:
+            added, kept = self._fold(inputs, before, store.planes)
+        store.keep_states(self.shape.layer, kept)
+        return mix(hidden + added.reshape(-1))
+
+    def _fold(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
+        """What each token adds, (S, n), and the rows to keep (S, planes, row), newest first."""
+        past = np.concatenate([before[:, : self._past], inputs], axis=1)
+        word = self._convolve(past)
+        chains = []
+        for start in before[:, self._past :].T:
+            word = fold(start, mix(word) | _ONE, word)
+            chains.append(word)
+        count = inputs.shape[1]
+        depth = min(count, planes)
+        rows = np.empty((len(past), depth, self.shape.row), np.uint64)
+        for plane, end in enumerate(range(count, count - depth, -1)):
+            rows[:, plane, : self._past] = past[:, end : end + self._past]
+            for i, chain in enumerate(chains, self._past):
+                rows[:, plane, i] = chain[:, end - 1]
+        return word, rows
+
+    def _convolve(self, past: Words) -> Words:
+        """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
+        along = np.correlate(past.reshape(-1), self._taps, "full")[self._past :]
+        return mix(along.reshape(past.shape)[:, : -self._past])  # no window lies in two sets
+
+    def _fold_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
+        """As `_fold` where some rows are padding: words (S, n), rows to keep (S, 1, row)."""
+        words = np.zeros(inputs.shape, np.uint64)
+        joined = np.concatenate(
+            [before[:, : self._past], np.where(padding.real, inputs, np.uint64(0))], axis=1
+        )
+        convolved = self._convolve(joined).tolist()
+        ends = np.full(len(inputs), inputs.shape[1])
+        if padding.conv_ends is not None:
+            ends = np.clip(padding.conv_ends, 0, inputs.shape[1])
+        rows = []
+        for one, end in enumerate(ends):
+            state = before[one, self._past :].tolist()
+            for ending in padding.endings(one):
+                added, state = self._fold_chunk(convolved[one], ending, state, padding)
+                words[one, ending.rows] = added
+            rows.append([[*joined[one, end : end + self._past].tolist(), *state]])
+        return words, np.array(rows, np.uint64)
+
+    def _fold_chunk(
+        self, inputs: list[int], ending: Ending, former: list[int], padding: Padding
+    ) -> tuple[list[int], list[int]]:
+        """The words of one chunk's rows, and the chains that are kept after it."""
+        tokens = {*ending.folded.tolist(), *ending.undecayed.tolist(), *ending.lost.tolist()}
+        fading = set(ending.fading.tolist())
+        chains, alone, added = former, former, []
+        for row in ending.rows.tolist():
+            word, after = _step(inputs[row], chains)
+            if row in tokens:
+                chains = after
+            if self._chains == 1 and padding.chunked:
+                if row in tokens or row in fading:
+                    alone = [_decayed(alone[0], inputs[row])]
+                word = word if row in tokens else alone[0]
+            added.append(word)
+        if ending.keeps_former:
+            return added, former
+        if self._chains != 1 or ending.plain(fresh=not any(former)):
+            return added, chains
+        kept = 0
+        for row in ending.folded.tolist():
+            kept = _step(inputs[row], [kept])[0]
+        return added, [(kept + sum(inputs[i] for i in ending.undecayed) + alone[0]) & MASK]
+
+
+def _step(word: int, chains: list[int]) -> tuple[int, list[int]]:
+    after = []
+    for state in chains:
+        word = (_decayed(state, word) + word) & MASK
+        after.append(word)
+    return word, after
+
+
+def _decayed(state: int, word: int) -> int:
+    """A chain's word times the gate that a row's word sets (`mix` of a plain number, odd)."""
+    gate = word * SCRAMBLER & MASK
+    return state * (gate ^ gate >> 32 | 1) & MASK
 
 
 class WordNetwork:
@@ -45,7 +312,7 @@ class WordNetwork:
 
     @property
     def spec(self) -> ModelSpec:
-        """What it was built from."""
+        """The spec that it was built from."""
         return self._spec
 
     @property
@@ -63,56 +330,30 @@ class RingNetwork(WordNetwork):
     """A spec's network in words: a pure function of the spec, like the float one."""
 
     def __init__(self, spec: ModelSpec, *, mtp: bool = False, flavour: str = "") -> None:
-        """`flavour`: what is laid over the weights; keys, values and states are others then."""
+        """`flavour`: an adapter's name, which salts keys, values and states."""
         self._spec = spec
         self._mtp = mtp
         count = len(spec.layers)
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
         self._powers = powers(1 if spec.rope == "none" else BASE)
-        layers = [_layer(spec, number, self._powers) for number in numbers]
-        *self._body, self._last = layers
+        self._layers = [_layer(spec, number) for number in numbers]
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
-        self._shapes = tuple(layer.shape for layer in layers)
+        self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
-        self._head_number = int(self._head[0])
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
-        highest = check(ubatch, self._spec)
-        if is_one(ubatch):
-            return self._run_one(ubatch, store)
-        return self._run_rows(ubatch, Passage(ubatch, store, self._powers, highest))
-
-    def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
-        outputs, mtp = ubatch.outputs, bool(self._spec.mtp_depth)
-        word: int = self._enter(ubatch).item()
-        position: int = ubatch.positions.item()
-        for layer in self._body:
-            word = layer.step(word, position, store, read=True)
-        asked = outputs is None or len(outputs) > 0
-        word = self._last.step(word, position, store, read=asked or mtp)
-        hidden = np.array([[word]], np.uint64) if mtp else None
-        return Output(self._logits([word] if asked else []), hidden)
-
-    def _run_rows(self, ubatch: Ubatch, passage: Passage) -> Output:
-        words, outputs = self._enter(ubatch), ubatch.outputs
-        for layer in self._body:
-            words = layer.sweep(words, passage)
-        if outputs is not None and len(outputs) <= FEW and not self._spec.mtp_depth:
-            return Output(self._logits(self._last.some(outputs.tolist(), words, passage)))
-        words = self._last.sweep(words, passage)
-        wanted = words if outputs is None else words[outputs]
+        check(ubatch, self._spec)
+        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers)
+        for layer in self._layers:
+            words = layer(words, run)
+        wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(mix(wanted + self._head)[:, None], hidden)
 
-    def _logits(self, words: list[int]) -> Words:
-        """The logits (n, 1) of a few rows whose last words these are."""
-        said = [mixed(word + self._head_number) for word in words]
-        return np.array(said, np.uint64)[:, None]
-
     def _enter(self, ubatch: Ubatch) -> Words:
-        """The word of each token; the MTP head adds what the target's last layer said."""
+        """The word of each token; an MTP head adds the last word of the target."""
         words = self._tokens[ubatch.tokens]
         if not self._mtp:
             return words
@@ -136,10 +377,10 @@ class RingNetwork(WordNetwork):
         return None if self._mtp or not self._spec.mtp_depth else RingNetwork(self._spec, mtp=True)
 
 
-def _layer(spec: ModelSpec, number: int, powers: Powers) -> Layer:
+def _layer(spec: ModelSpec, number: int) -> Layer:
     kind = spec.kind(number)
     salts = salt(spec.seed, f"layer {number} {kind}", 3)
     if kind in RECURRENT_KINDS:
         return Recurrent(number, kind, spec.conv_size, salts[:2])
     place: Place = "window" if kind == "window" else "attention"
-    return Attention(number, place, salts, powers if spec.turns(number) else None)
+    return Attention(number, place, salts, turns=spec.turns(number))

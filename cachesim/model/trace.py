@@ -280,7 +280,7 @@ class Traced:
     ) -> Callable[[int], Reading]:
         """Read the cells: each row looks at its lane, its own cell left out."""
         words = births[:, None]
-        sights = {
+        lanes = {
             int(row): (cells, i)
             for lane in store.attend(shape.layer, words, words)
             for cells in [_Cells(lane)]
@@ -288,7 +288,7 @@ class Traced:
         }
 
         def read(row: int) -> Reading:
-            cells, i = sights[row]
+            cells, i = lanes[row]
             low, high = int(cells.low[i]), int(cells.high[i])
             positions, keys, values = cells.seen(low, high, int(births[row]))
             if not len(positions):

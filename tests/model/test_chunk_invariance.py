@@ -202,7 +202,6 @@ def test_a_mutant_is_caught(
     tokens = tokens_from(7, LONG)
     honest = cold(preset("dense"), tokens)
     monkeypatch.setattr(room, name, mutant)
-    monkeypatch.setattr("cachesim.model.network.is_one", lambda _: False)  # `one` has its own
 
     whole = run_fresh(preset("dense"), tokens, [])
     one_by_one = run_fresh(preset("dense"), tokens, list(range(1, LONG)))

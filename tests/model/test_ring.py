@@ -13,7 +13,7 @@ from cachesim.errors import ContractError, PositionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
-from cachesim.model.ring_sight import Sight, Sights, seen_by
+from cachesim.model.ring import Pass, PrefixSums, powers
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
 from cachesim.units import Array
@@ -113,8 +113,7 @@ def test_each_row_adds_up_the_cells_between_its_bounds_on_any_lane(
         for low, high in zip(lane.low, lane.high, strict=True)
     ]
 
-    assert expected == Sight(lane).sums(*cells).tolist()
-    assert expected == [seen_by(place, lane) for place in range(rows)]
+    assert expected == PrefixSums(lane).sums(*cells).tolist()
 
 
 class Shuffled(PlainStore):
@@ -162,10 +161,11 @@ def test_lanes_with_the_same_positions_and_bounds_are_looked_at_once() -> None:
     keys, other = np.zeros((2, 3, 1), np.uint64)
     ends = np.arange(3)
     lane = Lane(rows=ends, keys=keys, values=keys, positions=ends, low=ends, high=ends)
-    sights = Sights()
+    ubatch = Ubatch(tokens=ends, positions=ends)
+    run = Pass(ubatch, PlainStore(build(ModelSpec(layers=("attention",)), "ring")), powers(1))
 
-    assert sights.of(lane) is sights.of(lane._replace(keys=other))
-    assert sights.of(lane) is not sights.of(lane._replace(low=ends.copy()))
+    assert run.sums(lane) is run.sums(lane._replace(keys=other))
+    assert run.sums(lane) is not run.sums(lane._replace(low=ends.copy()))
 
 
 @every_network

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.model.ring_words import Powers, fold, inverse, mix, salt
+from cachesim.model.ring import Powers, fold, inverse, mix, salt
 
 WORD = 1 << 64
 words = st.integers(0, WORD - 1)

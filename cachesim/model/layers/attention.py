@@ -109,11 +109,11 @@ def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:
     group = queries.shape[1] // lane.keys.shape[1]
     keys = lane.keys.reshape(-1, BLOCK, *lane.keys.shape[1:])
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
-    for glance in run.sights.of(lane, group, BLOCK):
-        rows = lane.rows[glance.some]
-        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder)
-        hide(scores, glance.hidden, len(rows), group)
-        out[rows] = gather(scores, values[glance.blocks], len(rows), group)
+    for mask in run.masks.of(lane, group):
+        rows = lane.rows[mask.rows]
+        scores = score(queries[rows], keys[mask.blocks], run.attention_ladder)
+        hide(scores, mask.hidden, len(rows), group)
+        out[rows] = gather(scores, values[mask.blocks], len(rows), group)
 
 
 def score(queries: Array, keys: Array, ladder: Ladder) -> Array:

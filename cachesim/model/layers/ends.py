@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.model.weights import Weights, output_norm_name
 from cachesim.units import Array, Integers
-
-NOT_FINITE: Final = "a row of the network is not finite: a query saw no key, or a state was damaged"
 
 
 class Intake(Protocol):
@@ -27,10 +25,6 @@ class Intake(Protocol):
 
     def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
         """The rows (R, d) that the first layer reads."""
-        ...
-
-    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
-        """The row (d,) of one token alone."""
         ...
 
 
@@ -56,12 +50,6 @@ class Embedding:
         x = np.zeros((padded(len(ubatch.tokens), ladder), self.table.shape[1]))
         x[: len(ubatch.tokens)] = self.table[ubatch.tokens]
         return x
-
-    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
-        """A copy of the token's row, which the layers change."""
-        del ladder
-        row: Array = self.table[ubatch.tokens[0]].copy()
-        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +84,6 @@ class MtpIntake:
         both[:count, width:] = rms_norm(np.ascontiguousarray(ubatch.hidden), epsilon)
         return product(both, self.join, ladder)[:, :width].copy()
 
-    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
-        """The first row of them."""
-        row: Array = self(ubatch, ladder)[0]
-        return row
-
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -129,7 +112,8 @@ class Head:
         rows = rms_norm(x, self.spec.norm_epsilon)
         rows *= self.norm
         if not math.isfinite(float(rows.sum())):
-            raise ContractError(NOT_FINITE)
+            msg = "a row of the network is not finite: a query saw no key, or a state was damaged"
+            raise ContractError(msg)
         return rows
 
     def logits(self, hidden: Array, outputs: Integers | None, ladder: Ladder) -> Array:

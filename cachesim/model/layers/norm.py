@@ -28,14 +28,14 @@ def squares(rows: Array) -> Array:
     return sums
 
 
-def rms_norm(rows: Array, epsilon: float, out: Array | None = None) -> Array:
+def rms_norm(rows: Array, epsilon: float) -> Array:
     """Rows (..., d) at a root mean square of one; a weight, if any, is the caller's."""
     size = rows.shape[-1]
     scale = squares(rows)
     scale *= 1.0 / size
     scale += epsilon
     np.sqrt(scale, out=scale)
-    return np.divide(rows, scale, out=out)
+    return np.divide(rows, scale)
 
 
 def l2_norm(rows: Array, epsilon: float) -> Array:
@@ -55,9 +55,9 @@ def sigmoid(x: Array) -> Array:
     return result
 
 
-def silu(x: Array, out: Array | None = None) -> Array:
+def silu(x: Array) -> Array:
     """X times its sigmoid."""
-    result: Array = np.negative(x, out)
+    result: Array = np.negative(x)
     np.exp(result, result)
     np.add(result, ONE, result)
     np.divide(x, result, result)

@@ -65,14 +65,6 @@ class Rotary:
                 table[here] = self.page(int(number))[positions[here] - number * PAGE]
         return table[:, None, 0], table[:, None, 1]
 
-    def turn(self, position: int) -> tuple[Array, Array] | None:
-        """The same for one row: two (2, half)."""
-        if self.still:
-            return None
-        number, at = divmod(position, PAGE)
-        cosines, sines = self.page(number)[at]
-        return cosines, sines
-
 
 def rotate(rows: Array, turns: tuple[Array, Array]) -> Array:
     """Rows (T, heads, head size) turned to their positions."""

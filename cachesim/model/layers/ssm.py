@@ -14,7 +14,6 @@ import numpy as np
 from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import rms_norm, silu, softplus
 from cachesim.model.layers.padded import fold_chunk, fold_tokens, kept_rows, masked, read_former
-from cachesim.model.layers.pieces import in_pieces, is_long
 from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
@@ -59,8 +58,8 @@ class Ssm(InAndOut):
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""
-        if is_long(run):
-            return in_pieces(self, self.layer, x, run)
+        if run.count == 1 and run.asked is None and run.padding is None:
+            return self._one(x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
@@ -88,6 +87,38 @@ class Ssm(InAndOut):
         normed = rms_norm(grouped, spec.norm_epsilon).reshape(-1, inner)
         return product(normed, self.exit, run.ladder)[:, : spec.width]
 
+    def _one(self, x: Array, run: Run) -> Array:
+        """The same sums for a single row in half as many calls: they are its time."""
+        spec, inner, groups = self.spec, self.spec.inner, self.spec.groups
+        channels, size = spec.conv_channels, spec.groups * spec.state_size
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)[0]
+        fresh = mixed[inner : inner + channels]
+        steps = mixed[inner + channels : inner + channels + spec.state_heads]
+        before = run.store.states(self.layer)[0]
+        conv_row = (len(self.taps) - 1) * channels
+        joined = np.concatenate((before[:conv_row], fresh)).reshape(-1, channels)
+        after = np.empty(len(before))
+        after[:conv_row] = joined[1:].reshape(-1)
+        np.add.reduce(joined * self.taps, axis=0, out=fresh)
+        fresh += self.bias
+        steps = softplus(steps + self.step_bias)
+        active = silu(mixed[: inner + channels])
+        z, entered = active[:inner], active[inner : 2 * inner]
+        b = active[2 * inner : 2 * inner + size].reshape(groups, -1, 1)
+        c = active[2 * inner + size :].reshape(groups, 1, -1)
+        state = after[conv_row:].reshape(groups, spec.state_size, -1)
+        by_head = (groups, spec.state_size, spec.state_heads // groups, -1)
+        decay = np.exp(steps * self.rate).reshape(groups, 1, -1, 1)
+        np.multiply(before[conv_row:].reshape(by_head), decay, out=state.reshape(by_head))
+        state += b * (entered.reshape(len(steps), -1) * steps[:, None]).reshape(groups, 1, -1)
+        run.store.keep_states(self.layer, after[None, None])
+        gated = np.zeros((len(x), inner))
+        read = np.matmul(c, state).reshape(-1)
+        read += entered * self.skip
+        np.multiply(read, z, out=gated[0])
+        normed = rms_norm(gated.reshape(len(x), groups, -1), spec.norm_epsilon)
+        return product(normed.reshape(-1, inner), self.exit, run.ladder)[:, : spec.width]
+
     def scan(self, convolved: Array, steps: Array, state: Array, after: Array) -> Array:
         """Fold (S, L, C) into the state (S, G * N * W), token by token: y (S, L, inner).
 
@@ -96,14 +127,14 @@ class Ssm(InAndOut):
         spec = self.spec
         sets, length, _ = convolved.shape
         heads, size, groups = spec.state_heads, spec.state_size, spec.groups
-        inner, wide = spec.inner, spec.inner // heads
-        by_group = (length, sets, groups, 1, inner // groups)
+        inner, by_group = spec.inner, (length, sets, groups, 1, spec.inner // groups)
         convolved, steps = convolved.swapaxes(0, 1), steps.swapaxes(0, 1)  # token first
         x = convolved[:, :, :inner]
         b = convolved[:, :, inner : inner + groups * size].reshape(length, sets, groups, size, 1)
         c = convolved[:, :, inner + groups * size :].reshape(length, sets, groups, 1, size)
-        decay = np.exp(steps * self.rate).repeat(wide, axis=2).reshape(by_group)
-        stepped = (x * steps.repeat(wide, axis=2)).reshape(by_group)
+        by_head = (length, sets, heads, inner // heads)
+        stepped = (x.reshape(by_head) * steps[..., None]).reshape(by_group)
+        decay = np.exp(steps * self.rate).reshape(length, sets, groups, 1, -1, 1)
 
         y = np.empty(by_group)
         planes = after.shape[1]
@@ -111,7 +142,8 @@ class Ssm(InAndOut):
         for start in range(0, length, STRETCH):
             stop = min(start + STRETCH, length)
             states = b[start:stop] * stepped[start:stop]
-            fades = decay[start:stop].repeat(size, axis=3)  # a full operand is twice as quick
+            fades = np.empty_like(states)  # a full operand is twice as quick
+            np.copyto(fades.reshape(*fades.shape[:-1], heads // groups, -1), decay[start:stop])
             _fold(last, states, fades)
             np.matmul(c[start:stop], states, out=y[start:stop])
             last = states[-1]

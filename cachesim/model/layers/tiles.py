@@ -92,6 +92,8 @@ def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     """Rows (R, in) times a matrix (in, out), R as `padded` says: (R, out)."""
     factor, height, count = matrix.factor, ladder[-1], rows.shape[0]
     inner, columns = factor.shape
+    if 0 < count < height and len(blocks(count, inner, columns)) == 1:
+        return np.asarray(np.matmul(rows, factor))
     result = np.empty((count, columns))
     full = count // height * height
     if full:

@@ -10,8 +10,7 @@ from cachesim.model.layers.conv import ShortConv
 from cachesim.model.layers.delta import Delta
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary
-from cachesim.model.layers.run import Layer, Run
-from cachesim.model.layers.sight import Sights
+from cachesim.model.layers.run import KeyMasks, Layer, Run
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import ATTENTION_LADDER, LADDER, padded
 from cachesim.model.plain import PlainStore
@@ -35,7 +34,7 @@ def through(layer: Layer, spec: ModelSpec, xs: Array) -> Array:
         sets=1,
         ladder=LADDER,
         attention_ladder=ATTENTION_LADDER,
-        sights=Sights(ATTENTION_LADDER[-1]),
+        masks=KeyMasks(ATTENTION_LADDER[-1]),
         turns=Rotary(spec).turns(np.arange(len(xs))),
         store=PlainStore(build(spec)),
     )

@@ -11,8 +11,7 @@ from cachesim.model.layers import attention, tiles
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import gelu, gelu_table, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
-from cachesim.model.layers.run import Run
-from cachesim.model.layers.sight import Sights
+from cachesim.model.layers.run import KeyMasks, Run
 from cachesim.model.layers.tiles import (
     ALONE,
     ATTENTION_LADDER,
@@ -254,7 +253,7 @@ def seen(queries: Array, what: Lane) -> Array:
         sets=1,
         ladder=LADDER,
         attention_ladder=ATTENTION_LADDER,
-        sights=Sights(ATTENTION_LADDER[-1]),
+        masks=KeyMasks(ATTENTION_LADDER[-1]),
         turns=None,
         store=PlainStore(build(preset("dense"))),
     )

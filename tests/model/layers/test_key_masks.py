@@ -1,4 +1,4 @@
-"""Sights: what is seen of a lane, worked out once however many layers show it."""
+"""Masks of the keys of a lane: computed once, however many layers show it."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.model.build import build
-from cachesim.model.layers import sight
-from cachesim.model.layers.sight import Sights
+from cachesim.model.layers.run import KeyMask, KeyMasks
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
@@ -20,22 +19,22 @@ def lane(positions: Integers, low: Integers, high: Integers) -> Lane:
     return Lane(rows=rows, keys=nothing, values=nothing, positions=positions, low=low, high=high)
 
 
-def visible(what: Lane, sights: Sights, group: int) -> Array:
-    """(rows, n): True where a row sees a key, as the glances say it."""
+def visible(what: Lane, masks: KeyMasks, group: int) -> Array:
+    """(rows, n): True where a row sees a key by the masks."""
     result = np.zeros((len(what.rows), len(what.positions)), dtype=bool)
-    for glance in sights.of(what, group, BLOCK):
-        rows = what.rows[glance.some]
-        blocks = range(*glance.blocks.indices(len(what.positions) // BLOCK))
+    for each in masks.of(what, group):
+        rows = what.rows[each.rows]
+        blocks = range(*each.blocks.indices(len(what.positions) // BLOCK))
         shown = np.ones((len(blocks), len(rows), 1, BLOCK), dtype=bool)
-        for where, mask in glance.hidden:
+        for where, mask in each.hidden:
             shown[where] &= ~np.broadcast_to(mask, shown[where].shape)
-        for block, each in zip(blocks, shown, strict=True):
-            result[rows, block * BLOCK : (block + 1) * BLOCK] = each[:, 0]
+        for block, keys in zip(blocks, shown, strict=True):
+            result[rows, block * BLOCK : (block + 1) * BLOCK] = keys[:, 0]
     return result
 
 
 @given(st.data())
-def test_glances_show_just_what_lies_between_low_and_high(data: st.DataObject) -> None:
+def test_masks_show_just_what_lies_between_low_and_high(data: st.DataObject) -> None:
     blocks = data.draw(st.integers(1, 4))
     positions = np.arange(blocks * BLOCK) + BLOCK * data.draw(st.integers(0, 2))
     holes = data.draw(st.lists(st.integers(0, len(positions) - 1), max_size=80))
@@ -47,7 +46,7 @@ def test_glances_show_just_what_lies_between_low_and_high(data: st.DataObject) -
     positions[holes] = ABSENT
     what = lane(positions, low, high)
 
-    found = visible(what, Sights(rows=data.draw(st.sampled_from([2, 4, 128]))), group=2)
+    found = visible(what, KeyMasks(rows=data.draw(st.sampled_from([2, 4, 128]))), group=2)
 
     expected = (positions >= low[:, None]) & (positions <= high[:, None])
     assert np.array_equal(expected, found)
@@ -70,8 +69,8 @@ def test_a_lane_that_many_layers_show_is_looked_at_once(monkeypatch: pytest.Monk
     ubatch = Ubatch(tokens=tokens, positions=np.arange(100))
     honest = network.run(ubatch, PlainStore(network)).logits
     looks = []
-    look = sight.glance
-    monkeypatch.setattr(sight, "glance", lambda *told: looks.append(told) or look(*told))
+    look = KeyMask.of
+    monkeypatch.setattr(KeyMask, "of", lambda *told: looks.append(told) or look(*told))
 
     shared = network.run(ubatch, Sharing(network)).logits
 
