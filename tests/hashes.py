@@ -27,6 +27,7 @@ from cachesim.errors import CachesimError
 from cachesim.lessons import lessons
 from cachesim.model.presets import PRESETS
 from cachesim.scenario import full_profile, load, run
+from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
@@ -60,13 +61,23 @@ def digest(parts: Iterator[str]) -> str:
     return found.hexdigest()[:16]
 
 
+def kept() -> dict[str, str]:
+    """The digests of `tests/hashes.txt` by name."""
+    pairs = (line.partition(" ") for line in KEPT.read_text(encoding="utf-8").splitlines())
+    return {name: value for value, _, name in pairs}
+
+
+def digest_of(entry: Run) -> str:
+    """The digest of a run's JSON."""
+    return digest(iter([json.dumps(entry.to_json(detail=False))]))
+
+
 def shipped(file: Path) -> Iterator[tuple[str, str]]:
     """A digest for each profile of a scenario."""
     scenario = load(file)
     for name in scenario.engine.profiles:
         profile = full_profile(scenario.engine.name, name)
-        entry = run(scenario, profile, arithmetic="ring").to_json(detail=False)
-        yield f"run {file.stem} {profile}", digest(iter([json.dumps(entry)]))
+        yield f"run {file.stem} {profile}", digest_of(run(scenario, profile, arithmetic="ring"))
 
 
 def drawn(profile: Profile, model: str, count: int) -> Iterator[tuple[str, str]]:
@@ -148,18 +159,17 @@ def main(words: Sequence[str] | None = None) -> int:
         KEPT.write_text("\n".join(lines) + "\n", encoding="utf-8")
         sys.stdout.write(f"{len(lines)} digests written to {KEPT.name}\n")
         return 0
-    pairs = (line.partition(" ") for line in KEPT.read_text(encoding="utf-8").splitlines())
-    kept = {name: value for value, _, name in pairs}
-    differing = [name for name in found.keys() & kept.keys() if found[name] != kept[name]]
+    before = kept()
+    differing = [name for name in found.keys() & before.keys() if found[name] != before[name]]
     for word, names in (
         ("differs", differing),
-        ("new", found.keys() - kept.keys()),
-        ("missing", kept.keys() - found.keys()),
+        ("new", found.keys() - before.keys()),
+        ("missing", before.keys() - found.keys()),
     ):
         sys.stdout.writelines(f"{word}: {name}\n" for name in sorted(names))
-    equal = len(found.keys() & kept.keys()) - len(differing)
-    sys.stdout.write(f"{equal} of {len(kept)} digests are equal\n")
-    return 0 if found == kept else 1
+    equal = len(found.keys() & before.keys()) - len(differing)
+    sys.stdout.write(f"{equal} of {len(before)} digests are equal\n")
+    return 0 if found == before else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What `why` and `tune` print: the text, the page, JSON by its schema, a scenario that runs."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,14 +12,30 @@ from cachesim.cli.tune import swept
 from cachesim.logs.known import How
 from cachesim.logs.schema import HOWS, requests_schema, why_schema
 from cachesim.logs.subjects import of_log
-from cachesim.logs.what_if import flags_in_words, of_flags
+from cachesim.logs.what_if import answers, flags_in_words, of_flags, usual
 from cachesim.logs.whole import Wanted, read_files, replays_of
-from tests.logs.test_log_places import JUNE
-from tests.logs.test_threads import finished, launched
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
 RECORDED = str(ROOT / "docs" / "examples" / "recorded.jsonl")
+JUNE = "0.10.000.000 I "
+
+
+def launched(task: int, chosen: str, *, slot: int = 0, level: str = "") -> str:
+    return (
+        f"{level}slot get_availabl: id  {slot} | task -1 | selected slot by {chosen}\n"
+        f"{level}slot launch_slot_: id  {slot} | task {task} | processing task, is_child = 0\n"
+    )
+
+
+def finished(task: int, *, read: int, said: int, held: int, slot: int = 0) -> str:
+    return (
+        f"\nslot print_timing: id  {slot} | task {task} | \n"
+        f"prompt eval time =  100.00 ms / {read} tokens (1.00 ms per token)\n"
+        f"       eval time =  10.00 ms / {said} tokens (1.00 ms per token)\n"
+        f"slot      release: id  {slot} | task {task} | stop processing: n_tokens = {held}, "
+        "truncated = 0\n"
+    )
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -316,3 +333,15 @@ def test_wrong_words_get_a_clear_complaint(
 ) -> None:
     assert main(words) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> None:
+    def judged(tokens: int) -> set[bool]:
+        lines = launched(1, "LRU, t_last = 7") + finished(1, read=tokens, said=2, held=tokens + 1)
+        read = read_files([("a.log", BytesIO(lines.encode()))])
+        replays = replays_of(read, Wanted(model="hybrid", profile="b9538"))
+        rows = answers(replays, usual(replays[0].settings))
+        return {each["wrong_answers"] is not None for each in rows}
+
+    assert {True} == judged(100)
+    assert {False} == judged(90_000)

@@ -7,8 +7,10 @@ import pytest
 from cachesim.engines.profile import Profile
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
+from tests.hashes import digest_of, kept
 
 FILES = shipped_files()
+DIGESTS = kept()
 
 
 def runs() -> list[tuple[Path, Profile]]:
@@ -37,10 +39,14 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
 @pytest.mark.parametrize(
     ("file", "profile"), runs(), ids=lambda each: getattr(each, "stem", None) or str(each)
 )
-def test_a_scenario_shows_what_it_expects(file: Path, profile: Profile) -> None:
+def test_a_scenario_shows_what_it_expects_and_all_else_as_before(
+    file: Path, profile: Profile
+) -> None:
+    """`python -m tests.hashes --accept` writes the digests anew."""
     entry = run(load(file), profile, arithmetic="ring")
 
     assert entry.mismatches == ()
+    assert DIGESTS.get(f"run {file.stem} {profile}") == digest_of(entry)
 
 
 def test_the_touchstones_are_there() -> None:

@@ -1,4 +1,4 @@
-"""What may find a mutant: recorded vectors, the port's own tests and laws, search, scenarios."""
+"""Means that may find a mutant: digests, recorded vectors, search, the tests of the port."""
 
 import gzip
 import json
@@ -19,16 +19,17 @@ from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.real.vectors.replay import kind_of
-from cachesim.scenario import full_profile, run
+from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.shipped import load_all
+from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import look, workloads
+from tests.hashes import digest_of, drawn, kept
 from tests.mutants.random.ports import Port
 
 VECTORS: Final = Path(__file__).parents[2] / "vectors"
 
-Means: TypeAlias = Literal["vectors", "laws", "check", "scenarios"]
-MEANS: Final[tuple[Means, ...]] = ("vectors", "laws", "check", "scenarios")
+Means: TypeAlias = Literal["scenarios", "vectors", "digests", "check", "laws"]
+MEANS: Final[tuple[Means, ...]] = ("scenarios", "vectors", "digests", "check", "laws")
 
 RECORDED: Final = {
     "llama.cpp": "memory-b* server-b*",
@@ -57,6 +58,7 @@ def examples_of(port: Port) -> Iterator[Example]:
     yield from _vectors(port)
     yield from _searches(port)
     yield from _scenarios(port)
+    yield from _drawn(port)
 
 
 def _vectors(port: Port) -> Iterator[Example]:
@@ -94,17 +96,32 @@ def _finds_nothing(number: int, scenario: Scenario, profile: Profile) -> bool:
 
 
 def _scenarios(port: Port) -> Iterator[Example]:
-    for name, scenario in load_all(()):
+    digests = kept()
+    for file in shipped_files():
+        scenario = load(file)
         if scenario.engine.name == port.name:
             for wanted in scenario.engine.profiles:
                 profile = full_profile(port.name, wanted)
-                yield Example(
-                    "scenarios", f"{name} {profile}", partial(_as_expected, scenario, profile)
-                )
+                name = f"run {file.stem} {profile}"
+                alike = partial(_has_digest, scenario, profile, digests.get(name))
+                yield Example("scenarios", name, alike)
 
 
-def _as_expected(scenario: Scenario, profile: Profile) -> bool:
-    return run(scenario, profile, arithmetic="ring").mismatches == ()
+def _has_digest(scenario: Scenario, profile: Profile, wanted: str | None) -> bool:
+    return digest_of(run(scenario, profile, arithmetic="ring")) == wanted
+
+
+def _drawn(port: Port) -> Iterator[Example]:
+    """Drawn workloads, by the digests of `make hashes`."""
+    for name, wanted in kept().items():
+        kind, *rest = name.split()
+        if kind == "drawn" and rest[0].startswith(f"{port.name}@"):
+            profile, model, count = Profile.parse(rest[0]), rest[1], int(rest[2])
+            yield Example("digests", name, partial(_draws_alike, profile, model, count, wanted))
+
+
+def _draws_alike(profile: Profile, model: str, count: int, wanted: str) -> bool:
+    return [wanted] == [value for _, value in drawn(profile, model, count)]
 
 
 def law(item: pytest.Item) -> Example:
