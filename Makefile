@@ -22,7 +22,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory -j4 pages sentences engines inputs
 	@$(BIN)/python -m tests.real_engines
-	@$(BIN)/python -m pytest -n 2 -rs -m wheel
+	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
-from tests.docs.test_site import SITE
+from tests.docs.conftest import SITE
 from tests.playground import ROOT, say, served
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
@@ -104,8 +104,9 @@ def taken(tab: Any, home: str) -> None:
 
 
 def tested(site: Path) -> bool:
-    """Whether the tests of the site hold for this one; they need not build another."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests/docs/test_site.py")]
+    """Run the tests of a built site; True where they pass."""
+    files = [str(ROOT / "tests/docs" / name) for name in ("test_site.py", "test_generated.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", *files]
     return not subprocess.run(
         command, cwd=ROOT, env={**os.environ, SITE: str(site)}, check=False
     ).returncode

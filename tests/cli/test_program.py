@@ -65,8 +65,15 @@ def test_one_engine_is_played_and_shown_without_the_others(
     assert engines == set(loaded)
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", ["list presets", "learn", f"run {STALE} --no-verify"])
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [
+        ("list presets", "<&-"),
+        ("learn", ">&-"),
+        ("list presets", "2>&-"),
+        (f"run {STALE} --no-verify", "<&- >&- 2>&-"),
+    ],
+)
 def test_a_closed_standard_file_is_no_error(words: str, closed: str) -> None:
     done = shell(f"{PROGRAM} {words} {closed}")
 
@@ -80,9 +87,7 @@ def test_a_scenario_from_a_closed_standard_input_is_wrong_usage() -> None:
     assert "standard input: is empty" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words", ["list", "--help", "schema", "--version", f"run {STALE} --no-verify"]
-)
+@pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --no-verify"])
 def test_a_full_disk_is_said_once(words: str) -> None:
     done = shell(f"{PROGRAM} {words} > /dev/full")
 
@@ -99,7 +104,7 @@ def test_a_reader_that_goes_is_no_error(words: str) -> None:
     assert (0, "") == (done.returncode, done.stderr)
 
 
-@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("delay", [0, 0.05])
 def test_an_interrupt_while_it_starts_is_130_in_one_line(delay: float) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "cachesim", "run", "scenarios"],
@@ -184,7 +189,6 @@ def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
     ("words", "shown"),
     [
         (f"compare {STALE}", "#######"),
-        ("replay made:20 -p vllm@0.33.0 --model dense", " ####"),
         ("completion fish", "complete -c"),
     ],
 )

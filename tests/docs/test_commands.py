@@ -1,20 +1,11 @@
-"""Command lines of the README, the guides and the help texts, as a user types them elsewhere."""
+"""The command lines that `tests.commands` runs in `make check`."""
 
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.__main__ import MODULES
 from tests.commands import commands, run
 from tests.end_to_end.documented import examples
-
-SAMPLE = [words for words in commands() if words[0] not in {"learn", "check"}][::9]
-
-
-@pytest.mark.parametrize("words", SAMPLE, ids=" ".join)
-def test_a_command_runs_in_an_empty_folder(words: list[str], tmp_path: Path) -> None:
-    assert "" == run([sys.executable, "-m", "cachesim"], words, tmp_path)
 
 
 def test_every_kind_of_command_is_among_them() -> None:

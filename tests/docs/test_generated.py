@@ -18,7 +18,8 @@ def rows(page: str) -> list[str]:
     return [line for line in page.splitlines() if line.startswith("|") and "---" not in line]
 
 
-def test_pages_are_written_where_the_site_looks_for_them(pages: Path) -> None:
+def test_pages_are_written_where_the_site_looks_for_them(site: Path) -> None:
+    pages = site.parent / "docs" / "_generated"
     written = {str(path.relative_to(pages)): path.read_text() for path in pages.rglob("*.md")}
 
     assert set(generate.PAGES) == set(written)

@@ -1,30 +1,12 @@
-"""The site builds, every warning an error; `make check` sets up what that needs."""
+"""The site that `make check` builds: its links, and what its pages fetch."""
 
-import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 DOCS = Path(__file__).parents[2] / "docs"
-SITE = "CACHESIM_SITE"
-"""An environment variable: a site that was just built, which need not be built once more."""
-
-NEEDED = ("sphinx", "myst_parser", "furo")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"the site is NOT built: no {', '.join(MISSING)} here; `make docs`"
-)
-
-
 BUILT_LATER = ("playground/", "reports/")
 """Folders that `make docs` fills after the site; their pages have checks of their own."""
 
@@ -62,22 +44,7 @@ def dead_links(site: Path) -> Iterator[str]:
                 yield f"{path.relative_to(site)}: {link}"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    if SITE in os.environ:
-        return Path(os.environ[SITE])
-    docs = tmp_path_factory.mktemp("sources") / "docs"  # other workers build it too
-    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_generated", "_build"))
-    shutil.copytree(request.getfixturevalue("pages"), docs / "_generated")
-    folder = tmp_path_factory.mktemp("site")
-    words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
-    command = [sys.executable, *words, str(docs), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr
-    return folder
-
-
-def test_the_site_builds_without_a_warning(site: Path) -> None:
+def test_every_lesson_has_a_page(site: Path) -> None:
     assert (site / "index.html").is_file()
     assert 11 == len(list((site / "_generated" / "lessons").glob("*.html")))
 

@@ -37,6 +37,7 @@ def found_by_default(profile: str, model: str) -> Counterexample:
     return report.counterexample
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("release", "patch", "model"),
     [
@@ -66,6 +67,7 @@ def test_a_wrongly_moved_state_is_found_and_made_small(
     assert None is play(found.scenario, Profile.parse(f"sglang@{release}")).finding
 
 
+@pytest.mark.thorough
 def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
     found = found_by_default("sglang@0.5.9", "swa")
     assert "wrong answer" == found.finding.kind
@@ -73,6 +75,7 @@ def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
     assert found.scenario.engine.options["page_size"] > (found.scenario.model.window or 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("patch", ["no-34870", "27586"])
 def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
     found = found_by_default(f"sglang@0.5.23+{patch}", "swa")
@@ -81,6 +84,7 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
     assert None is play(found.scenario, Profile.parse("sglang@0.5.23")).finding
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
 @pytest.mark.parametrize("model", ["dense", "hybrid"])
 def test_nothing_is_found_where_no_defect_is_known(release: str, model: str) -> None:

@@ -16,6 +16,7 @@ SLOW: Final = {"no-44409", "47491"}
 QUICK = [each for each in DEFECTS if each.profile.rpartition("+")[2] not in SLOW]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("defect", QUICK, ids=lambda each: each.profile)
 def test_the_search_finds_it_in_at_most_four_requests(defect: Defect) -> None:
     found = defect.hunt(examples=250).counterexample
@@ -25,6 +26,7 @@ def test_the_search_finds_it_in_at_most_four_requests(defect: Defect) -> None:
     assert len([step for step in found.scenario.step if step.do == "complete"]) <= MOST_REQUESTS
 
 
+@pytest.mark.thorough
 def test_with_every_fix_the_search_finds_nothing() -> None:
     report = DEFECTS[0].hunt(DEFECTS[0].cured, examples=40)
 
