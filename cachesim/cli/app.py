@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import App, Parameter
 
 from cachesim.cli import Format, version
+from cachesim.cli.outputs import Page
 from cachesim.model import ArithmeticName
 from cachesim.report.consoles import results
 
@@ -29,7 +30,10 @@ Profiles = Annotated[
 ]
 Arithmetic = Annotated[
     ArithmeticName,
-    Parameter(help="float: a real network; ring: exact words; counts: no answers, not judged."),
+    Parameter(
+        help="float: a real network; ring: exact 64-bit integers (no rounding); "
+        "counts: no answers, not judged."
+    ),
 ]
 Report = Annotated[
     Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
@@ -39,8 +43,8 @@ Settings = Annotated[
     Parameter(
         "--set",
         negative="",
-        help="A flag of the server, as in ctx_checkpoints=0; what the file expects is then left"
-        " out. May be repeated.",
+        help="A flag of the server, as in ctx_checkpoints=0; the scenario's [[expect]] blocks are"
+        " then ignored. May be repeated.",
     ),
 ]
 Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
@@ -50,7 +54,7 @@ LOOKS: Final[dict[str, Any]] = {
     "version": version,
     "help_format": "plaintext",
     "error_formatter": lambda error: f"cachesim: {error}",
-    "help_epilogue": "Exit status: 0 all as expected, 1 something was not, as a wrong answer that"
+    "help_epilogue": "Exit status: 0 all as expected, 1 a check failed, as a wrong answer that"
     " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 130 interrupted.",
 }
 
@@ -138,6 +142,7 @@ def diff(
     set_other: Annotated[
         list[str] | None, Parameter(negative="", help="A flag of the other server only.")
     ] = None,
+    report: Page = None,
 ) -> int:
     """Compare two profiles on a scenario: where they first differ, and by which rule.
 
@@ -147,7 +152,9 @@ def diff(
     from cachesim.cli.jobs import setting
 
     settings = (dict(map(setting, set_one or ())), dict(map(setting, set_other or ())))
-    return diff_command(one, other, name, seed=seed, arithmetic=arithmetic, settings=settings)
+    return diff_command(
+        one, other, name, seed=seed, arithmetic=arithmetic, settings=settings, report=report
+    )
 
 
 def compare(
@@ -166,10 +173,13 @@ def compare(
     ] = None,
     arithmetic: Annotated[
         Literal["ring", "float", "counts"],
-        Parameter(help="ring: exact words; float: a real network; counts: decisions only."),
+        Parameter(
+            help="ring: exact 64-bit integers; float: a real network; counts: decisions only."
+        ),
     ] = "ring",
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     plot: Annotated[Path | None, Parameter(help="Write a picture of it, as SVG.")] = None,
+    report: Page = None,
 ) -> int:
     """Play one workload on all engines: tokens reused, lost by cause, wrong answers, bytes held.
 
@@ -184,6 +194,7 @@ def compare(
         arithmetic=arithmetic,
         output=format,
         picture=plot,
+        report=report,
     )
 
 
@@ -191,7 +202,8 @@ def bisect(
     name: str,
     *,
     arithmetic: Annotated[
-        Literal["ring", "float"], Parameter(help="ring: exact words; float: a real network.")
+        Literal["ring", "float"],
+        Parameter(help="ring: exact 64-bit integers; float: a real network."),
     ] = "ring",
     real: Annotated[
         bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
@@ -199,6 +211,7 @@ def bisect(
     profile: Annotated[str | None, Parameter(help="For a log: the release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="For a log: a preset with its memory.")] = None,
     window: Annotated[int | None, Parameter(help="For a log: the sliding window.")] = None,
+    report: Page = None,
 ) -> int:
     """Play every release: the first bad one, the first good one, and what landed in between.
 
@@ -210,7 +223,7 @@ def bisect(
     from cachesim.logs.whole import Wanted
 
     wanted = Wanted(profile=profile, model=model, window=window)
-    return bisect_command(name, arithmetic=arithmetic, real=real, wanted=wanted)
+    return bisect_command(name, arithmetic=arithmetic, real=real, wanted=wanted, report=report)
 
 
 def list_(

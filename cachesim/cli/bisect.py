@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.outputs import page_at, print_report, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.logs.dump import is_dump
 from cachesim.logs.extract import worst_scenario
 from cachesim.logs.whole import Wanted, open_log, read_files, replays_of
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.report.consoles import results, show
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable
 from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
@@ -31,19 +32,23 @@ def bisect_command(
     arithmetic: ArithmeticName = "ring",
     real: bool = False,
     wanted: Wanted | None = None,
+    report: Path | None = None,
 ) -> int:
     """Play every release, one line each; 0 where all are good, 1 where one is bad."""
+    page = page_at(report)
     scenario = _scenario(name, wanted or Wanted())
     family = family_of(scenario.engine.name)
     play = _play(scenario, arithmetic, real=real)
     judged = judge([play(release) for release in (family.real() if real else family.names())])
-    screen = results()
     where = "the real servers" if real else "the simulator"
-    screen.print(f"{scenario.name} on {where}")
-    show(screen, _table(family, judged))
-    causes = simulated(scenario, arithmetic)
-    for line in _said(family, judged, list(turns(scenario, judged, causes))):
-        show(screen, Text(line))
+    found = list(turns(scenario, judged, simulated(scenario, arithmetic)))
+    parts: list[RenderableType] = [
+        Text(f"{scenario.name} on {where}"),
+        _table(family, judged),
+        *map(Text, _said(family, judged, found)),
+    ]
+    print_report(parts)
+    write_page(page, f"cachesim bisect {name}", parts)
     return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
 
 

@@ -1,19 +1,15 @@
 """`cachesim compare`: one workload, all engines, one table."""
 
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Final, Literal
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.outputs import output_at, write
+from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
 from cachesim.errors import ScenarioError
 from cachesim.files import PLOT
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.report.compared import comparison
-from cachesim.report.compared_plot import plot
-from cachesim.report.consoles import results, show
+from cachesim.report.compared import comparison, plot
 from cachesim.scenario.comparing import Row, compare, newest
 from cachesim.scenario.rows import policies, rows_in
 from cachesim.scenario.shipped import load_all
@@ -30,9 +26,10 @@ def compare_command(
     arithmetic: ArithmeticName = "ring",
     output: Literal["text", "json"] = "text",
     picture: Path | None = None,
+    report: Path | None = None,
 ) -> int:
     """Play the workload on every row; 1 if any answer was wrong."""
-    file = output_at(picture, "--plot", PLOT)
+    file, page = output_at(picture, "--plot", PLOT), page_at(report)
     loaded = load_all([workload])
     if len(loaded) != 1:
         msg = f"{workload} is {len(loaded)} scenarios: name one"
@@ -42,11 +39,10 @@ def compare_command(
     found = list(compare(scenario, chosen, arithmetic=arithmetic))
     if file is not None:
         write(file, plot(scenario.name, found))
-    if output == "json":
-        told = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
-    else:
-        show(results(), comparison(scenario.name, found))
+    parts = comparison(scenario.name, found)
+    write_page(page, f"cachesim compare {scenario.name}", parts)
+    values = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
+    print_report(parts, values, format=output, indent=2)
     return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.console import RenderableType
@@ -11,13 +12,14 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli.outputs import page_at, print_report, write_page
 from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.report.consoles import results, show
+from cachesim.report.consoles import results
+from cachesim.report.document import FittingTable
 from cachesim.report.events import event_lines
 from cachesim.report.findings import one_scenario
-from cachesim.report.fitting import FittingTable
 from cachesim.report.story import MOST_CHECKPOINTS
 from cachesim.scenario.result import Run, Step
 
@@ -55,19 +57,25 @@ def diff_command(
     seed: int | None = None,
     arithmetic: ArithmeticName = "float",
     settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    report: Path | None = None,
 ) -> int:
-    """Run both and say where they differ; 0 if they do not, 1 if they do."""
-    screen = results()
+    """Run both and print where they differ; 0 if they do not, 1 if they do."""
+    screen, page = results(), page_at(report)
     sides = zip((one, other), settings, strict=True)
     jobs = [job for side, flags in sides for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
-    report = one_scenario(
+    whole = one_scenario(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )
-    show(screen, report, *flags_of(jobs, settings))
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
-    for line in (*told(runs, differing), *outcomes(runs, differing)):
-        show(screen, line)
+    parts = [
+        whole,
+        *flags_of(jobs, settings),
+        *told(runs, differing),
+        *outcomes(runs, differing),
+    ]
+    print_report(parts)
+    write_page(page, f"cachesim diff {one} {other} {name}", parts)
     return NOT_AS_EXPECTED if differing else AS_EXPECTED
 
 

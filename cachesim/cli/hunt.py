@@ -18,7 +18,7 @@ from cachesim.real.hunt.proof import prover_of
 from cachesim.real.hunt.report import write
 from cachesim.real.playing import comparing
 from cachesim.report.consoles import results, show
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable
 
 
 @comparing

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, TypeAlias, cast
 
 from cyclopts import Parameter
@@ -29,7 +28,6 @@ HEAD: Final = 1 << 16
 STANDARD_INPUT: Final = "standard input"
 
 TextOrJson: TypeAlias = Annotated[Literal["text", "json"], Parameter(help="How to print.")]
-Page: TypeAlias = Annotated[Path | None, Parameter(help="Write one HTML page.")]
 Chats: TypeAlias = Annotated[
     bool, Parameter(negative="", help="All requests are chats; not every log says so.")
 ]

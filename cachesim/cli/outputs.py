@@ -1,11 +1,19 @@
-"""Files that flags of a command name, opened before its work and written after it."""
+"""Reports of commands: printed, as JSON, as pages; and the files that flags name."""
 
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
+from cyclopts import Parameter
+from rich.console import RenderableType
 from rich.text import Text
 
-from cachesim.files import Output
-from cachesim.report.consoles import notes, show
+from cachesim.files import PAGE, Output
+from cachesim.report.consoles import notes, results, show
+
+Page: TypeAlias = Annotated[Path | None, Parameter(help="Write one HTML page.")]
 
 
 def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
@@ -17,3 +25,32 @@ def write(output: Output, text: str) -> None:
     """Write what a flag asked for; its name goes to standard error."""
     output.write(text)
     show(notes(), Text(f"{output.flag[2:]}: {output.path}"))
+
+
+def page_at(path: Path | None) -> Output | None:
+    """The file that `--report` names."""
+    return output_at(path, "--report", PAGE)
+
+
+def write_page(output: Output | None, title: str, parts: Iterable[RenderableType]) -> None:
+    """Write a report as a page, where one was asked for."""
+    if output is not None:
+        from cachesim.report.html_document import page
+
+        write(output, page(title, *parts))
+
+
+def print_report(
+    parts: Iterable[RenderableType],
+    found: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+    *,
+    format: str = "text",
+    indent: int = 1,
+) -> None:
+    """Print a report, or the values that it is made of as JSON."""
+    if format == "text":
+        show(results(), *parts)
+    elif format == "json":
+        sys.stdout.write(json.dumps(found, indent=indent) + "\n")
+    else:
+        sys.stdout.writelines(json.dumps(each) + "\n" for each in found)

@@ -21,7 +21,7 @@ from cachesim.record.file import RecordFile
 from cachesim.record.plan import Plan, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.live import LiveView
-from cachesim.report.recorded import dump_page
+from cachesim.report.recorded import dump_report
 
 if TYPE_CHECKING:
     from cachesim.record.passage import Passage
@@ -120,7 +120,7 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
         if not file.lines:
             plan.output.unlink(missing_ok=True)
     if not quiet and file.lines:
-        show(results(), dump_page(told_of_live(live, source=str(plan.output)), worst=0))
+        show(results(), *dump_report(told_of_live(live, source=str(plan.output)), worst=0))
     _farewell(plan, file)
     _name_counts("malformed requests, refused with status 400", faults.counts)
     for passage in parts:

@@ -1,6 +1,5 @@
 """`cachesim replay`: a production trace on one design after the other, counts only."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,11 +17,12 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
 from cachesim.cli.jobs import setting
+from cachesim.cli.outputs import Page, page_at, print_report, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import notes, results, show
-from cachesim.report.sweep import sweep_page
+from cachesim.report.consoles import notes
+from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
 from cachesim.traces.limits import Measured
 from cachesim.traces.reading import Clock
@@ -136,6 +136,7 @@ def replay_command(
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
+    report: Page = None,
 ) -> int:
     """Play a production trace on servers, in order, and count what is reused and what is lost.
 
@@ -152,7 +153,7 @@ def replay_command(
     if not profile:
         msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    measured = sizes.measured()
+    measured, page = sizes.measured(), page_at(report)
     options = tuple(dict(map(setting, settings or ())).items())
     with _kept(trace) as (name, file):
         source = part.of(name, file)
@@ -166,12 +167,11 @@ def replay_command(
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if verify is None else _verified(cells[1:], verify, jobs)
-    if format == "text":
-        show(results(), sweep_page(found), *_said(cells[1:], held))
-    else:
-        for row, each in zip(found[1:], held, strict=False):
-            row["verified"] = each.as_dict()
-        write_json(found, format)
+    parts = [*sweep_report(found, "cachesim replay"), *_said(cells[1:], held)]
+    write_page(page, "cachesim replay", parts)
+    for row, each in zip(found[1:], held, strict=False):
+        row["verified"] = each.as_dict()
+    print_report(parts, found, format=format, indent=2)
     whole = not any(row["ended"] for row in found)
     return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED
 
@@ -220,14 +220,6 @@ def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
         return outcomes
     with open_store(None) as store, progress("servers", len(cells)) as advance:
         return play_cells(cells, store, lambda: processes(count), advance)
-
-
-def write_json(found: Sequence[dict[str, Any]], format: Format) -> None:
-    """Rows for programs: one document, or a line for each."""
-    if format == "json":
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        sys.stdout.writelines(json.dumps(each) + "\n" for each in found)
 
 
 @contextmanager

@@ -9,14 +9,13 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, Format
-from cachesim.cli.outputs import output_at
-from cachesim.cli.replay import progress, write_json
+from cachesim.cli.outputs import Page, output_at, page_at, print_report, write_page
+from cachesim.cli.replay import progress
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
-from cachesim.files import PAGE, PARQUET, TABLE, Output
-from cachesim.report.consoles import notes, results, show
-from cachesim.report.sweep import as_csv, sweep_page
-from cachesim.report.sweep_page import html_page
+from cachesim.files import PARQUET, TABLE, Output
+from cachesim.report.consoles import notes, show
+from cachesim.report.sweep import as_csv, sweep_report
 from cachesim.traces.plan import read_plan
 from cachesim.traces.replay import told
 from cachesim.traces.store import open_store
@@ -38,7 +37,7 @@ def sweep_command(
     ] = None,
     csv: Annotated[Path | None, Parameter(help="Write the table for a notebook.")] = None,
     parquet: Annotated[Path | None, Parameter(help="The same as Parquet.")] = None,
-    report: Annotated[Path | None, Parameter(help="Write an HTML page with plots.")] = None,
+    report: Page = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
 ) -> int:
     """Play every trace of a plan on every server with every flag, and keep the results.
@@ -53,7 +52,7 @@ def sweep_command(
         _need_parquet()
     table = output_at(csv, "--csv", TABLE)
     columns = output_at(parquet, "--parquet", PARQUET)
-    page = output_at(report, "--report", PAGE)
+    page = page_at(report)
     cells = read_plan(plan, traces).cells
     hands: Hands
     if dask is None:
@@ -64,16 +63,13 @@ def sweep_command(
     with open_store(path) as known, progress("cells", len(cells)) as advance:
         outcomes = play_cells(cells, known, hands, advance)
     found = [told(*each) for each in zip(cells, outcomes, strict=True)]
-    if format == "text":
-        show(results(), sweep_page(found))
-    else:
-        write_json(found, format)
+    parts = sweep_report(found, plan.name)
+    print_report(parts, found, format=format, indent=2)
     if table is not None:
         table.write(as_csv([flat(each) for each in found]))
     if columns is not None:
         write_parquet(columns, found)
-    if page is not None:
-        page.write(html_page(found, plan.name))
+    write_page(page, plan.name, parts)
     show(notes(), Text(f"outcomes: {path}"))
     return AS_EXPECTED
 

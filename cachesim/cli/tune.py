@@ -1,7 +1,5 @@
 """`cachesim tune`: a workload's server with other settings, on all cores."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,24 +12,21 @@ from cachesim.cli.inputs import (
     UNSAID,
     Chats,
     Flags,
-    Page,
     ServerFlags,
     TextOrJson,
     given,
     requests_in,
 )
-from cachesim.cli.outputs import output_at, write
+from cachesim.cli.outputs import Page, page_at, print_report, write_page
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
-from cachesim.files import PAGE
 from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.logs.subjects import Life, Tuned, of_dump, of_log, of_scenario
 from cachesim.logs.tuning import Trial, Tried, alone, summary, together, tried
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import notes, results, show
-from cachesim.report.text_page import text_page
-from cachesim.report.tune import tune_page
+from cachesim.report.consoles import notes
+from cachesim.report.tune import tune_report
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 
@@ -57,16 +52,13 @@ def tune(
     Example: cachesim tune server.log
     """
     wanted = server.wanted(set, chats=chats)
-    html = output_at(report, "--report", PAGE)
+    page = page_at(report)
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.lives)
     told = _told_of(found, tuned, source=", ".join(files))
-    if html is not None:
-        write(html, text_page("cachesim tune", tune_page(told)))
-    if format == "json":
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
-    else:
-        show(results(), tune_page(told))
+    parts = tune_report(told)
+    write_page(page, "cachesim tune", parts)
+    print_report(parts, told, format=format)
     return AS_EXPECTED
 
 

@@ -1,7 +1,5 @@
 """`cachesim why`: a server's log, every miss explained, and what would have been otherwise."""
 
-import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,17 +16,15 @@ from cachesim.cli.inputs import (
     Chats,
     Flags,
     Given,
-    Page,
     ServerFlags,
     TextOrJson,
     given,
     requests_in,
 )
-from cachesim.cli.outputs import output_at, write
+from cachesim.cli.outputs import Page, output_at, page_at, print_report, write, write_page
 from cachesim.cli.tune import swept
 from cachesim.errors import InputError
-from cachesim.files import PAGE, Output
-from cachesim.logs.dump import Recorded
+from cachesim.files import Output
 from cachesim.logs.extract import worst_of_recording, worst_scenario
 from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
@@ -40,11 +36,9 @@ from cachesim.logs.what_if import answers, asked_by, flags_in_words, of_flags, u
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.recorded import dump_page, recorded_request
-from cachesim.report.text_page import text_page
-from cachesim.report.why import page
+from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
-from cachesim.report.why_page import html_page
+from cachesim.report.why import why_report
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.writing import to_toml
 
@@ -102,7 +96,7 @@ def why(
     outputs = Outputs(
         scenario=output_at(scenario, "--scenario"),
         trace=output_at(trace, "--trace"),
-        report=output_at(report, "--report", PAGE),
+        report=page_at(report),
     )
     if follow:
         _refuse_outputs(outputs)
@@ -112,8 +106,16 @@ def why(
         if requests:
             source = ", ".join(each.name for each in inputs)
             dump = told_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
-            _write_of_dump(outputs, requests, wanted, dump, worst=worst)
-            return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
+            if outputs.scenario is not None:
+                write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
+            if outputs.trace is not None:
+                write(outputs.trace, trace_of_dump(requests, wanted))
+            parts = dump_report(dump, worst=worst)
+            write_page(outputs.report, "cachesim why", parts)
+            if request and format == "text":
+                parts = [*map(recorded_request, _numbered(dump, request, "dump"))]
+            print_report(parts, dump, format=format)
+            return AS_EXPECTED
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
     _add_what_if(found, replays, what_if or ())
@@ -121,12 +123,11 @@ def why(
         write(outputs.scenario, to_toml(worst_scenario(replays)))
     if outputs.trace is not None:
         write(outputs.trace, trace_of_log(replays))
-    if outputs.report is not None:
-        write(outputs.report, html_page(found))
-    if format == "json":
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    else:
-        _show(found, request or (), worst)
+    report_parts = why_report(found, worst=worst_of(found["requests"], worst))
+    write_page(outputs.report, "cachesim why", report_parts)
+    if request and format == "text":
+        report_parts = [*map(request_text, _numbered(found, request, "log"))]
+    print_report(report_parts, found, format=format)
     return AS_EXPECTED
 
 
@@ -145,22 +146,6 @@ def _refuse_outputs(outputs: Outputs) -> None:
         if each is not None:
             msg = f"{each.flag}: --follow writes no file; leave one of the two out"
             raise InputError(msg)
-
-
-def _write_of_dump(
-    outputs: Outputs,
-    requests: Sequence[Recorded],
-    wanted: Wanted,
-    found: dict[str, Any],
-    *,
-    worst: int,
-) -> None:
-    if outputs.scenario is not None:
-        write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
-    if outputs.trace is not None:
-        write(outputs.trace, trace_of_dump(requests, wanted))
-    if outputs.report is not None:
-        write(outputs.report, text_page("cachesim why", dump_page(found, worst=worst)))
 
 
 def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:
@@ -192,23 +177,6 @@ def _add_tuned(found: dict[str, Any], played: Sequence[Replay]) -> None:
         cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
 
 
-def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
-    if numbers:
-        show(results(), *map(request_text, _numbered(found, numbers, "log")))
-    else:
-        show(results(), page(found, worst=worst_of(found["requests"], worst)))
-
-
-def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
-    if output == "json":
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    elif numbers:
-        show(results(), *map(recorded_request, _numbered(found, numbers, "dump")))
-    else:
-        show(results(), dump_page(found, worst=worst))
-    return AS_EXPECTED
-
-
 def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
     by_number = {each["number"]: each for each in found["requests"]}
     for number in numbers:
@@ -234,6 +202,7 @@ MOST_AT_ONCE: Final = 1 << 24
 
 
 def _follow_command(files: Sequence[str], wanted: Wanted) -> int:
+    """Tell each request of a log that grows, when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"
         raise InputError(msg)

@@ -1,6 +1,6 @@
-"""Two kinds of plot as SVG: lines over a number, and bars in stacked parts.
+"""Plots as SVG: lines over a number, bars in stacked parts, changes on both sides of a line, areas.
 
-Colours are told apart by a mark or a pattern as well, so a plot reads in black and white.
+Colours are distinguished by a mark or a pattern as well, so a plot reads in black and white.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,3 +193,92 @@ def legend(names: Sequence[str], *, filled: bool = False) -> str:
             f'<li><svg viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>{escape(name)}</li>'
         )
     return f'<ul class="legend">{"".join(lines)}</ul>'
+
+
+EDGE: Final = 90
+"""Room for a number on each side."""
+
+
+def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
+    """A row for each name: parts above zero to the left, parts below zero to the right."""
+    names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    sides = [_sides(bar) for bar in bars.values()]
+    more, less = (max((side[at] for side in sides), default=0) for at in (0, 1))
+    unit = (WIDTH - 2 * EDGE) / ((more + less) or 1)
+    line = EDGE + more * unit
+    height = TOP + ROW * len(bars)
+    parts = [f"<title>{escape(title)}</title>", *patterns(len(names))]
+    for index, ((name, bar), (grown, shrunk)) in enumerate(zip(bars.items(), sides, strict=True)):
+        up = TOP + index * ROW
+        parts.append(f'<text x="0" y="{up + 18}">{escape(name)}</text>')
+        left, right = line, line
+        for part, value in bar.items():
+            wide = abs(value) * unit
+            left -= wide if value > 0 else 0
+            at = left if value > 0 else right
+            right += wide if value < 0 else 0
+            told = f"<title>{escape(part)}: {value:+,}</title>"
+            parts.append(
+                f'<rect x="{at:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
+                f'fill="url(#p{names.index(part)})">{told}</rect>'
+            )
+        text = up + BAR_AT + 11
+        if grown:
+            parts.append(f'<text x="{left - 6:.1f}" y="{text}" text-anchor="end">{grown:,}</text>')
+        if shrunk:
+            parts.append(f'<text x="{right + 6:.1f}" y="{text}">{shrunk:,}</text>')
+    parts.append(
+        f'<line class="axis" x1="{line:.1f}" x2="{line:.1f}" y1="{TOP + BAR_AT - 4}" '
+        f'y2="{height}"/>'
+    )
+    return svg_of(parts, height) + legend(names, filled=True)
+
+
+def _sides(bar: Mapping[str, int]) -> tuple[int, int]:
+    """All that grew, and all that shrank."""
+    return (
+        sum(value for value in bar.values() if value > 0),
+        -sum(value for value in bar.values() if value < 0),
+    )
+
+
+SMALL_WIDTH: Final = 320
+SMALL_HEIGHT: Final = 150
+SMALL_TOP: Final = 20
+SMALL_BOTTOM: Final = 20
+
+
+def stacked_areas(
+    at: Sequence[int],
+    columns: Mapping[str, Sequence[int]],
+    *,
+    kinds: Sequence[str],
+    most: str,
+    title: str,
+) -> str:
+    """Each column upon the one before; `kinds` say the pattern of each, `most` is the top."""
+    sums = [sum(each) for each in zip(*columns.values(), strict=True)]
+    top, first, last = max(sums) or 1, at[0], at[-1]
+    across = [SMALL_WIDTH * (each - first) / ((last - first) or 1) for each in at]
+    floor = [0.0] * len(at)
+    parts = [f"<title>{escape(title)}</title>", *patterns(len(kinds))]
+    for kind in kinds:
+        if kind in columns:
+            ceiling = [low + more for low, more in zip(floor, columns[kind], strict=True)]
+            edge = [*zip(across, ceiling, strict=True)]
+            edge += [*zip(across, floor, strict=True)][::-1]
+            way = " ".join(f"{x:.1f},{_small_height(y / top):.1f}" for x, y in edge)
+            parts.append(f'<polygon points="{way}" fill="url(#p{kinds.index(kind)})"/>')
+            floor = ceiling
+    ground = _small_height(0)
+    parts += [
+        f'<line class="axis" x1="0" x2="{SMALL_WIDTH}" y1="{ground}" y2="{ground}"/>',
+        f'<text x="0" y="13">{escape(most)} at most</text>',
+        f'<text x="0" y="{SMALL_HEIGHT - 5}">{first:,}</text>',
+        f'<text x="{SMALL_WIDTH}" y="{ground + 15}" text-anchor="end">{last:,} requests</text>',
+    ]
+    return svg_of(parts, SMALL_HEIGHT, SMALL_WIDTH)
+
+
+def _small_height(share: float) -> float:
+    return SMALL_HEIGHT - SMALL_BOTTOM - share * (SMALL_HEIGHT - SMALL_TOP - SMALL_BOTTOM)

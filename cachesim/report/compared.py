@@ -1,13 +1,18 @@
 """One workload on several engines: what each reused, request by request, and what it cost."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import count
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import Bar, FittingTable, PageOnly, Picture
+from cachesim.report.svg import STYLE, patterns
+from cachesim.report.svg_tree import LABEL, LINE
 from cachesim.scenario.comparing import Compared
 
 WIDE: Final = 9
@@ -20,11 +25,12 @@ LOSSES: Final = 2
 """Causes that are named in a row."""
 
 
-def comparison(title: str, rows: Sequence[Compared]) -> RenderableType:
-    """What was reused, then what of the rest went to which cause."""
+def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
+    """Reused tokens, wrong answers, bytes held, tokens lost by cause; a plot on pages."""
     steps = max((len(row.cached) for row in rows), default=0)
     labels = [Text(f"wrong answers of {row.name}: {row.evidence}") for row in rows if row.evidence]
-    return Group(_reused(title, rows, steps if steps <= WIDE else 0), _account(rows), *labels)
+    reused = _reused(title, rows, steps if steps <= WIDE else 0)
+    return [reused, _account(rows), *labels, PageOnly((Picture("", plot(title, rows)),))]
 
 
 def _table(title: str = "") -> Table:
@@ -54,8 +60,8 @@ def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
     return table
 
 
-def _bar(row: Compared, most: int) -> Text:
-    return Text("█" * round(BAR * row.reused / most) if most else "")
+def _bar(row: Compared, most: int) -> Bar:
+    return Bar(row.reused / most if most else 0.0, BAR)
 
 
 def _account(rows: Sequence[Compared]) -> Table:
@@ -80,3 +86,79 @@ def _lost_to(row: Compared) -> str:
     named = [f"{cause} {count:,}" for cause, count in causes]
     more = len(named) - LOSSES
     return ", ".join(named[:LOSSES]) + (f" and {more} more" if more > 0 else "")
+
+
+REUSED: Final = 2
+"""The colour of what was reused; the causes take the others in turn."""
+
+EDGE: Final = 14
+PLOT_HIGH: Final = 14
+PLOT_WIDE: Final = 760
+
+
+def plot(title: str, rows: Sequence[Compared]) -> str:
+    """The picture as a file."""
+    colours = colours_of(rows)
+    legend = [("reused", REUSED), *colours.items()]
+    widest = max((row.asked for row in rows), default=0) or 1
+    high = LINE * (len(rows) + 1) + LABEL * (len(legend) + 2)
+    drawn = [
+        f'<svg y="{LINE * (at + 1)}" width="100%" height="{LINE}" overflow="visible">'
+        f"{''.join(_row(row, colours, widest))}</svg>"
+        for at, row in enumerate(rows)
+    ]
+    drawn += _legend(legend, LINE * (len(rows) + 1) + LABEL)
+    fills = patterns("", max([REUSED, *colours.values()]) + 1)
+    whole, inner = PLOT_WIDE, PLOT_WIDE - 2 * EDGE
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t"'
+        f' width="{whole}" height="{high + 2 * EDGE}" viewBox="0 0 {whole} {high + 2 * EDGE}">'
+        f'<title id="t">{escape(title)}</title><style>{STYLE}</style>{fills}'
+        f'<rect width="100%" height="100%" rx="8" fill="var(--ground)"/>'
+        f'<svg x="{EDGE}" y="{EDGE}" width="{inner}" height="{high}" overflow="visible">'
+        f'<text class="h" x="0" y="14">{escape(title)}: tokens reused, and lost to what</text>'
+        f"{''.join(drawn)}</svg></svg>\n"
+    )
+
+
+def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
+    """A fill of its own for each cause, the largest first; the same in every row."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row.lost)
+    free = (each for each in count() if each != REUSED)
+    return {cause: fill for (cause, _), fill in zip(total.most_common(), free, strict=False)}
+
+
+def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
+    """Its name and sum, then reused, causes, and a rail for what was new."""
+    told = row.problem or f"{row.reused:,} of {row.asked:,}"
+    yield f'<text class="l" x="0" y="10">{escape(row.name)}'
+    yield f'<tspan class="note" dx="8">{escape(told)}</tspan></text>'
+    middle = LABEL + PLOT_HIGH // 2
+    rail = f"{100 * row.asked / widest:.4g}%"
+    yield f'<line class="g" x1="0" x2="{rail}" y1="{middle}" y2="{middle}"/>'
+    start = 0
+    for name, tokens, colour in (
+        ("reused", row.reused, REUSED),
+        *((cause, row.lost.get(cause, 0), colour) for cause, colour in colours.items()),
+    ):
+        if not tokens:
+            continue
+        yield (
+            f"<g><title>{escape(name)}: {tokens:,} tokens</title>"
+            f'<rect class="b" x="{100 * start / widest:.4g}%" y="{LABEL}"'
+            f' width="{100 * tokens / widest:.4g}%" height="{PLOT_HIGH}"'
+            f' fill="url(#p{colour})"/></g>'
+        )
+        start += tokens
+
+
+def _legend(entries: Sequence[tuple[str, int]], top: int) -> Iterator[str]:
+    for at, (name, colour) in enumerate(entries):
+        y = top + LABEL * at
+        yield f'<rect class="b" x="0" y="{y}" width="12" height="10" fill="url(#p{colour})"/>'
+        yield f'<text x="18" y="{y + 9}">{escape(name)}</text>'
+    y = top + LABEL * len(entries)
+    yield f'<line class="g" x1="0" x2="12" y1="{y + 5}" y2="{y + 5}"/>'
+    yield f'<text x="18" y="{y + 9}">new: no cache could have reused it</text>'

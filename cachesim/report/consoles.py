@@ -62,10 +62,10 @@ def notes() -> Console:
     return Screen(file=sys.stderr, stderr=True, width=_narrow())
 
 
-def plain_text(renderable: RenderableType, *, width: int = 80) -> str:
-    """What would be printed into a pipe."""
+def plain_text(*parts: RenderableType, width: int = 80) -> str:
+    """A report as it is printed into a pipe."""
     file = StringIO()
-    show(Screen(file=file, width=width, color_system=None, _environ={}), renderable)
+    show(Screen(file=file, width=width, color_system=None, _environ={}), *parts)
     return file.getvalue()
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable
 
 KINDS: Final = {
     "attention": "attention, in use or cached",

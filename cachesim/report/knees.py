@@ -34,10 +34,10 @@ class Knee:
 
     @property
     def sentence(self) -> str:
-        """What the curve does there."""
+        """The share at the knee, and the gain of a doubling on both sides."""
         return (
-            f"{100 * self.share:.1f} % at {self.at:,g}: up to it a doubling brings "
-            f"{100 * self.before:.1f} points, after it {100 * self.after:.1f}"
+            f"{100 * self.share:.1f} % at {self.at:,g}: a doubling up to it gains "
+            f"{100 * self.before:.1f} points, beyond it {100 * self.after:.1f}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What recorded requests tell, on the terminal."""
+"""A report of recorded requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
-from cachesim.report.fitting import SENTENCES, FittingTable
+from cachesim.report.document import SENTENCES, FittingTable, Heading
 from cachesim.report.why import shown
 
 
-def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
-    """Totals, what recurs, the same requests elsewhere, and those that cost most."""
+def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]:
+    """Totals, recurring causes, the same requests elsewhere, and the requests that cost most."""
     totals = found["totals"]
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
-        Text(f"{names}: {counted(totals['requests'], 'recorded request')}", style="name"),
+        Heading(f"{names}: {counted(totals['requests'], 'recorded request')}"),
         Text(totals_line(totals)),
     ]
     if found["server"] is not None:
@@ -28,7 +28,7 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
     if found["causes"]:
         parts += [Text(), _causes(found["causes"])]
     else:
-        parts += [Text("Every request continues an earlier one, or is a new conversation.")]
+        parts.append(Text("Every request continues an earlier one, or is a new conversation."))
     if found["what_if"]:
         parts += [Text(), _elsewhere(found["what_if"])]
     ranked = sorted(
@@ -37,7 +37,7 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
     )
     for each in ranked[:worst]:
         parts += [Text(), recorded_request(each)]
-    return Group(*parts)
+    return parts
 
 
 ESTIMATED: Final = (

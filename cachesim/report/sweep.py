@@ -1,22 +1,25 @@
-"""What servers made of a trace: a line for each, what was lost by which cause, and a plot.
+"""A report of servers on traces: reuse, tokens lost by cause, knees, releases, bytes held.
 
-A row is what `cachesim replay` and `cachesim sweep` tell of a cell, as plain data.
+A row is the plain data of one cell, as `cachesim replay` and `cachesim sweep` print it in JSON.
 """
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
-from cachesim.report.fitting import FittingTable
-from cachesim.report.holdings import holdings_table, sparkline, timeline_of
+from cachesim.report.charts import balance_bars, legend, line_chart, stacked_areas, stacked_bars
+from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
+from cachesim.report.holdings import KINDS, holdings_table, in_words, sparkline, timeline_of
 from cachesim.report.knees import knees
-from cachesim.report.upgrades import upgrades, upgrades_page
+from cachesim.report.upgrades import sentence_of, upgrades, upgrades_table
 
 BAR: Final = 24
 """Columns of a whole bar."""
@@ -25,10 +28,14 @@ MOST_ROWS: Final = 60
 """Lines of the table of causes."""
 
 MOST_HELD: Final = 12
-"""Servers in the table of bytes."""
+"""Servers whose bytes are drawn."""
 
 MOST_LIMITS: Final = 6
-"""Servers of which it is printed what their limits in bytes count."""
+"""Servers whose limits in bytes are explained."""
+
+MOST_BARS: Final = 40
+MOST_PARTS: Final = 6
+"""Causes with a colour of their own."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -43,17 +50,24 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return written.getvalue()
 
 
-def sweep_page(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One table for each trace and model, and what was lost by cause."""
-    parts: list[RenderableType] = []
+def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
+    """The tables and pictures of each trace; `name` heads a page."""
+    order = "Requests come one after the other; nothing here is a claim about time."
+    parts: list[RenderableType] = [PageOnly((Heading(name), Text(order)))] if name else []
     for title, members in by_trace(rows):
-        parts += [Text(title, style="name"), Text(), _shares(members), Text()]
+        parts += [Heading(title, level=2), Text(), _shares(members), Text()]
         for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
         if any(row["lost"] for row in members if row["profile"] != "bound"):
-            parts += [Text("computed before and not reused, by cause"), _losses(members), Text()]
-        parts += [*_curves(members), *_upgrades(members), *_holdings(members)]
-    return Group(*parts)
+            bars = losses(members)
+            drawn = stacked_bars(bars, title="tokens lost by cause") if bars else ""
+            heading = Heading("computed before and not reused, by cause, in tokens", level=3)
+            parts += [heading, Picture(_losses(members), drawn), Text()]
+        for flag in swept(members):
+            heading = Heading(f"share of the prompts that is reused, over {flag}", level=3)
+            parts += [heading, _curves(members, flag), Text()]
+        parts += [*_upgrades(members), *_holdings(members)]
+    return parts
 
 
 def endings(rows: Rows) -> list[str]:
@@ -86,9 +100,7 @@ def whose_bytes(rows: Rows) -> str:
     return "your model's" if given == {True} else "a small network's"
 
 
-def by_trace(
-    rows: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+def by_trace(rows: Rows) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """The rows that may be compared: one trace, as much of it, at one scale."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -100,7 +112,7 @@ def title_of(row: Mapping[str, Any]) -> str:
     """What was played, in words."""
     told = f"{row['trace']}: {counted(row['requests'], 'request')}"
     if row["scale"] != 1:
-        told += f", {row['scale']} tokens of the trace as one"
+        told += f", scaled down {row['scale']}:1"
     if row["replies"] is not None:
         told += f", replies of {row['replies']}"
     if row["rank"] is not None:
@@ -126,12 +138,12 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> Table:
     if refused:
         table.add_column("refused", justify="right")
     for row in rows:
-        cells = [
+        cells: list[RenderableType] = [
             server_of(row),
             f"{row['prompt_tokens']:,}",
             f"{row['cached']:,}",
             f"{row['rate']:.4f}",
-            "█" * round(BAR * row["rate"]),
+            Bar(row["rate"], BAR),
         ]
         table.add_row(*cells, *([f"{row['refused']:,}"] if refused else []))
     return table
@@ -162,49 +174,92 @@ def lines(rows: Rows, flag: str) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def holding(rows: Rows) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows that hold something at some time, with their names."""
-    return [(server_of(row), row) for row in rows if timeline_of(row)[1]]
-
-
 def server_of(row: Mapping[str, Any]) -> str:
     """A row's server, model and flags."""
     if row["profile"] == "bound":
-        return "bound: no cache can reuse more"
+        return "upper bound (infinite cache)"
     told = f"{row['profile']}, {row['model']}"
     return f"{told}, {settings_of(row)}" if row["settings"] else told
 
 
-def _curves(rows: Rows) -> Iterator[RenderableType]:
-    for flag in swept(rows):
-        table = FittingTable()
-        table.add_column("server", overflow="fold")
-        table.add_column("share", no_wrap=True)
-        table.add_column("knees", overflow="fold")
-        drawn = {name: sorted(points) for name, points in lines(rows, flag).items()}
-        top = max(share for points in drawn.values() for _, share in points)
-        for server, points in drawn.items():
-            bends = "; ".join(knee.sentence for knee in knees(points))
-            table.add_row(server, sparkline([share for _, share in points], top), bends)
-        yield from (Text(f"share over {flag}"), table, Text())
+def _curves(rows: Rows, flag: str) -> Picture:
+    """A curve for each server over a flag, with a ring at each knee."""
+    table = FittingTable()
+    table.add_column("server", overflow="fold")
+    table.add_column("share", no_wrap=True)
+    table.add_column("knees", overflow="fold")
+    curves = {name: sorted(points) for name, points in lines(rows, flag).items()}
+    top = max(share for points in curves.values() for _, share in points)
+    found = {server: knees(points) for server, points in curves.items()}
+    for server, points in curves.items():
+        bends = "; ".join(knee.sentence for knee in found[server])
+        table.add_row(server, sparkline([share for _, share in points], top), bends)
+    rings = {server: [knee.at for knee in each] for server, each in found.items()}
+    drawn = line_chart(curves, x=flag, title=f"share over {flag}", rings=rings)
+    items = "".join(
+        f"<li>{escape(f'{server}: {knee.sentence}')}</li>"
+        for server, each in found.items()
+        for knee in each
+    )
+    return Picture(
+        table, drawn + (f"<p>Knees, ringed in the plot:</p><ul>{items}</ul>" * bool(items))
+    )
 
 
 def _upgrades(rows: Rows) -> Iterator[RenderableType]:
+    """The changes from release to release."""
     found = upgrades(rows)
-    if found:
-        yield from (Text("difference between releases"), upgrades_page(found), Text())
+    if not found:
+        return
+    changed = [each for each in found if each.changes]
+    yield Heading("difference between releases, in tokens", level=3)
+    yield Text(sentence_of(found))
+    if changed:
+        bars = _fewer(
+            {
+                f"{each.server}: {each.releases}, {each.reused:+,} reused": each.lost
+                for each in changed[:MOST_BARS]
+            }
+        )
+        drawn = balance_bars(bars, title="tokens lost more and less by cause, release by release")
+        sides = "<p>To the right what is lost less than before, to the left what is lost more.</p>"
+        yield Picture(upgrades_table(changed), sides + drawn)
+    yield Text()
+
+
+def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """As many causes as there are colours; the smaller ones together, each sign for itself."""
+    totals: Counter[str] = Counter()
+    for bar in bars.values():
+        totals.update({cause: abs(count) for cause, count in bar.items()})
+    named = [cause for cause, _ in totals.most_common(MOST_PARTS)]
+    found = {}
+    for name, bar in bars.items():
+        rest = [count for cause, count in bar.items() if cause not in named]
+        more = sum(count for count in rest if count > 0)
+        parts = {cause: count for cause, count in bar.items() if cause in named}
+        parts |= {"others, more": more, "others, less": sum(rest) - more}
+        found[name] = {cause: count for cause, count in parts.items() if count}
+    return found
 
 
 def _holdings(rows: Rows) -> Iterator[RenderableType]:
-    shown = holding(rows)
-    if shown:
-        yield from (
-            Text(f"bytes held, by kind ({whose_bytes(rows)})"),
-            holdings_table(shown[:MOST_HELD]),
-        )
-        if len(shown) > MOST_HELD:
-            yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")
-        yield Text()
+    shown = [(server_of(row), row) for row in rows if timeline_of(row)[1]]
+    if not shown:
+        return
+    figures = []
+    for name, row in shown[:MOST_HELD]:
+        requests, columns = timeline_of(row)
+        most = in_words(max(map(sum, zip(*columns.values(), strict=True))))
+        areas = stacked_areas(requests, columns, kinds=list(KINDS), most=most, title=name)
+        figures.append(f"<figure>{areas}<figcaption>{escape(name)}</figcaption></figure>")
+    drawn = f"<div class='small'>{''.join(figures)}</div>"
+    yield Heading(f"bytes held by kind, over the requests ({whose_bytes(rows)})", level=3)
+    colours = legend(list(KINDS.values()), filled=True)
+    yield Picture(holdings_table(shown[:MOST_HELD]), drawn + colours)
+    if len(shown) > MOST_HELD:
+        yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")
+    yield Text()
 
 
 def causes_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -228,3 +283,19 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
     if len(rows) > MOST_ROWS:
         table.add_row(f"{len(rows) - MOST_ROWS} more", "in --format json, --csv and --report")
     return table
+
+
+def losses(rows: Rows) -> dict[str, dict[str, float]]:
+    """For each server the tokens that a cause took; what a cause gave back is left out."""
+    causes = causes_in(rows)
+    named = causes[:MOST_PARTS]
+    bars = {}
+    for row in rows[:MOST_BARS]:
+        parts = {cause: float(max(0, row["lost"].get(cause, 0))) for cause in named}
+        parts["others"] = float(
+            sum(max(0, count) for cause, count in row["lost"].items() if cause not in named)
+        )
+        parts = {cause: count for cause, count in parts.items() if count}
+        if parts and row["profile"] != "bound":
+            bars[server_of(row)] = parts
+    return bars

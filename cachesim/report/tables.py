@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable
 from cachesim.scenario.labels import LABELS, Evidence, weakest
 from cachesim.scenario.result import Run, Step
 

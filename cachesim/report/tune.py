@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from cachesim.engines.words import MIB, counted, mib
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable, Heading
 
 WIDTH, HEIGHT, MARGIN = 60, 12, 14
 """Columns and lines of the plot, and columns to its left."""
@@ -23,76 +23,53 @@ SIGNS: Final = {
 """What stands in the plot."""
 
 
-def tune_page(found: Mapping[str, Any]) -> RenderableType:
-    """The Pareto front, the plot, what is recommended and what it costs."""
+def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
+    """The Pareto front, the plot, the recommended settings and their cost."""
     own, best = found["own"], found["recommended"]
+    title = f"{found['requests']:,} requests played with {len(found['tried'])} settings"
     parts: list[RenderableType] = [
-        Text(
-            f"{found['source']}: {found['requests']:,} requests played with "
-            f"{len(found['tried'])} settings",
-            style="name",
-        ),
+        Heading(f"{found['source']}: {title}"),
         Text(),
-        _table(found["front"], own, best),
+        _front(found["front"], own, best),
         Text(),
-        *_drawn(found["tried"], own, best),
-        Text(verdict(own, best, found["tried"])),
-        Text(),
-        Text(found["command"], style="name"),
     ]
+    if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
+        parts += [_Plot(found["tried"], own, best), Text()]
+    parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]
     if found["bytes_say"]:
         parts += [Text(), Text(found["bytes_say"], style="quiet")]
     if found["assumed"]:
         parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
-    return Group(*parts)
+    return parts
 
 
 def words_of(changes: Mapping[str, Any]) -> str:
-    """What differs from the user's settings."""
+    """The differences from the user's settings."""
     return ", ".join(f"{name}={value}" for name, value in changes.items()) or "as it is"
 
 
-def _table(
+def _front(
     front: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
 ) -> RenderableType:
     table = FittingTable()
     table.add_column("settings", overflow="fold")
-    for head in ("prefilled", "than now", "MiB held", "than now"):
+    for head in ("prefill tokens", "change", "memory (MiB)", "change"):
         table.add_column(head, justify="right")
-    rows = list(front)
-    if own not in rows:
-        rows.append(own)
-    for each in rows:
-        mark = "  *" if each == best else ""
+    for each in [*front, *([] if own in front else [own])]:
+        tokens, size = each["processed"] - own["processed"], held(each) - held(own)
         table.add_row(
-            words_of(each["changes"]) + mark,
+            words_of(each["changes"]) + ("  *" if each == best else ""),
             f"{each['processed']:,}",
-            _more(each["processed"] - own["processed"]),
+            f"{tokens:+,}" if tokens else "",
             mib(held(each)),
-            _more_mib(held(each) - held(own)),
+            f"{size / MIB:+,.1f}" if mib(abs(size)) != mib(0) else "",
         )
     return table
 
 
 def held(each: Mapping[str, Any]) -> int:
-    """Bytes in all."""
+    """Bytes of the server's contexts and, at the peak, of its prompt cache and checkpoints."""
     return int(each["peak_bytes"]) + int(each["context_bytes"])
-
-
-def _more(difference: int) -> str:
-    return f"{difference:+,}" if difference else ""
-
-
-def _more_mib(difference: int) -> str:
-    return f"{difference / MIB:+,.1f}" if mib(abs(difference)) != mib(0) else ""
-
-
-def _drawn(
-    tried: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
-) -> list[RenderableType]:
-    """The plot, where settings differ in tokens; one line of signs would show nothing."""
-    differ = len({each["processed"] for each in tried}) > 1
-    return [_Plot(tried, own, best), Text()] if differ else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +91,7 @@ class _Plot:
         for number, row in enumerate(grid):
             label = {0: f"{high:,}", HEIGHT - 1: f"{low:,}"}.get(number, "")
             yield f"{label:>{MARGIN - 2}} |{''.join(row)}"
-        yield f"{'prefilled':>{MARGIN - 2}} +{'-' * width}"
+        yield f"{'prefill':>{MARGIN - 2}} +{'-' * width}"
         least, most = map(mib, self._ends())
         ends = f"{least} MiB held"
         yield f"{'':>{MARGIN}}{ends}{most:>{max(len(most) + 1, width - len(ends))}}"
@@ -148,13 +125,15 @@ class _Plot:
 def verdict(
     own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
 ) -> str:
-    """What the recommended settings save, and the memory that they take."""
+    """The tokens that the recommended settings save, and the memory that they take."""
     saved, cost = own["processed"] - best["processed"], held(best) - held(own)
     if not best["changes"]:
         return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
     if best["failed"] < own["failed"]:
         answered = counted(own["failed"] - best["failed"], "request")
-        return f"{answered} more would be answered, for {_cost(cost)}: {words_of(best['changes'])}."
+        return (
+            f"{answered} more would be answered, with {_cost(cost)}: {words_of(best['changes'])}."
+        )
     if saved <= 0:
         fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
         clearly = "clearly " if fewest < own["processed"] else ""
@@ -165,8 +144,8 @@ def verdict(
         )
     part = 100 * saved / max(1, own["processed"])
     return (
-        f"{saved:,} fewer tokens are prefilled ({part:.0f} %) for {_cost(cost)}: "
-        f"{words_of(best['changes'])}."
+        f"Best: {words_of(best['changes'])} prefills {part:.{part < 1:d}f} % fewer tokens "
+        f"({best['processed']:,} instead of {own['processed']:,}), with {_cost(cost)}."
     )
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from cachesim.report.fitting import FittingTable
+from cachesim.engines.words import counted
+from cachesim.report.document import FittingTable
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -74,30 +74,30 @@ def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(counts, key=lambda each: (-abs(each[1]), each[0]))
 
 
-def told(found: Sequence[Upgrade]) -> str:
-    """How many pairs there are, and how many of them are alike."""
+def sentence_of(found: Sequence[Upgrade]) -> str:
+    """The number of pairs of releases, and of those without a difference."""
+    pairs = counted(len(found), "pair")
     same = sum(not each.changes for each in found)
-    pairs = "1 pair" if len(found) == 1 else f"{len(found)} pairs"
-    return f"{pairs} of releases with all else alike; {same} of them reuse and lose the same"
+    if same == len(found):
+        return f"No difference between releases ({pairs} compared, all else equal)."
+    return f"{pairs} of releases compared, all else equal: {same} without a difference."
 
 
-def upgrades_page(found: Sequence[Upgrade]) -> RenderableType:
+def upgrades_table(changed: Sequence[Upgrade]) -> RenderableType:
     """A line for each pair that differs."""
     table = FittingTable()
     table.add_column("server", overflow="fold", ratio=2)
     table.add_column("reused", justify="right", no_wrap=True)
     table.add_column("points", justify="right", no_wrap=True)
     table.add_column("lost more, or less", overflow="fold", ratio=2)
-    for each in found:
-        if each.changes:
-            causes = [f"{count:+,} {cause}" for cause, count in each.lost.items()]
-            more = len(causes) - SHOWN
-            causes = causes[:SHOWN] + ([f"{more} more"] if more > 0 else [])
-            table.add_row(
-                f"{each.server}: {each.releases}",
-                f"{each.reused:+,}",
-                f"{each.points:+.2f}",
-                ", ".join(causes),
-            )
-    lines: list[RenderableType] = [Text(told(found))]
-    return Group(*lines, *([table] if table.row_count else []))
+    for each in changed:
+        causes = [f"{count:+,} {cause}" for cause, count in each.lost.items()]
+        more = len(causes) - SHOWN
+        causes = causes[:SHOWN] + ([f"{more} more"] if more > 0 else [])
+        table.add_row(
+            f"{each.server}: {each.releases}",
+            f"{each.reused:+,}",
+            f"{each.points:+.2f}",
+            ", ".join(causes),
+        )
+    return table

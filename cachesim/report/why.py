@@ -1,4 +1,4 @@
-"""What a log tells, on the terminal: totals, causes, the worst requests, what if."""
+"""A report of a server's log: totals, causes, the worst requests, the same requests elsewhere."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -9,12 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted, mib
-from cachesim.report.fitting import SENTENCES, FittingTable
+from cachesim.report.document import SENTENCES, Bar, FittingTable, Heading, PageOnly
 from cachesim.report.tune import held, verdict
 from cachesim.scenario.labels import SOURCE
 
 NAMED: Final = 6
 """Differing requests that are named one by one."""
+
+BAR: Final = 12
+"""Columns of a whole bar."""
 
 KINDS: Final = {
     "design": "by design",
@@ -25,10 +28,23 @@ KINDS: Final = {
 }
 
 
-def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Everything, in reading order."""
-    parts: list[RenderableType] = [*_head(found), Text()]
-    if found["agreement"]["played"]:
+def why_report(
+    found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]
+) -> list[RenderableType]:
+    """The report, of which a page has every request, a terminal the worst."""
+    log, agreement = found["log"], found["agreement"]
+    parts: list[RenderableType] = [
+        Heading(
+            f"{', '.join(log['sources'])}: {counted(found['totals']['requests'], 'request')} in "
+            f"{log['lines']:,} lines"
+        )
+    ]
+    if log["broken"]:
+        parts.append(Text(log["broken"], style="wrong"))
+    if len(found["servers"]) > 1:
+        parts.append(Text(f"The server was started {len(found['servers'])} times."))
+    parts += [*map(Text, [*dict.fromkeys(map(_server, found["servers"]))][:4]), Text()]
+    if agreement["played"]:
         parts += [*_agreement(found), Text()]
     parts += _totals(found)
     for place in found["places"]:
@@ -40,41 +56,17 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
     for each in worst:
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
-        parts += [Text(), what_if(found["what_if"], exact=is_exact(found))]
+        same = found["what_if"][0]["processed"] == found["totals"]["processed"]
+        exact = same and not agreement["differing"]
+        parts += [Text(), what_if(found["what_if"], exact=exact)]
         if found["bytes_say"]:
             parts.append(Text(found["bytes_say"], style="quiet"))
         if wrong := wrong_in_words(found["what_if"]):
-            parts += [Text(wrong, style="wrong")]
-    notes = [found["log"]["long"], *(n for server in found["servers"] for n in server["missing"])]
+            parts.append(Text(wrong, style="wrong"))
+    notes = [log["long"], *(note for server in found["servers"] for note in server["missing"])]
     for note in filter(None, dict.fromkeys(notes)):
         parts += [Text(), Text(note, style="quiet")]
-    return Group(*parts)
-
-
-def is_exact(found: Mapping[str, Any]) -> bool:
-    """Whether the replay answers every request as the log says, and processes as many tokens."""
-    same = found["what_if"][0]["processed"] == found["totals"]["processed"]
-    return same and not found["agreement"]["differing"]
-
-
-def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    log, servers = found["log"], found["servers"]
-    names = ", ".join(log["sources"])
-    yield Text(
-        f"{names}: {counted(found['totals']['requests'], 'request')} in {log['lines']:,} lines",
-        style="name",
-    )
-    shown: list[str] = []
-    for server in servers:
-        line = _server(server)
-        if line not in shown:
-            shown.append(line)
-    if log["broken"]:
-        yield Text(log["broken"], style="wrong")
-    if len(servers) > 1:
-        yield Text(f"The server was started {len(servers)} times.")
-    for line in shown[:4]:
-        yield Text(line)
+    return [*parts, PageOnly((Heading("Requests", level=2), _requests(found["requests"])))]
 
 
 def _server(server: Mapping[str, Any]) -> str:
@@ -98,7 +90,7 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     agreement = found["agreement"]
     differing = agreement["differing"]
     text = Text(
-        f"The replay agrees in {agreement['agreeing']} of "
+        f"The simulator reproduces the log's reuse on {agreement['agreeing']} of "
         f"{counted(agreement['comparable'], 'request')}"
     )
     if not differing:
@@ -147,8 +139,8 @@ def _sum_in_words(totals: Mapping[str, Any]) -> str:
     matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{shown(totals['processed'])} processed{unknown}. Of these {matched} matched what the "
-        f"server held, and were reprocessed anyway."
+        f"{shown(totals['processed'])} processed{unknown}. Of the processed tokens, the "
+        f"server already held {matched} and reprocessed them."
     )
 
 
@@ -167,11 +159,11 @@ def _left_out(totals: Mapping[str, int]) -> Iterator[str]:
 
 
 def advice_of(tuned: Mapping[str, Any] | None) -> str:
-    """What `cachesim tune` recommends; nothing where nothing was tried, or there was no choice."""
+    """The recommendation of `cachesim tune`; empty without a choice of settings."""
     if tuned is None or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
         return ""
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
-    return f"Played with {len(tuned['tried'])} settings, as `cachesim tune` does: {words}"
+    return f"Played with {len(tuned['tried'])} settings, as `cachesim tune` does. {words}"
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
@@ -260,15 +252,12 @@ def _bounds(each: Mapping[str, Any], name: str) -> str:
     return f": at least {low:,}" if high is None else f": {low:,} to {high:,}"
 
 
-WHAT_IF: Final = ("what if", "prefilled", "than now", "hits", "wrong", "MiB held")
-"""What `what_if_rows` has in its columns."""
-
-
 def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType:
-    """The same requests elsewhere."""
+    """The same requests on other servers."""
     table = FittingTable()
-    for head in WHAT_IF:
-        table.add_column(head, justify="left" if head == WHAT_IF[0] else "right")
+    table.add_column("what if")
+    for head in ("prefill tokens", "change", "hits", "wrong", "memory (MiB)"):
+        table.add_column(head, justify="right")
     for row in what_if_rows(rows, exact=exact):
         table.add_row(*row)
     return table
@@ -337,6 +326,31 @@ def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ..
         group.append(each)
     if group:
         yield group
+
+
+def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
+    """All requests, one row each."""
+    table = FittingTable()
+    for head in ("request", "prompt", "cached", "processed", "slot"):
+        table.add_column(head, justify="right")
+    table.add_column("reused")
+    table.add_column("why")
+    for each in requests:
+        reasons = " ".join(
+            f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}." for loss in each["why"]
+        )
+        differs = each["agrees"] is False
+        if differs:
+            reasons = f"The replay differs: cached {shown(each['replayed']['cached'])}."
+        numbers = map(
+            shown, (each[key] for key in ("prompt_tokens", "cached", "processed", "slot"))
+        )
+        share = (each["cached"] or 0) / (each["prompt_tokens"] or 1)
+        table.add_row(
+            str(each["number"]), *numbers, Bar(share, BAR), reasons,
+            style="differs" if differs else "",
+        )  # fmt: skip
+    return table
 
 
 def shown(value: int | None) -> str:

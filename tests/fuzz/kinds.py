@@ -35,9 +35,9 @@ from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario
 from cachesim.report.html import page
-from cachesim.report.recorded import dump_page
+from cachesim.report.recorded import dump_report
 from cachesim.report.story import story
-from cachesim.report.why import page as why_page
+from cachesim.report.why import why_report
 from cachesim.scenario import full_profile, loads, run, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.session import SlotFiles
@@ -330,7 +330,7 @@ def play_log(mutant: bytes) -> None:
     found = why_of(read, replays)
     json.dumps(found)
     if requests % 4 == 0:
-        plain_text(why_page(found, worst=worst_of(found["requests"], 3)))
+        plain_text(*why_report(found, worst=worst_of(found["requests"], 3)))
 
 
 @cache
@@ -375,7 +375,7 @@ def play_recording(mutant: bytes) -> None:
         live = Live(Wanted())
         found = {**told_of_live(live, source="mutant.jsonl"), "requests": live.add_all(requests)}
     json.dumps(found)
-    plain_text(dump_page(found, worst=3))
+    plain_text(*dump_report(found, worst=3))
 
 
 @cache

@@ -125,7 +125,7 @@ def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -
     own, held = why["what_if"][0], ("processed", "peak_bytes", "context_bytes")
     assert [tune["own"][name] for name in held] == [own[name] for name in held]
     for shown in (output(capsys, "why", LOG), output(capsys, "tune", LOG)):
-        assert "1,552 fewer tokens are prefilled (25 %)" in " ".join(shown.split())
+        assert "prefills 25 % fewer tokens (4,701 instead of 6,253)" in " ".join(shown.split())
 
 
 def test_of_each_cause_the_flags_in_its_advice_are_shown(

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree as ET
 
-from cachesim.report.compared_plot import REUSED, colours_of, plot
+from cachesim.report.compared import REUSED, colours_of, plot
 from cachesim.scenario.comparing import Compared
 
 ROWS = (

@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from cachesim.report.consoles import plain_text
-from cachesim.report.fitting import SENTENCES, FittingTable
+from cachesim.report.document import SENTENCES, FittingTable
 
 ROWS = [
     ("b9538", "1,234,567", "12", "checkpoints are too far apart"),

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from cachesim.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
-from cachesim.report.tune import tune_page
+from cachesim.report.tune import tune_report
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def page_of(
         "assumed": [],
         "bytes_say": says,
     }
-    return tune_page(found)
+    return Group(*tune_report(found))
 
 
 def in_words(own: dict[str, Any], best: dict[str, Any], *rest: dict[str, Any]) -> str:

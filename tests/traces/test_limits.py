@@ -15,7 +15,7 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.report.consoles import plain_text
-from cachesim.report.sweep import sweep_page
+from cachesim.report.sweep import sweep_report
 from cachesim.traces.limits import Measured, limits_of
 from cachesim.traces.plan import plan_of
 from cachesim.traces.replay import Cell, play, told
@@ -124,7 +124,7 @@ def test_a_server_without_a_limit_in_bytes_has_no_note() -> None:
     found = row(profile="vllm@0.33.0")
 
     assert "" == found["bytes"]["note"]
-    assert "counts" not in plain_text(sweep_page([found]))
+    assert "counts" not in plain_text(*sweep_report([found]))
 
 
 @pytest.mark.parametrize(

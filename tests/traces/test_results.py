@@ -8,14 +8,13 @@ import pytest
 
 from cachesim.engines.held import Held, sizes_of
 from cachesim.model.spec import ModelSpec
-from cachesim.report.areas import stacked_areas
-from cachesim.report.balance import balance_bars
+from cachesim.report.charts import balance_bars, stacked_areas
 from cachesim.report.consoles import plain_text
 from cachesim.report.holdings import in_words, sparkline
+from cachesim.report.html_document import page as html_page
 from cachesim.report.knees import Knee, knees
-from cachesim.report.sweep import sweep_page
-from cachesim.report.sweep_page import html_page
-from cachesim.report.upgrades import Upgrade, told, upgrades
+from cachesim.report.sweep import sweep_report
+from cachesim.report.upgrades import Upgrade, sentence_of, upgrades
 from cachesim.traces.plan import plan_of
 from cachesim.traces.replay import Cell, play
 from cachesim.traces.replay import told as row_of
@@ -56,7 +55,7 @@ def test_a_knee_is_where_a_doubling_brings_much_less_than_the_one_before() -> No
 
     assert (4000, 0.37) == (knee.at, knee.share)
     assert (0.09, 0.005) == (round(knee.before, 6), round(knee.after, 6))
-    told = "37.0 % at 4,000: up to it a doubling brings 9.0 points, after it 0.5"
+    told = "37.0 % at 4,000: a doubling up to it gains 9.0 points, beyond it 0.5"
     assert told == knee.sentence
 
 
@@ -115,9 +114,10 @@ def test_an_upgrade_is_told_for_each_pair_with_all_else_alike() -> None:
     )
     assert first == found[0]
     assert (2, False) == (len(found), found[1].changes)
-    assert "2 pairs of releases with all else alike; 1 of them reuse and lose the same" == told(
-        found
-    )
+    told = "2 pairs of releases compared, all else equal: 1 without a difference."
+    assert told == sentence_of(found)
+    alike = "No difference between releases (1 pair compared, all else equal)."
+    assert alike == sentence_of(found[1:])
 
 
 def test_what_a_release_reuses_more_is_what_it_loses_less() -> None:
@@ -226,10 +226,10 @@ def test_areas_stand_one_upon_the_other_and_reach_the_top() -> None:
 def test_page_and_screen_tell_knees_releases_and_bytes() -> None:
     found = rows()
 
-    page = html_page(found, "plan.toml")
-    assert "Difference between releases, in tokens" in page
-    assert "Bytes held by kind, over the requests" in page
+    page = html_page("plan.toml", *sweep_report(found, "plan.toml"))
+    assert "difference between releases, in tokens" in page
+    assert "bytes held by kind, over the requests" in page
     assert 4 == page.count("<figcaption>")
-    screen = plain_text(sweep_page(found))
-    for part in ("share over cache_ram", "difference between releases", "bytes held, by kind"):
+    screen = plain_text(*sweep_report(found))
+    for part in ("reused, over cache_ram", "difference between releases", "bytes held by kind"):
         assert part in screen

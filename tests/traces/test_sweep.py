@@ -17,8 +17,8 @@ import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.report.charts import line_chart, stacked_bars
-from cachesim.report.sweep import as_csv
-from cachesim.report.sweep_page import html_page
+from cachesim.report.html_document import page as html_page
+from cachesim.report.sweep import as_csv, sweep_report
 from cachesim.traces import sweep as sweeping
 from cachesim.traces.made import made_requests
 from cachesim.traces.plan import plan_of
@@ -338,10 +338,10 @@ def test_from_python_a_sweep_is_a_list_of_flat_rows() -> None:
 
 
 def test_the_page_draws_a_line_for_each_server_and_the_bound() -> None:
-    page = html_page(rows(), "plan.toml")
+    page = html_page("plan.toml", *sweep_report(rows(), "plan.toml"))
 
     assert 5 == page.count("<polyline")
-    assert "Share of the prompts that is reused, over num_gpu_blocks_override" in page
+    assert "share of the prompts that is reused, over num_gpu_blocks_override" in page
     assert "<script" not in page
     for drawing in ('class="chart"', 'class="legend"'):
         assert drawing in page
@@ -372,7 +372,7 @@ def test_the_command_keeps_what_it_found_beside_the_plan(
     assert main(["sweep", str(plan), *files]) == 0
 
     shown = capsys.readouterr().out
-    assert "made:6:0: 6 requests, 32 tokens of the trace as one" in shown
+    assert "made:6:0: 6 requests, scaled down 32:1" in shown
     assert ["a.csv", "a.html", "plan.results", "plan.toml"] == sorted(
         path.name for path in tmp_path.iterdir()
     )

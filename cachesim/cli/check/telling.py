@@ -15,7 +15,7 @@ from cachesim.errors import InputError
 from cachesim.files import free_name
 from cachesim.real.hunt.proof import proof_command
 from cachesim.report.consoles import results, show
-from cachesim.report.fitting import FittingTable
+from cachesim.report.document import FittingTable
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
 from cachesim.scenario.writing import to_toml

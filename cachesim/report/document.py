@@ -1,10 +1,15 @@
-"""Tables whose numbers stay whole on a narrow terminal."""
+"""Parts of a report: Rich's text and tables, and these.
+
+A command composes one list of parts. `consoles.show` prints it, `html_document.page` writes it as
+a page. Tables keep their numbers whole on a narrow terminal.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column, Table
@@ -18,6 +23,43 @@ FOLDED: Final = 12
 
 SENTENCES: Final = 24
 """Columns that sentences need to be read: the least width of a column of them."""
+
+
+class Heading(Text):
+    """The title of a report, or of a part of it."""
+
+    def __init__(self, text: str, *, level: int = 1) -> None:
+        super().__init__(text, style="name" if level < 3 else "")
+        self.level = level
+
+
+class Bar(Text):
+    """A share from 0 to 1, drawn over `wide` columns."""
+
+    def __init__(self, share: float, wide: int) -> None:
+        super().__init__("█" * round(wide * share))
+        self.share = share
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing in two forms: text, and the markup of a page."""
+
+    text: RenderableType
+    markup: str = ""
+
+    def __rich__(self) -> RenderableType:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class PageOnly:
+    """Parts that a terminal has no room for."""
+
+    parts: tuple[RenderableType, ...]
+
+    def __rich__(self) -> RenderableType:
+        return Group()
 
 
 class FittingTable(Table):
@@ -50,7 +92,7 @@ class FittingTable(Table):
         if is_named and names.header:
             yield Text(str(names.header), "quiet")
         for row in zip(*(column.cells for column in self.columns), strict=True):
-            first, *rest = map(_as_text, row)
+            first, *rest = map(as_text, row)
             yield first if is_named else _labelled(names, first)
             numbers: list[Text] = []
             sentences: list[Text] = []
@@ -74,9 +116,10 @@ def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:
 
 
 def _labelled(column: Column, cell: Text) -> Text:
-    head = " ".join(_as_text(column.header).plain.split())
+    head = " ".join(as_text(column.header).plain.split())
     return Text.assemble((f"{head}: " if head else "", "quiet"), cell)
 
 
-def _as_text(cell: object) -> Text:
+def as_text(cell: object) -> Text:
+    """A cell, a heading or a string as text, without markup."""
     return cell if isinstance(cell, Text) else Text(str(cell))
