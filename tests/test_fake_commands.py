@@ -156,7 +156,7 @@ def test_what_reads_other_servers_only_refuses_it_in_words(
     assert 2 == main(["tune", "story.toml"])
     assert "tune sweeps the settings of llama.cpp, not fake" in capsys.readouterr().err
     assert 2 == main(["why", "story.toml", "--profile", "fake@r1"])
-    assert "lines is of a kind that is known" in capsys.readouterr().err
+    assert "not a llama-server log" in capsys.readouterr().err
     assert 2 == main(["real", "fake"])
     command(f"why {RECORDED} --profile fake@r1")
 

@@ -27,12 +27,12 @@ PRINTED, BOUNDED, ASSUMED, GIVEN = "printed", "bounded", "assumed", "given"
 
 WHOSE: Final = {
     ASSUMED: (
-        "The MiB are those of a small network with layers of the same kinds; `cachesim tune "
-        "--gguf FILE` takes those of your model."
+        "Memory figures are for a small network with the same layer types; `cachesim tune "
+        "--gguf FILE` takes your model's."
     ),
     BOUNDED: (
-        "The MiB count a checkpoint as the log prints it, and a token of attention as in a small "
-        "network; `cachesim tune --gguf FILE` takes those of your model."
+        "Memory figures count a checkpoint as the log prints it, and an attention token as in a "
+        "small network; `cachesim tune --gguf FILE` takes your model's."
     ),
 }
 """What is said of bytes that are not the user's model's."""

@@ -146,9 +146,12 @@ def _missing_of(replay: Replay) -> list[str]:
         )
     assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
     if settings.preset.how == "assumed":
-        assumed.append("model")
+        missing.append(
+            f"Not in the log, so assumed: layers as of the preset {settings.preset.value}. "
+            "Name the model's with `--model`."
+        )
     if assumed:
-        missing.append(f"Assumed, because the log is silent: {', '.join(assumed)}.")
+        missing.append(f"Not in the log, so assumed: {', '.join(assumed)}. Set with `--set`.")
     return missing
 
 

@@ -93,14 +93,13 @@ def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
     best: dict[str, Mapping[str, Any]] = {}
     for each in sorted(helpful, key=lambda one: -one["fewer"]):
         best.setdefault(_name(each["flag"]), each)
-    words = [
-        f"{each['fewer']:,} fewer tokens are processed with `{each['flag']}`"
-        for each in best.values()
-    ]
+    words = [f"`{each['flag']}` saves {each['fewer']:,} tokens" for each in best.values()]
     useless = dict.fromkeys(f"`{_name(e['flag'])}`" for e in found if _name(e["flag"]) not in best)
     if useless:
-        words.append(f"no fewer tokens are processed with other values of {', '.join(useless)}")
-    return f"Played on these requests: {'; '.join(words)}." if words else ""
+        others = "other values of " if best else "no value tried of "
+        saves = "save none" if best else "saves tokens"
+        words.append(f"{others}{', '.join(useless)} {saves}")
+    return f"On these requests {'; '.join(words)}." if words else ""
 
 
 def _name(flag: str) -> str:

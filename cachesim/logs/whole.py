@@ -144,8 +144,9 @@ def _nothing_in(read: Read) -> str:
             "tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
         )
     return (
-        f"{names}: none of {read.lines} lines is of a kind that is known. `cachesim why` reads the "
-        "log of a llama-server (its standard error), or recorded requests as JSON Lines."
+        f"{names}: not a llama-server log: no line of {read.lines} was recognised. "
+        "`cachesim why` reads the log of a llama-server (its standard error), or recorded "
+        "requests as JSON Lines."
     )
 
 

@@ -75,7 +75,7 @@ def _slots(texts: Texts, slots: Sequence[SlotState]) -> Iterator[Row]:
     for slot in slots:
         if slot.tokens or len(slots) == 1:
             bars = tuple(texts.bars(slot.tokens))
-            yield Row(kind="slot", label=f"slot {slot.id} believes to hold", bars=bars)
+            yield Row(kind="slot", label=f"slot {slot.id} thinks it holds", bars=bars)
 
 
 def _memory(

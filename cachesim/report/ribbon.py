@@ -25,7 +25,8 @@ LETTERS: Final = {
 }
 LEGEND: Final = (
     "R reused  F reused, but foreign  r matched, but reprocessed  C computed"
-    "\nX cut away  . untouched  x7: a letter is 7 tokens; astray: computed on wrong memory"
+    "\nX cut away  . untouched  xN: each letter stands for N tokens"
+    "\nastray: computed from wrong cache contents"
 )
 WIDEST: Final = 58
 

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.engines.words import counted
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
 from cachesim.report.document import FittingTable
 from cachesim.scenario.labels import LABELS, Evidence, weakest
@@ -136,13 +137,17 @@ def broken(profile: str, width: int) -> str:
 
 
 def closing(runs: Sequence[Run]) -> Iterator[Text]:
-    """What to make of it all: how many were as expected, and what was not."""
+    """The number of runs as expected, and each mismatch."""
     wrong = [run for run in runs if not run.as_expected]
     for run in wrong:
         for line in run.mismatches:
             yield Text(f"{run.scenario} on {run.profile}: {line}", style="wrong")
-    diverged = sum(worst_answer(run.steps) == "diverged" for run in runs)
-    text = f"{len(runs)} run{'s'[: len(runs) != 1]}, {len(runs) - len(wrong)} as expected"
+    diverged = [run for run in runs if worst_answer(run.steps) == "diverged"]
+    text = f"{counted(len(runs), 'run')}, {len(runs) - len(wrong)} as expected"
     if diverged:
-        text += f"; {diverged} show a wrong answer" if diverged > 1 else "; 1 shows a wrong answer"
+        known = sum(run.as_expected for run in diverged)
+        expects = "its scenario expects" if known == 1 else "their scenario expects"
+        part = "" if known == len(diverged) else f"{known} of these "
+        text += f"; {counted(len(diverged), 'run')} with a wrong answer"
+        text += f", {part}as {expects}" if known else ", which no scenario expects"
     yield Text(text)

@@ -177,11 +177,9 @@ def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None)
     for each in groups:
         words = Text(each["cause"], style="name")
         words.append(f"  ({kind_of(each, tuned)})", style="quiet")
-        words.append(f"\n{each['example']}. {each['cure']}", style="")
-        if each["upstream"]:
-            words.append(f" See {each['upstream']}.")
-        if each["tried"]:
-            words.append(f" {each['tried_says']}")
+        upstream = f"See {each['upstream']}." if each["upstream"] else ""
+        sentences = filter(None, (each["tried_says"], each["cure"], upstream))
+        words.append(f"\n{' '.join([each['example'] + '.', *sentences])}", style="")
         table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
     return table
 

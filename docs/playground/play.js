@@ -121,7 +121,7 @@ function told(result) {
   byId("verdict").removeAttribute("aria-busy");
   if (result.problems) {
     trouble(result.problems.join("\n"));
-    byId("verdict").textContent = "This cannot be played as it stands.";
+    byId("verdict").textContent = "Cannot run this. Fix the line below.";
     byId("verdict").className = "";
     return;
   }

@@ -39,7 +39,7 @@ def as_json(command: str, capsys: Capture) -> Any:
 
 def test_all_as_expected_is_0(capsys: Capture) -> None:
     assert main(["run", STALE, "--arithmetic", "ring"]) == 0
-    assert "3 runs, 3 as expected; 2 show a wrong answer" in spoken(capsys)[0]
+    assert "3 runs, 3 as expected; 2 runs with a wrong answer" in spoken(capsys)[0]
 
 
 def test_a_wrong_answer_nobody_expected_is_1(

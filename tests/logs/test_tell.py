@@ -144,9 +144,8 @@ def test_of_each_cause_the_flags_in_its_advice_are_shown(
         fewer["--ubatch-size 1024"],
     ]
     assert cause["tried_says"] == (
-        "Played on these requests: 1,552 fewer tokens are processed with `--ubatch-size 1024`; no "
-        "fewer tokens are processed with other values of `--ctx-checkpoints`, "
-        "`--checkpoint-min-step`."
+        "On these requests `--ubatch-size 1024` saves 1,552 tokens; other values of "
+        "`--ctx-checkpoints`, `--checkpoint-min-step` save none."
     )
 
 
@@ -168,9 +167,10 @@ def test_of_flags_that_were_tried_the_best_stands_first() -> None:
     ]
 
     assert flags_in_words(found) == (
-        "Played on these requests: 1,900 fewer tokens are processed with `--b 2`; no fewer tokens "
-        "are processed with other values of `--a`, `--c`, `--d`."
+        "On these requests `--b 2` saves 1,900 tokens; other values of `--a`, `--c`, `--d` save "
+        "none."
     )
+    assert flags_in_words(found[:1]) == "On these requests no value tried of `--a` saves tokens."
     assert flags_in_words([]) == ""
 
 

@@ -63,7 +63,7 @@ def test_a_little_more_is_not_called_the_same() -> None:
 def test_whose_bytes_are_counted_is_said() -> None:
     own = tried(100, 7)
 
-    assert "those of a small network" in plain_text(page_of(own, own, says=WHOSE[ASSUMED]))
+    assert "a small network" in plain_text(page_of(own, own, says=WHOSE[ASSUMED]))
 
 
 def signs_of(page: RenderableType, *, width: int = 80) -> tuple[str, list[str]]:
