@@ -39,8 +39,8 @@ DRAWN: Final = 2_000
 
 SEED: Final = 20261122
 SHAPE: Final = Shape(incidents=True, chats=True)
-LOG: Final = str(ROOT / "docs/examples/hybrid.log")
-RECORDED: Final = str(ROOT / "docs/examples/recorded.jsonl")
+LOG: Final = "docs/examples/hybrid.log"
+RECORDED: Final = "docs/examples/recorded.jsonl"
 PAGES: Final = {
     "run": (["run", "llama.cpp-three-requests"], "--report"),
     "compare": (["compare", "sglang-one-trace", "--rows", "policies"], "--plot"),
@@ -115,6 +115,7 @@ def page(name: str) -> Iterator[tuple[str, str]]:
 def printed(words: Sequence[str]) -> str:
     """The standard output of a command line."""
     with (
+        contextlib.chdir(ROOT),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()),
     ):

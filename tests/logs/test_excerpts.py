@@ -22,9 +22,9 @@ from cachesim.logs.replay import Replay
 from cachesim.logs.what_if import answers, asked_by
 from cachesim.logs.whole import Wanted, read_files, replays_of, why
 from cachesim.report.consoles import plain_text
-from cachesim.report.recorded import dump_page
-from cachesim.report.why import page
-from cachesim.report.why_page import html_page
+from cachesim.report.html_document import page
+from cachesim.report.recorded import dump_report
+from cachesim.report.why import why_report
 from tests.dumps import read_dump
 
 INPUTS = Path(__file__).with_name("excerpts.jsonl")
@@ -63,7 +63,7 @@ def printed(case: Mapping[str, Any]) -> str:
         if "wanted" not in case:
             requests = read_dump(*files[0])
             found = told_of_dump(requests, source=files[0][0])
-            return f"{plain_text(dump_page(found, worst=99), width=100)}json {digest(found)}\n"
+            return f"{plain_text(*dump_report(found, worst=99), width=100)}json {digest(found)}\n"
         read = read_files(files)
         replays = replays_of(read, Wanted(**case["wanted"]))
         found = why(read, replays)
@@ -74,8 +74,10 @@ def printed(case: Mapping[str, Any]) -> str:
         ]
     except InputError as error:
         return f"refused: {error}\n"
-    text = plain_text(page(found, worst=found["requests"]), width=100)
-    return f"{text}json {digest(found)}, HTML {digest(html_page(found))}, replays {digest(asked)}\n"
+    parts = why_report(found, worst=found["requests"])
+    text = plain_text(*parts, width=100)
+    html = digest(page("cachesim why", *parts))
+    return f"{text}json {digest(found)}, HTML {html}, replays {digest(asked)}\n"
 
 
 @pytest.mark.parametrize("name", CASES)
