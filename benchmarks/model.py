@@ -43,7 +43,8 @@ from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import drawn_prompt
 from cachesim.real.llama_cpp.server import Played, RealServer
-from cachesim.real.llama_cpp.workload import Release, Step
+from cachesim.real.llama_cpp.workload import Release
+from cachesim.scenario.format import Step
 from cachesim.units import Array, Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)

@@ -15,12 +15,12 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp.calls import grouped
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.server import Played
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.simulated import SimulatedServer, observed
+from cachesim.real.llama_cpp.workload import Outcome, Release, grouped
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.format import Scenario, Step
 
 SEED: Final = 2026
 WORKLOADS: Final = 40
@@ -84,13 +84,11 @@ def measure(release: Release, workloads: int) -> Measured:
     return measured
 
 
-def simulate(workload: Workload, outcomes: Sequence[Outcome], arithmetic: ArithmeticName) -> None:
+def simulate(workload: Scenario, outcomes: Sequence[Outcome], arithmetic: ArithmeticName) -> None:
     """Play a workload on the simulator, with the replies of the real server."""
-    server = SimulatedServer.of(workload, arithmetic)
-    at = 0
-    for group in grouped(workload.steps):
-        server.ask(group, outcomes[at : at + len(group)])
-        at += len(group)
+    server = SimulatedServer(workload, arithmetic)
+    for group in grouped(observed(workload, outcomes).step):
+        server.ask(group)
 
 
 def run(out: Console, *, workloads: int = WORKLOADS) -> None:

@@ -24,7 +24,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
-from cachesim.real.llama_cpp.workload import ENDLESS, SILENT
+from cachesim.real.llama_cpp.workload import SILENT
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
@@ -32,6 +32,7 @@ from cachesim.real.vllm.steps import differs_in
 from cachesim.scenario import Scenario, load, run
 from cachesim.scenario.labels import digest
 from cachesim.scenario.result import CLAIMS
+from cachesim.scenario.session import ENDLESS
 from cachesim.scenario.shipped import shipped_files
 
 TABLE: Final = Path(__file__).parents[1] / "docs" / "wheels.csv"

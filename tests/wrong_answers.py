@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
 from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, Release, workload
+from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens
 
 ROUNDING: Final = 0.02
@@ -29,9 +30,9 @@ class Conversation:
     predict: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def on(self, release: Release, preset: str) -> Workload:
+    def on(self, release: Release, preset: str) -> Scenario:
         """The conversation as a workload."""
-        return Workload(
+        return workload(
             name=self.name,
             release=release,
             preset=preset,
@@ -97,13 +98,12 @@ STALE_NEIGHBOUR: Final = Conversation(
 
 def verdict_on(server: RealServer, model: Path, conversation: Conversation, preset: str) -> Verdict:
     """Play a conversation warm and its last prompt cold; compare what comes next."""
-    workload = conversation.on(server.release, preset)
-    warm = server.play(workload, model, probabilities=VOCABULARY)[-1]
-    cold_steps = workload.steps[-1:]
-    cold_workload = Workload(
-        name="cold", release=server.release, preset=preset, options={}, steps=cold_steps
+    asked = conversation.on(server.release, preset)
+    warm = server.play(asked, model, probabilities=VOCABULARY)[-1]
+    alone = workload(
+        "cold", release=server.release, preset=preset, options={}, steps=asked.step[-1:]
     )
-    cold = server.play(cold_workload, model, probabilities=VOCABULARY)[-1]
+    cold = server.play(alone, model, probabilities=VOCABULARY)[-1]
     return Verdict(
         conversation=conversation.name,
         release=server.release,

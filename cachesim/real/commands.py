@@ -272,7 +272,7 @@ def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Tab
         proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
         made = each.step.messages or each.step.options.get("endpoint") == "infill"  # by the server
         whole = (real.cached or 0) + (real.processed or 0)
-        prompt = str(whole if made else len(each.step.prompt))
+        prompt = str(whole if made else len(each.step.ids))
         row = (each.step.name, prompt, cached, processed, verdict, *proof)
         table.add_row(*row)
     return table

@@ -266,6 +266,11 @@ class Step:
         "Further fields of the request under upstream's names; of `set-lora`: `lora`.",
     ] = field(default_factory=dict)
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt's token ids, where it is written as such."""
+        return self.prompt if isinstance(self.prompt, tuple) else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
@@ -310,6 +315,11 @@ class Scenario:
     def without_promises(self) -> "Scenario":
         """The same story for other profiles or flags, of which nothing was said."""
         return replace(self, expect=(), shows=Shows())
+
+    @property
+    def requests(self) -> int:
+        """The number of its completions."""
+        return sum(step.do == "complete" for step in self.step)
 
     @property
     def step_names(self) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """One scenario on one profile: steps go to the engine group by group, records come back."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.model.adapters import adapted
@@ -31,6 +31,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.reading import Problem
+from cachesim.typed import there_is
 from cachesim.units import Tokens
 from cachesim.verify.explain import Part
 
@@ -82,6 +83,7 @@ class Record:
     reply: Reply | None = None
     children: tuple[Reply, ...] = ()  # further completions of the same prompt
     slot: int | None = None
+    held: int | None = None  # tokens in the slot when the client left
     error: str | None = None
     message: str = ""
     events: tuple[Event, ...] = ()
@@ -117,30 +119,30 @@ class Session:
         traced: bool = False,
         looks: bool = True,
         thin: bool = False,
+        family: Family[Any, Any] | None = None,
     ) -> None:
         """`looks` False: nobody asks what the server holds after each step.
 
-        `thin`: the network has one layer of each kind that the model has.
+        `thin`: the network has one layer of each kind that the model has. `family` plays rules
+        that no release has.
         """
         self.looks = looks
         self.scenario = scenario
-        self._chats = any(step.messages for step in scenario.step)
+        # Where no steps are given, any may come.
+        self._chats = not scenario.step or any(step.messages for step in scenario.step)
         self.profile = profile
-        self.family = family_of(profile.engine)
+        self.family = family or family_of(profile.engine)
         spec = spec_of(scenario.model)
         self.network = self._network(one_of_each(spec) if thin else spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
-        # What a server can do is asked where a step needs it: Python looks for every method.
-        self._several = None
-        if any(step.completions > 1 for step in scenario.step):
-            self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
         if isinstance(self.engine, InfillRendering):
             self.vocabulary.gap = self.engine.render_infill
-        self._names = scenario.step_names
+        self.asked = 0  # steps
+        self.ended = False  # the server did not survive a step
         self.seen = 0  # events that already belong to a step
         self.turns = 0
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
@@ -157,13 +159,13 @@ class Session:
                 model=self.network if self.trace is None else self.trace,
                 options=self._options(),
                 store=SlotFiles(),
+                family=self.family,
             )
         except OptionError as error:
             problem = Problem(("engine", "options"), str(error))
             raise ScenarioError(str(problem)) from None
         except UpstreamAbort as abort:
-            text = f"the real server ends as it starts: {abort.where}: {abort.why}"
-            raise ScenarioError(str(Problem(("engine", "options"), text))) from None
+            raise NotStartedError(abort) from None
 
     def _options(self) -> dict[str, Any]:
         """The scenario's options, and what follows from it and from who looks.
@@ -180,16 +182,22 @@ class Session:
     def run(self) -> Iterator[Record]:
         """Every step in order, as soon as the server has come to rest after it."""
         for group in groups_of(self.scenario):
-            records = [self._record(index) for index in group]
-            if len(records) == 1 and self.looks:
-                records[0].before = self.known
-            ended = self._play(records)
-            self._collect(records)
-            yield from records
-            if ended:
+            yield from self.ask([self.scenario.step[index] for index in group])
+            if self.ended:
                 rest = range(group[-1] + 1, len(self.scenario.step))
                 yield from (self._not_run(index) for index in rest)
                 return
+
+    def ask(self, steps: Sequence[Step]) -> list[Record]:
+        """Play steps that are sent together, until the server is idle again."""
+        numbered = enumerate(steps, self.asked)
+        records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
+        self.asked += len(records)
+        if len(records) == 1 and self.looks:
+            records[0].before = self.known
+        self.ended = self._play(records)
+        self._collect(records)
+        return records
 
     def undone(self, done: int) -> Iterator[Record]:
         """The records of all steps but the first ones, which are all that there was time for."""
@@ -199,7 +207,8 @@ class Session:
             yield record
 
     def _record(self, index: int) -> Record:
-        return Record(index=index, name=self._names[index], step=self.scenario.step[index])
+        scenario = self.scenario
+        return Record(index=index, name=scenario.step_names[index], step=scenario.step[index])
 
     def _not_run(self, index: int) -> Record:
         record = self._record(index)
@@ -242,7 +251,7 @@ class Session:
         for _ in range(default if step.turns is None else step.turns):
             self._turn()
         if step.do == "complete":
-            self._submit(record)
+            self._submit(record, group)
         elif step.do == "cancel":
             self._cancel(record, group)
         elif step.do == "set-lora":
@@ -252,32 +261,38 @@ class Session:
         else:
             self._slot_action(record)
 
-    def _submit(self, record: Record) -> None:
+    def _submit(self, record: Record, group: Sequence[Record]) -> None:
         try:
             record.prompt = self.vocabulary.prompt(record.step)
             if self.looks:
                 record.parts = self.vocabulary.parts(record.step, record.prompt)
-            record.ticket = self.engine.submit(self.request(record))
+            request = self.request(record)
+            if not request.prompt and self._is_one_of_several(record, group):
+                # llama-server lets an empty list pass among other prompts
+                request = replace(request, options={**(request.options or {}), AS_TEXT: True})
+            record.ticket = self.engine.submit(request)
             if record.step.held is not None:
-                self._leave(record.ticket, record.step.held)
+                record.held = self._leave(record.ticket, record.step.held)
         except InputError as error:
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
-    def _is_one_of_several(self, index: int) -> bool:
+    def _is_one_of_several(self, record: Record, group: Sequence[Record]) -> bool:
         """True for a prompt of a call with several, where the server tells lists from texts."""
-        steps, lists = self.scenario.step, any(e.name == AS_TEXT for e in self.family.fields)
-        neighbours = steps[index : index + 2]
+        lists, at = any(e.name == AS_TEXT for e in self.family.fields), group.index(record)
+        neighbours = (each.step for each in group[at : at + 2])
         return lists and any(e.with_previous and not e.turns for e in neighbours)
 
-    def _leave(self, ticket: Ticket, held: int) -> None:
-        """The client goes away as soon as its slot holds so many tokens."""
+    def _leave(self, ticket: Ticket, held: int) -> int:
+        """Cancel a request as soon as its slot holds so many tokens; those that it held then."""
         engine = self.engine
         if not isinstance(engine, Reading):
             msg = f"{self.profile.engine} has no 'leaves'; write a further step with do = 'cancel'"
             raise OptionError(msg)
         while engine.tokens_held_for(ticket) < held and self._turn():
             pass
+        reached = engine.tokens_held_for(ticket)
         engine.cancel(ticket)
+        return reached
 
     def request(self, record: Record) -> Request:
         """The request that a step makes."""
@@ -290,8 +305,6 @@ class Session:
         if self.vocabulary.gap is not None and options.get("endpoint") == "infill":
             prompt = self.vocabulary.tokens(step.prompt or "")
             options["input_suffix"] = self.vocabulary.tokens(step.suffix or "")
-        if not prompt and self._is_one_of_several(record.index):
-            options[AS_TEXT] = True  # llama-server lets an empty list pass among other prompts
         return Request(
             prompt=prompt,
             predict=predict,
@@ -369,8 +382,10 @@ class Session:
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
-            if record.ticket is not None and self._several is not None:
-                record.children = self._several.replies(record.ticket)[1:]
+            # What a server can do is asked where a step needs it: Python looks for every method.
+            several = record.ticket is not None and record.step.completions > 1
+            if several and isinstance(self.engine, SeveralReplies):
+                record.children = self.engine.replies(there_is(record.ticket))[1:]
         share_events(records, new)
 
 
@@ -381,6 +396,15 @@ def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
     for index, tokens in enumerate(texts.entries):
         yield f"prompt cache entry {index}", tokens
         yield f"a stored prompt of {len(tokens)} tokens", tokens
+
+
+class NotStartedError(ScenarioError):
+    """The real server ends as it starts with these flags."""
+
+    def __init__(self, abort: UpstreamAbort) -> None:
+        text = f"the real server ends as it starts: {abort.where}: {abort.why}"
+        super().__init__(str(Problem(("engine", "options"), text)))
+        self.abort = abort
 
 
 class EndlessError(Exception):

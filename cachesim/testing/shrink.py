@@ -5,9 +5,9 @@ finding is kept, until none does. Tokens are cut out of all prompts at once, for
 must stay shared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from cachesim.scenario.checks import COMPANIONS
 from cachesim.scenario.format import Scenario, Step
@@ -90,7 +90,10 @@ def _without_lost_cancels(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
+    endless = any((step.predict or 0) < 0 for step in scenario.step)
     for flag in scenario.engine.options:
+        if flag == "ctx_size" and endless:
+            continue  # such a request runs to the end of the context
         rest = {key: value for key, value in scenario.engine.options.items() if key != flag}
         fewer = replace(scenario, engine=replace(scenario.engine, options=rest))
         if flag in COMPANIONS:  # nobody proposes what the steps bring
@@ -112,7 +115,8 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
                 else step
                 for step, wanted in zip(scenario.step, asked, strict=True)
             )
-            if all(step.prompt for step, wanted in zip(cut, asked, strict=True) if wanted):
+            pairs = zip(scenario.step, cut, strict=True)
+            if not any(ids(one) and not ids(other) for one, other in pairs):
                 yield _with_steps(scenario, cut)
         size //= 2
     for index, step in enumerate(scenario.step):
@@ -158,20 +162,42 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
             if (step.turns or 0) > 1:
                 yield _changed(scenario, index, replace(step, turns=1))
             continue
-        reply = step.reply or ()
-        for plain in (
-            replace(step, reply=reply[:1]),
-            replace(step, reply=reply[: len(reply) // 2] or reply[:1]),
-            replace(step, reply=reply[:-1] or reply),
-            replace(step, drafts=None),
-            replace(step, drafts=(step.drafts or ())[:-1] or None),
-            replace(step, with_previous=False),
-            replace(step, slot=-1),
-            replace(step, cache_prompt=True),
-            replace(step, options={}),
-        ):
-            if plain != step:
-                yield _changed(scenario, index, plain)
+        for change in _plainer(step):
+            if replace(step, **change) != step:
+                yield _changed(scenario, index, replace(step, **change))
+                if not step.with_previous:
+                    yield from _changed_together(scenario, index, change)
+
+
+def _plainer(step: Step) -> Iterator[dict[str, Any]]:
+    """Fields of a step that may become plainer."""
+    reply, predict = step.reply, step.predict
+    if reply is not None:
+        yield {"reply": reply[:1]}
+        yield {"reply": reply[: len(reply) // 2] or reply[:1]}
+        yield {"reply": reply[:-1] or reply}
+    if predict is not None:
+        yield {"predict": min(predict, 1) if predict >= 0 else 1}
+        yield {"predict": predict // 2 if predict > 1 else predict}
+    yield {"drafts": None}
+    yield {"drafts": (step.drafts or ())[:-1] or None}
+    yield {"with_previous": False}
+    yield {"slot": -1}
+    yield {"cache_prompt": True}
+    yield {"options": {}}
+
+
+def _changed_together(
+    scenario: Scenario, first: int, change: Mapping[str, Any]
+) -> Iterator[Scenario]:
+    """The change in all steps of one call, which ask for the same on a real server."""
+    steps = list(scenario.step)
+    end = first + 1
+    while end < len(steps) and steps[end].with_previous and not steps[end].turns:
+        end += 1
+    if end > first + 1 and all(each.do == "complete" for each in steps[first:end]):
+        steps[first:end] = [replace(each, **change) for each in steps[first:end]]
+        yield _with_steps(scenario, tuple(steps))
 
 
 def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
@@ -190,7 +216,7 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
             replace(
                 step,
                 prompt=tuple(names[token] for token in ids(step)),
-                reply=tuple(names[int(token)] for token in step.reply or ()),
+                reply=step.reply and tuple(names[int(token)] for token in step.reply),
                 drafts=step.drafts
                 and tuple(tuple(names[int(token)] for token in each) for each in step.drafts),
             )

@@ -21,8 +21,9 @@ from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.simulated import spec_of
-from cachesim.real.llama_cpp.workload import Outcome, Step
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.scenario.format import Model, Step
+from cachesim.scenario.models import spec_of
 from tests.end_to_end.client import Answer, Call, post
 from tests.end_to_end.talk import WORD, Talk, Talker
 
@@ -277,7 +278,7 @@ class Lives(AbstractContextManager["Lives"]):
     def _model(self, preset: str, window: int) -> Path:
         path = Path(self._folder.name) / f"{preset}-{window}.gguf"
         if not path.exists():
-            write_model(spec_of(preset, window), path)
+            write_model(spec_of(Model(preset=preset, window=window or None)), path)
         return path
 
 

@@ -23,7 +23,8 @@ from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.server import RealServer, environment_for
-from cachesim.real.llama_cpp.simulated import spec_of
+from cachesim.scenario.format import Model
+from cachesim.scenario.models import spec_of
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer, Call
 from tests.end_to_end.fakes import DIALECTS, Dialect, fake
@@ -114,7 +115,7 @@ def _recorded_real(
     options = draw_options(rng, able, preset)
     model = models / f"{preset}-{window}.gguf"
     if not model.exists():
-        write_model(spec_of(preset, window), model)
+        write_model(spec_of(Model(preset=preset, window=window or None)), model)
     with real.started(options, model) as server, recorder(place, server.address) as proxy:
         client = Client(rng, Through(proxy), options)
         client.live()

@@ -12,16 +12,17 @@ from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.real.agents import WAYS, Agents, Sizes, Talk
 from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
-from cachesim.real.llama_cpp.calls import grouped
-from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.real.llama_cpp.worker import tokens_of
-from cachesim.real.llama_cpp.workload import CANCELLED, Outcome, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, grouped, workload
 from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
 from cachesim.real.prompts import unspell
 from cachesim.real.sglang import agents as sglang
 from cachesim.real.sglang.playing import play as play_sglang
 from cachesim.real.vllm import agents as vllm
 from cachesim.real.vllm.playing import play as play_vllm
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.session import CANCELLED
 from cachesim.units import as_tokens
 
 LONGEST = 4000
@@ -81,59 +82,60 @@ class Parrot:
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         self.asked.append(tuple(group))
-        return tuple(Outcome(reply=as_tokens([300]) * min(each.predict, 9)) for each in group)
+        return tuple(Outcome(reply=as_tokens([300]) * min(each.predict or 0, 9)) for each in group)
 
 
-def grown(number: int) -> Workload:
+def grown(number: int) -> Scenario:
     setting = draw_agents(5, number, release="b11549", presets=("dense", "recurrent"))
     return grow_agents(setting, Parrot())[0]
 
 
 def test_agents_use_slots_files_chats_and_tools_and_some_hang_up_or_arrive_meanwhile() -> None:
     workloads = [grown(number) for number in range(60)]
-    steps = [step for each in workloads for step in each.steps]
+    steps = [step for each in workloads for step in each.step]
     found = Counter(
         kind
         for step in steps
         for kind, stands in {
-            "gone": step.abandoned and not step.half_read,
-            "gone while it was read": step.half_read,
-            "arrives": step.turns > 0,
+            "gone": step.leaves == "replying",
+            "gone while it was read": step.leaves == "reading",
+            "arrives": bool(step.turns),
             "together": step.with_previous and not step.turns,
             "chat": bool(step.messages),
             "tools": "tools" in step.options,
             step.do: step.do != "complete",
-            "long": len(step.prompt) > 4000,
+            "long": len(step.ids) > 4000,
         }.items()
         if stands
     )
 
     wanted = {"gone", "gone while it was read", "arrives", "together", "chat", "tools", "long"}
     assert wanted | {"slot-save", "slot-restore", "slot-erase"} == set(found)
-    assert {1, 2, 4} == {each.options["parallel"] for each in workloads}
+    assert {1, 2, 4} == {each.engine.options["parallel"] for each in workloads}
     assert workloads == [grown(number) for number in range(60)]
 
 
 def test_who_arrives_meanwhile_finds_more_than_a_batch_to_be_read() -> None:
-    groups = [group for number in range(80) for group in grouped(grown(number).steps)]
+    groups = [group for number in range(80) for group in grouped(grown(number).step)]
     pairs = [group for group in groups if any(step.turns for step in group)]
 
     assert pairs
     for reading, first, *others in pairs:
-        assert len(reading.prompt) >= 2100
-        assert [1] + [0] * len(others) == [first.turns, *(each.turns for each in others)]
+        assert len(reading.ids) >= 2100
+        assert [1] + [None] * len(others) == [first.turns, *(each.turns for each in others)]
 
 
 def test_a_prompt_that_was_given_up_is_read_as_far_as_on_the_real_server() -> None:
     prompt = as_tokens([300 + number % 200 for number in range(5000)])
-    gone = Step(name="gone", prompt=prompt, slot=0, abandoned=True, half_read=True)
+    gone = Step(name="gone", prompt=prompt, slot=0, predict=9, leaves="reading")
     options = {"ctx_size": 8192, "parallel": 1}
-    asked = Workload(name="w", release="b11549", preset="dense", options=options, steps=(gone,))
-    server = SimulatedServer.of(asked)
+    server = SimulatedServer(
+        workload("w", release="b11549", preset="dense", options=options, steps=())
+    )
     real = Outcome(processed=4096, slot=None, truncated=None, error=CANCELLED)
 
-    (answer,) = server.ask((gone,), (real,))
-    (again,) = server.ask((Step(name="again", prompt=prompt),))
+    (answer,) = server.ask([observed_step(gone, real)])
+    (again,) = server.ask((Step(name="again", prompt=prompt, predict=1),))
 
     assert real.agrees_with(answer)
     assert (4096, 904) == (again.cached, again.processed)
@@ -141,12 +143,10 @@ def test_a_prompt_that_was_given_up_is_read_as_far_as_on_the_real_server() -> No
 
 def test_a_server_that_stops_elsewhere_is_told() -> None:
     prompt = as_tokens([300] * 5000)
-    gone = Step(name="gone", prompt=prompt, slot=0, abandoned=True, half_read=True)
-    asked = Workload(
-        name="w", release="b11549", preset="dense", options={"ctx_size": 8192}, steps=(gone,)
-    )
+    gone = Step(name="gone", prompt=prompt, slot=0, predict=9, leaves="reading")
+    asked = workload("w", release="b11549", preset="dense", options={"ctx_size": 8192}, steps=())
 
-    (answer,) = SimulatedServer.of(asked).ask((gone,), (Outcome(processed=3000),))
+    (answer,) = SimulatedServer(asked).ask([observed_step(gone, Outcome(processed=3000))])
 
     assert "read 4096" == answer.error
 

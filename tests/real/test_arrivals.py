@@ -3,9 +3,8 @@
 import pytest
 
 from cachesim.real.llama_cpp.arrivals import CONTEXT, draw_arrival, draw_pinned
-from cachesim.real.llama_cpp.calls import grouped
 from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Release
+from cachesim.real.llama_cpp.workload import Release, grouped
 
 BATCH = 2048
 
@@ -14,13 +13,13 @@ BATCH = 2048
 def test_the_other_request_arrives_between_two_batches(number: int) -> None:
     workload = draw_arrival(0, number, release="b11549")
 
-    *alone, pair, after = list(grouped(workload.steps))
+    *alone, pair, after = list(grouped(workload.step))
     reading, arriving = pair
     assert all(len(group) == 1 and not group[0].turns for group in (*alone, after))
-    assert (0, 1) == (reading.turns, arriving.turns)
-    assert len(reading.prompt) > BATCH
-    assert all(len(step.prompt) < CONTEXT // 3 for step in workload.steps)
-    assert "batch_size" not in workload.options
+    assert (None, 1) == (reading.turns, arriving.turns)
+    assert len(reading.ids) > BATCH
+    assert all(len(step.ids) < CONTEXT // 3 for step in workload.step)
+    assert "batch_size" not in workload.engine.options
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -33,12 +32,12 @@ def test_some_meet_a_slot_at_work(release: Release) -> None:
     met = 0
     for number in range(12):
         workload = draw_arrival(1, number, release=release, presets=("recurrent",))
-        server = SimulatedServer.of(workload)
-        for group in grouped(workload.steps):
+        server = SimulatedServer(workload)
+        for group in grouped(workload.step):
             server.ask(group)
             if server.lost:
                 break
-        met += any(event.name() == "task-deferred" for event in server.engine.events)
+        met += any(event.name() == "task-deferred" for event in server.session.engine.events)
     assert met >= 3
 
 
@@ -46,12 +45,12 @@ def test_somebody_names_the_slot_that_reads_and_goes_on_with_what_is_parked() ->
     drawn = [draw_pinned(0, number, release="b11549") for number in range(40)]
 
     for each in drawn:
-        parked, reading, arriving = each.steps
-        assert parked.prompt == arriving.prompt[: len(parked.prompt)]
-        assert len(reading.prompt) > BATCH
+        parked, reading, arriving = each.step
+        assert parked.ids == arriving.ids[: len(parked.ids)]
+        assert len(reading.ids) > BATCH
         assert {-1: True, 0: True}[arriving.slot]
     assert {-1, 0, 1} == {
-        (len(each.steps[0].prompt) > len(each.steps[1].prompt))
-        - (len(each.steps[0].prompt) < len(each.steps[1].prompt))
+        (len(each.step[0].ids) > len(each.step[1].ids))
+        - (len(each.step[0].ids) < len(each.step[1].ids))
         for each in drawn
     }

@@ -3,10 +3,10 @@
 from itertools import pairwise
 from random import Random
 
-from cachesim.engines.base import Message
 from cachesim.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.real.llama_cpp.chats import ChatTree, Said, as_messages, text_of
-from cachesim.real.llama_cpp.workload import Outcome, Step
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.scenario.format import Step, Turn
 from cachesim.units import as_tokens
 
 CHAT = (
@@ -22,8 +22,8 @@ def tree() -> ChatTree:
 def test_tokens_are_sent_as_their_texts() -> None:
     assert text_of(as_tokens([300, 301])) == "[300][301]"
     assert as_messages(CHAT) == (
-        Message(role="system", content="[300]"),
-        Message(role="user", content="[301][302]"),
+        Turn(role="system", content="[300]"),
+        Turn(role="user", content="[301][302]"),
     )
 
 
@@ -35,8 +35,8 @@ def test_chats_grow_from_what_was_answered() -> None:
         chats.learn(messages, as_tokens([400, 401]))
 
     assert any(len(chat) >= 5 for chat in seen)
-    assert any(Message(role="assistant", content="[400][401]") in chat for chat in seen)
-    assert any(Message(role="assistant", content="[401]") in chat for chat in seen)
+    assert any(Turn(role="assistant", content="[400][401]") in chat for chat in seen)
+    assert any(Turn(role="assistant", content="[401]") in chat for chat in seen)
     assert len(set(seen)) > 40
 
 

@@ -12,14 +12,15 @@ from cachesim.real.llama_cpp import scenarios
 from cachesim.real.llama_cpp.calls import NotStartedError
 from cachesim.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
 from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, workload
 from cachesim.real.llama_cpp.workloads import Setting, draw_setting
 from cachesim.scenario import scenario_of
+from cachesim.scenario.format import Scenario, Step
 from cachesim.units import as_tokens
 
 A = as_tokens(range(265, 305))
-WORKLOAD = Workload(
-    name="w",
+WORKLOAD = workload(
+    "w",
     release="b11549",
     preset="hybrid",
     options={"ubatch_size": 16},
@@ -33,8 +34,8 @@ WORKLOAD = Workload(
 
 def played() -> tuple[Outcome, ...]:
     """What the simulator itself answers: a real server that agrees."""
-    server = SimulatedServer.of(WORKLOAD)
-    return tuple(outcome for step in WORKLOAD.steps for outcome in server.ask((step,)))
+    server = SimulatedServer(WORKLOAD)
+    return tuple(outcome for step in WORKLOAD.step for outcome in server.ask((step,)))
 
 
 def test_equal_outcomes_are_no_difference() -> None:
@@ -92,6 +93,10 @@ ENDS = {"parallel": 3, "ubatch_size": 512, "embedding": True, "pooling": "mean"}
 """Flags with which neither server starts."""
 
 
+def started_with(options: dict[str, Any]) -> Scenario:
+    return replace(WORKLOAD, engine=replace(WORKLOAD.engine, options=options))
+
+
 class Absent:
     """A real server that does not start; or one that does, and is asked nothing."""
 
@@ -132,7 +137,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
 def test_two_servers_that_do_not_start_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     played = drawn(monkeypatch, ENDS)
 
-    assert ((), None) == (played.workload.steps, played.difference)
+    assert ((), None) == (played.workload.step, played.difference)
 
 
 def test_a_real_server_alone_that_does_not_start_is_an_error(
@@ -143,7 +148,7 @@ def test_a_real_server_alone_that_does_not_start_is_an_error(
 
 
 def test_a_simulated_server_alone_that_does_not_start_is_a_difference() -> None:
-    found = first_difference(replace(WORKLOAD, options=ENDS), played())
+    found = first_difference(started_with(ENDS), played())
 
     assert found is not None
     assert (0, (None, "crash")) == (found.step, found.fields["error"])

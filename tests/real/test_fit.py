@@ -14,8 +14,9 @@ from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial, known_trials
-from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 
 PRESETS = ("hybrid", "recurrent", "swa")
@@ -25,8 +26,8 @@ KNOWN = known_trials()
 def recorded(number: int, trial: Trial, *, release: str = "b9538") -> Recording:
     """What a server with these rules would have answered."""
     setting = draw_setting(7, number, release=release, presets=PRESETS)
-    workload, outcomes = grow(setting, server_under(setting, trial))
-    return Recording(workload=workload, outcomes=outcomes)
+    asked, outcomes = grow(setting, server_under(setting, trial))
+    return Recording(workload=asked, outcomes=outcomes)
 
 
 def changed(*made: Change) -> Trial:
@@ -39,16 +40,16 @@ def changed(*made: Change) -> Trial:
 def twice(preset: str, trial: Trial) -> Recording:
     """A prompt with two places for a checkpoint near its end, and the same prompt again."""
     prompt = as_tokens(range(300, 400))
-    workload = Workload(
-        name=f"{preset} twice",
+    asked = workload(
+        f"{preset}-twice",
         release="b9538",
         preset=preset,
         options={"ubatch_size": 64, "batch_size": 256},
-        steps=(Step(name="a", prompt=prompt), Step(name="b", prompt=prompt)),
+        steps=tuple(Step(name=each, prompt=prompt, predict=1) for each in "ab"),
     )
-    server = SimulatedServer.of(workload, trial=trial)
-    outcomes = tuple(each for step in workload.steps for each in server.ask((step,)))
-    return Recording(workload=workload, outcomes=outcomes)
+    server = SimulatedServer(asked, trial=trial)
+    outcomes = tuple(each for step in asked.step for each in server.ask((step,)))
+    return Recording(workload=asked, outcomes=outcomes)
 
 
 def test_a_rule_that_explains_the_answers_is_found() -> None:
@@ -214,8 +215,8 @@ def test_a_line_cut_short_is_played_again(tmp_path: Path) -> None:
 
 def test_what_the_generator_would_not_ask_any_more_is_played_again(tmp_path: Path) -> None:
     before = list(wheel(tmp_path).take(3))
-    steps = before[1].workload.steps
-    other = replace(before[1].workload, steps=(replace(steps[0], predict=39), *steps[1:]))
+    steps = before[1].workload.step
+    other = replace(before[1].workload, step=(replace(steps[0], predict=39), *steps[1:]))
     lines = [before[0], replace(before[1], workload=other), before[2]]
     wheel(tmp_path).file.write_text("".join(f"{each.line()}\n" for each in lines))
     again = wheel(tmp_path)

@@ -4,14 +4,16 @@ from collections import Counter
 from random import Random
 from typing import Any, get_args
 
-from cachesim.engines.base import Message
 from cachesim.engines.llamacpp.options import Pooling
 from cachesim.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.real.llama_cpp.features import features_of
 from cachesim.real.llama_cpp.incidents import OFTEN, Incidents
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import CANCELLED, Outcome, Step, Workload
+from cachesim.real.llama_cpp.simulated import SimulatedServer, observed_step
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.real.llama_cpp.workload import workload as workload_of
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.scenario.session import CANCELLED
 from cachesim.units import Tokens, as_tokens
 
 T = as_tokens(range(300, 340))
@@ -31,13 +33,13 @@ def kinds(drawer: Incidents) -> Counter[str]:
         for step in drawer.draw(number)[:1]:
             endpoint = step.options.get("endpoint", "")
             several = "several" if step.completions > 1 else ""
-            given_up = "cancel" if step.abandoned else ""
+            given_up = "cancel" if step.leaves else ""
             found[endpoint or several or given_up or step.do] += 1
     return found
 
 
-def workload(*steps: Step, **options: Any) -> Workload:
-    return Workload(name="w", release="b11549", preset="dense", options=options, steps=steps)
+def workload(*steps: Step, **options: Any) -> Scenario:
+    return workload_of("w", release="b11549", preset="dense", options=options, steps=steps)
 
 
 def test_each_kind_is_drawn_where_the_server_can_be_asked_for_it() -> None:
@@ -73,7 +75,7 @@ def test_embeddings_documents_and_gaps_have_calls_of_their_own() -> None:
 def test_tools_parts_and_further_completions_go_out_in_the_server_s_words() -> None:
     chat = Step(
         name="a",
-        messages=(Message(role="user", content="[300]\n[301]"),),
+        messages=(Turn(role="user", content="[300]\n[301]"),),
         parts=True,
         options={"tools": ["[400]"], "add_generation_prompt": False},
     )
@@ -96,12 +98,12 @@ def test_a_request_says_cache_prompt_only_where_it_is_meant() -> None:
 
 
 def test_a_request_that_was_given_up_leaves_as_much_as_the_real_one() -> None:
-    played = workload(Step(name="gone", prompt=T, predict=20_000, abandoned=True), parallel=1)
-    simulated = SimulatedServer.of(played)
+    played = workload(Step(name="gone", prompt=T, predict=20_000, leaves="replying"), parallel=1)
+    simulated = SimulatedServer(played)
     real = Outcome(reply=as_tokens([400, 401]), slot=None, truncated=None, error=CANCELLED)
 
-    (answer,) = simulated.ask(played.steps, (real,))
-    (again,) = simulated.ask((Step(name="again", prompt=T + real.reply + T[:1]),))
+    (answer,) = simulated.ask([observed_step(played.step[0], real)])
+    (again,) = simulated.ask((Step(name="again", prompt=T + real.reply + T[:1], predict=1),))
 
     assert real.agrees_with(answer)
     assert 42 == again.cached
@@ -148,6 +150,11 @@ class Echo:
 
     def ask(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
         return tuple(
-            Outcome(cached=0, processed=len(each.prompt), reply=(each.prompt or T)[-1:], slot=0)
+            Outcome(
+                cached=0,
+                processed=len(each.ids),
+                reply=as_tokens((each.ids or T)[-1:]),
+                slot=0,
+            )
             for each in group
         )

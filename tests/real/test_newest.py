@@ -12,16 +12,17 @@ from cachesim.real.llama_cpp import differences, newest, wheels
 from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import Difference, Played
 from cachesim.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
-from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, workload
 from cachesim.real.registry import read_versions
+from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 
 SAID = """xllamacpp (2026.11.12000)
 Available versions: 2026.11.12000, 2026.10.11549, 2026.4.8672.1, 0.2.14
   INSTALLED: 0.1.0
 """
-WORKLOAD = Workload(
-    name="w",
+WORKLOAD = workload(
+    "w",
     release="b11549",
     preset="dense",
     options={},

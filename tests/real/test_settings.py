@@ -70,7 +70,7 @@ def test_some_servers_are_started_with_their_model_alone() -> None:
     bare = [each for each in settings if each.bare]
 
     assert 2 == len(bare)
-    assert all(NO_FLAGS == each.workload(()).options for each in bare)
+    assert all(NO_FLAGS == each.workload().engine.options for each in bare)
 
 
 @pytest.mark.wheel

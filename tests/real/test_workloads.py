@@ -10,13 +10,15 @@ from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.errors import OptionError
 from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
-from cachesim.real.llama_cpp.calls import arriving, call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
-from cachesim.real.llama_cpp.shrink import shrink
-from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
-from cachesim.units import Token, Tokens, as_tokens
+from cachesim.scenario.format import Model, Scenario, Step
+from cachesim.scenario.models import spec_of
+from cachesim.testing.shrink import shrink
+from cachesim.units import Tokens, as_tokens
 
 
 @dataclass
@@ -29,19 +31,22 @@ class Parrot:
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         self.asked.append(tuple(group))
         return tuple(
-            Outcome(cached=0, processed=len(step.prompt), reply=reply_of(step), slot=0)
+            Outcome(cached=0, processed=len(step.ids), reply=reply_of(step), slot=0)
             for step in group
         )
 
 
 def reply_of(step: Step) -> Tokens:
-    return (step.prompt or as_tokens([300]))[-1:] * max(1, step.predict)
+    return as_tokens((step.ids or (300,))[-1:]) * max(1, step.predict or 0)
 
 
-def drawn(number: int, *, release: Release = "b11549") -> tuple[Workload, Parrot]:
+def drawn(number: int, *, release: Release = "b11549") -> tuple[Scenario, Parrot]:
     server = Parrot()
-    workload, _ = grow(draw_setting(5, number, release=release), server)
-    return workload, server
+    return grow(draw_setting(5, number, release=release), server)[0], server
+
+
+def on_dense(options: dict[str, int]) -> Scenario:
+    return workload("w", release="b9538", preset="dense", options=options, steps=())
 
 
 def test_a_seed_draws_the_same_workload_again() -> None:
@@ -67,16 +72,16 @@ def test_steps_that_go_out_together_ask_for_the_same_things() -> None:
 def test_conversations_extend_repeat_and_cut_what_was_said() -> None:
     extended = repeated = cut = fresh = 0
     for n in range(150):
-        workload, _ = drawn(n)
-        said: list[Tokens] = []
-        for step in workload.steps:
+        asked, _ = drawn(n)
+        said: list[tuple[int, ...]] = []
+        for step in asked.step:
             if step.do != "complete":
                 continue
-            extended += any(step.prompt[: len(each)] == each != step.prompt for each in said)
-            repeated += any(step.prompt == each for each in said)
-            cut += any(each[: len(step.prompt)] == step.prompt != each for each in said)
-            fresh += all(step.prompt[:1] != each[:1] for each in said)
-            said.append(step.prompt + reply_of(step))
+            extended += any(step.ids[: len(each)] == each != step.ids for each in said)
+            repeated += any(step.ids == each for each in said)
+            cut += any(each[: len(step.ids)] == step.ids != each for each in said)
+            fresh += all(step.ids[:1] != each[:1] for each in said)
+            said.append(step.ids + reply_of(step))
 
     assert min(extended, repeated, cut, fresh) > 15, (extended, repeated, cut, fresh)
 
@@ -91,32 +96,24 @@ def test_drawn_flags_are_flags_of_the_release(release: Release, preset: str) -> 
 
         Engine.create(
             f"llama.cpp@{release}",
-            model=spec_of(preset, setting.window),
+            model=spec_of(Model(preset=preset, window=setting.window or None)),
             options=setting.options,
             arithmetic="ring",
         )
         assert parameters(setting.options).items() >= {"warmup": False}.items()
 
 
-def test_a_workload_comes_back_from_its_line() -> None:
-    for n in range(50):
-        workload, _ = drawn(n)
-
-        assert workload == Workload.from_dict(workload.as_dict())
-
-
 def test_runs_of_requests_are_sent_that_the_server_refuses_or_answers_with_nothing() -> None:
     runs = []
     for n in range(60):
-        workload, _ = drawn(n)
+        asked, _ = drawn(n)
         context = draw_setting(5, n, release="b11549").context
         vain = [
             not step.prompt and not step.messages if step.do == "complete" else False
-            for step in workload.steps
+            for step in asked.step
         ]
         vain = [
-            each or len(step.prompt) >= context
-            for each, step in zip(vain, workload.steps, strict=True)
+            each or len(step.ids) >= context for each, step in zip(vain, asked.step, strict=True)
         ]
         runs.append(max(len(run) for run in "".join(".x"[each] for each in vain).split(".")))
 
@@ -132,9 +129,8 @@ def test_a_prompt_may_go_out_as_text() -> None:
 
 
 def test_an_empty_list_is_refused_alone_and_answered_among_others() -> None:
-    engine = Engine.create("llama.cpp@b9538", model=spec_of("dense"), options={"parallel": 2})
-    server = SimulatedServer(engine)
-    empty = Step(name="a")
+    server = SimulatedServer(on_dense({"parallel": 2}))
+    empty = Step(name="a", prompt=(), predict=1)
 
     assert ["invalid_request_error"] == [each.error for each in server.ask([empty])]
     both = server.ask([empty, replace(B, name="b")])
@@ -178,19 +174,18 @@ def test_steps_that_arrive_later_are_calls_of_their_own() -> None:
     late = replace(B, turns=1)
 
     assert [(A, B), (late, B), (late,)] == list(arriving([A, B, late, B, late]))
-    assert late == Step.from_dict(late.as_dict())
 
 
 def test_the_simulator_waits_as_many_turns_before_a_step_arrives() -> None:
-    long = Step(name="long", prompt=as_tokens([300] * 40), slot=0)
-    late = Step(name="late", prompt=as_tokens([301]), slot=0, with_previous=True, turns=2)
+    long = Step(name="long", prompt=(300,) * 40, predict=1, slot=0)
+    late = Step(name="late", prompt=(301,), predict=1, slot=0, with_previous=True, turns=2)
     options = {"parallel": 1, "batch_size": 16, "ubatch_size": 16}
-    engine = Engine.create("llama.cpp@b9538", model=spec_of("dense"), options=options)
+    server = SimulatedServer(on_dense(options))
 
-    outcomes = SimulatedServer(engine).ask([long, late])
+    outcomes = server.ask([long, late])
 
     assert [None, None] == [outcome.error for outcome in outcomes]
-    names = [event.name() for event in engine.events]
+    names = [event.name() for event in server.session.engine.events]
     assert 2 == names[: names.index("task-deferred")].count("batch-decoded")
 
 
@@ -239,8 +234,8 @@ def test_an_answer_is_read_field_by_field() -> None:
 
 
 def test_shrinking_keeps_the_property_and_nothing_else() -> None:
-    noisy = Workload(
-        name="n",
+    noisy = workload(
+        "n",
         release="b9538",
         preset="dense",
         options={"parallel": 2, "ctx_size": 512},
@@ -250,25 +245,23 @@ def test_shrinking_keeps_the_property_and_nothing_else() -> None:
         ),
     )
 
-    smallest = shrink(
-        noisy, lambda each: any(Token(33) in step.prompt for step in each.steps), trials=1000
-    )
+    smallest = shrink(noisy, lambda each: any(33 in step.ids for step in each.step), trials=1000)
 
-    assert smallest.options == {}
-    assert len(smallest.steps) == 1
-    assert smallest.steps[0].prompt == (Token(33),)
-    assert smallest.steps[0].predict == 1
+    assert smallest.engine.options == {}
+    assert len(smallest.step) == 1
+    assert smallest.step[0].prompt == (33,)
+    assert smallest.step[0].predict == 1
 
 
 def test_shrinking_stops_after_its_trials() -> None:
-    asked: list[Workload] = []
-    workload, _ = drawn(1)
+    asked: list[Scenario] = []
+    whole, _ = drawn(1)
 
-    def never(each: Workload) -> bool:
+    def never(each: Scenario) -> bool:
         asked.append(each)
         return False
 
-    shrink(workload, never, trials=7)
+    shrink(whole, never, trials=7)
 
     assert len(asked) == 7
 

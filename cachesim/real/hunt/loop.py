@@ -7,12 +7,13 @@ from itertools import count
 from typing import Final
 
 from cachesim.engines.family import family_of
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.real.hunt.angles import Angle, angles
-from cachesim.real.hunt.arrivals import arrival_workloads
 from cachesim.real.hunt.proof import Prover, Word, prover_of
+from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Expect, Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
@@ -30,6 +31,9 @@ SHAPE: Final = Shape(alike=True)
 
 ARRIVALS: Final = 2
 """How many with requests that arrive while another is read: they are long."""
+
+SAID: Final = (300, 301, 302, 303)
+"""The beginning of every reply in these: nothing quotes it."""
 
 MOST_TRIES: Final = 3
 """Sightings of a cause that are tried before the real engine's no is taken."""
@@ -152,7 +156,11 @@ def _seen(
 
 def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range) -> Survey:
     found = Survey(report=Report(profile=profile, model="arrivals"))
-    for number, scenario in arrival_workloads(profile, models, seed, numbers):
+    for number in numbers if profile.engine == LLAMA_CPP.name else ():  # whose clock is known
+        draw = draw_arrival if number % 2 else draw_pinned
+        drawn = draw(seed, number, release=profile.release, presets=tuple(models))
+        steps = (replace(each, reply=SAID[: each.predict]) for each in drawn.step)
+        scenario = replace(drawn, about=f"Drawn for {profile}.", step=tuple(steps))
         found.report.add(scenario, play(scenario, profile, stop_early=False))
         for cause, (step, detail) in causes(scenario, profile, "ring", "wrong").items():
             found.see(cause, Sighting(number=number, scenario=scenario, step=step, detail=detail))

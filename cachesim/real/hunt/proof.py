@@ -14,8 +14,9 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, InputError
 from cachesim.real.llama_cpp.abilities import PRESETS
 from cachesim.real.llama_cpp.flags import drafting
-from cachesim.real.llama_cpp.scenarios import GONE, hurdle, play_scenario
+from cachesim.real.llama_cpp.scenarios import GONE, play_scenario
 from cachesim.real.llama_cpp.server import environment_for as llama_environment
+from cachesim.real.llama_cpp.workload import hurdle
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
 from cachesim.scenario.acceptance import full_profile

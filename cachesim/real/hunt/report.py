@@ -16,9 +16,8 @@ from cachesim.real.hunt.loop import Trophy
 from cachesim.real.hunt.proof import proof_command
 from cachesim.real.llama_cpp.calls import call_for
 from cachesim.real.llama_cpp.flags import adapter_file, adapter_names
-from cachesim.real.llama_cpp.scenarios import in_one_call, resolved
-from cachesim.real.llama_cpp.workload import Step
-from cachesim.scenario.format import Scenario
+from cachesim.real.llama_cpp.workload import in_one_call, resolved
+from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.writing import to_toml
@@ -121,7 +120,8 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
     steps = []
     for number in range(len(scenario.step)):
         steps.append(resolved(scenario, number, vocabulary))
-        vocabulary.replies[steps[-1].name] = steps[-1].forced  # which later prompts may quote
+        given = steps[-1].reply  # which later prompts may quote
+        vocabulary.replies[steps[-1].name] = vocabulary.tokens(given or ())
     calls = list(_until(scenario, wrong))
     patience = " -m 30" if wrong is None else ""
     yield from (curl(COLD, [step]) for step in steps[: wrong or 0] if step.do == "set-lora")
@@ -133,13 +133,13 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
         yield "wait $!"
     if wrong is None:
         return
-    alone = replace(steps[wrong], slot=-1, with_previous=False, turns=0)
+    alone = replace(steps[wrong], slot=-1, with_previous=False, turns=None)
     yield curl(COLD, [alone], shown=True)
 
 
 def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str = "") -> str:
     """A call as a line for a shell; what is shown are the tokens and how likely each was."""
-    free = [replace(each, forced=()) if shown else each for each in steps]
+    free = [replace(each, reply=None) if shown else each for each in steps]
     call = call_for(free)
     body = call["body"]
     if "response_fields" in body:

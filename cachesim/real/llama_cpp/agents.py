@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
 from cachesim.real.agents import Agents, Row, Said, Sizes, Talk
 from cachesim.real.llama_cpp.abilities import Abilities
@@ -18,8 +17,9 @@ from cachesim.real.llama_cpp.chats import text_of
 from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.incidents import ABANDONED
 from cachesim.real.llama_cpp.random_flags import draw_preset
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, Release
 from cachesim.real.llama_cpp.workloads import Server, Setting
+from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
 
 CONTEXT: Final = 16_384
@@ -82,22 +82,14 @@ def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
     return options
 
 
-def grow_agents(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...]]:
+def grow_agents(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
     """Play agents' requests; the workload it became, and what the server answered."""
     session = _Session(setting, server)
     for _ in range(setting.rng.randint(*REQUESTS)):
         if server.lost:
             break
         session.go_on()
-    workload = Workload(
-        name=setting.name,
-        release=setting.release,
-        preset=setting.preset,
-        window=setting.window,
-        options=setting.options,
-        steps=tuple(session.steps),
-    )
-    return workload, tuple(session.outcomes)
+    return setting.workload(session.steps), tuple(session.outcomes)
 
 
 class _Session:
@@ -154,10 +146,9 @@ class _Session:
             return self._plain(talk.tokens, predict)
         system = (Said("system", talk.head[0]),) if talk.head else ()
         messages = tuple(
-            Message(role=each.role, content=text_of(each.tokens))
-            for each in (*system, *talk.messages)
+            Turn(role=each.role, content=text_of(each.tokens)) for each in (*system, *talk.messages)
         )
-        tools = [text_of(each) for each in talk.head[1:]]
+        tools = tuple(text_of(each) for each in talk.head[1:])
         options = {"tools": tools} if tools else {}
         return Step(name="", messages=messages, predict=predict, options=options)
 
@@ -170,19 +161,19 @@ class _Session:
         if rng.random() < 0.1:
             step = replace(step, slot=rng.randrange(self._slots))
         shifts = options.get("context_shift", False)
-        waits = shifts or drafting(options) or len(step.prompt) + SAID_MEANWHILE > self._room
+        waits = shifts or drafting(options) or len(step.ids) + SAID_MEANWHILE > self._room
         if waits or self._speaks or rng.random() > 0.1:
             return step
         slot = max(0, step.slot)  # of which is known afterwards what it holds
-        gone = replace(step, slot=slot, predict=ABANDONED, abandoned=True)
-        return replace(gone, half_read=rng.random() < 0.6)
+        leaves = "reading" if rng.random() < 0.6 else "replying"
+        return replace(step, slot=slot, predict=ABANDONED, leaves=leaves)
 
     def _one_by_one(self, together: int) -> bool:
         alone = self._slots == 1 or self._speaks
         return alone or together > self._room or self._rng.random() < 0.4
 
     def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
-        plain = not (group[0].abandoned or self._speaks)
+        plain = not (group[0].leaves or self._speaks)
         usual = "batch_size" not in self._options and plain
         room = together + 2 * READING[1] < self._room
         return usual and room and len(group) < self._slots

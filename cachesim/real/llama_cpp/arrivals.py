@@ -14,7 +14,8 @@ from typing import Final
 from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.random_flags import draw_preset
-from cachesim.real.llama_cpp.workload import Release, Step, Workload
+from cachesim.real.llama_cpp.workload import Release, workload
+from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Tokens, as_tokens
 
 CONTEXT: Final = 32_768
@@ -27,7 +28,7 @@ EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
 
 def draw_arrival(
     seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
-) -> Workload:
+) -> Scenario:
     """Some conversations; a long prompt, and a request that arrives meanwhile; one more."""
     rng = Random(f"arrival {release} {seed} {number}")
     able = Abilities(release)
@@ -42,19 +43,19 @@ def draw_arrival(
     steps.append(talk.reading(rng.choice((-1, -1, 0))))
     steps.append(talk.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
     steps.append(talk.step("after"))
-    return Workload(
+    return workload(
         name=f"{preset}-arrival-{seed}-{number}",
         release=release,
         preset=preset,
         window=window,
         options=options,
-        steps=tuple(steps),
+        steps=steps,
     )
 
 
 def draw_pinned(
     seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
-) -> Workload:
+) -> Scenario:
     """A conversation; a prompt about as long; and somebody who names the slot and goes on with it.
 
     parked      [ .................. )       shorter than what is read, as long, or longer
@@ -69,16 +70,23 @@ def draw_pinned(
     reading = talk.words(max(READING[0], rng.choice(lengths)))
     slot = rng.choice((0, 0, -1))
     asked = (parked, reading, parked + talk.words(rng.choice((1, 5, 300))))
-    return Workload(
+    return workload(
         name=f"{preset}-pinned-{seed}-{number}",
         release=release,
         preset=preset,
         window=window,
         options={"ctx_size": CONTEXT},
         steps=(
-            Step(name="parked", prompt=asked[0]),
-            Step(name="reading", prompt=asked[1]),
-            Step(name="arriving", prompt=asked[2], slot=slot, with_previous=True, turns=1),
+            Step(name="parked", prompt=asked[0], predict=1),
+            Step(name="reading", prompt=asked[1], predict=1),
+            Step(
+                name="arriving",
+                prompt=asked[2],
+                predict=1,
+                slot=slot,
+                with_previous=True,
+                turns=1,
+            ),
         ),
     )
 

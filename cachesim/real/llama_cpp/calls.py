@@ -1,16 +1,17 @@
 """Steps as HTTP calls of llama-server, and its answers as outcomes."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from cachesim.engines.base import Message
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.chats import text_of
-from cachesim.real.llama_cpp.workload import Outcome, Step
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.scenario.format import Step, Turn
+from cachesim.scenario.session import AS_TEXT
 from cachesim.typed import JsonObject
-from cachesim.units import Token, Tokens, as_tokens
+from cachesim.units import Token, as_tokens
 
 PLAIN_WORD: Final = re.compile(r"\[(\d+)\]")
 """The text of a token that greedy decoding may yield."""
@@ -29,9 +30,6 @@ GREEDY: Final[Mapping[str, Any]] = {
 }
 
 
-AS_TEXT: Final = "prompt_string"
-"""The request field of ours that asks for a prompt as text, as upstream calls such a prompt."""
-
 SECONDS_OF_PATIENCE: Final = 0.03
 """A client that goes away does so after this time, in the middle of its reply."""
 
@@ -42,29 +40,6 @@ class RealServerError(CachesimError):
 
 class NotStartedError(RealServerError):
     """The real server ended as it started, or refused its flags."""
-
-
-def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
-    """Steps that go out together, in order."""
-    group: list[Step] = []
-    for step in steps:
-        if group and not step.with_previous:
-            yield tuple(group)
-            group = []
-        group.append(step)
-    if group:
-        yield tuple(group)
-
-
-def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
-    """Steps that go out in one call, of a group that the server has at hand together."""
-    call: list[Step] = []
-    for step in group:
-        if call and step.turns:
-            yield tuple(call)
-            call = []
-        call.append(step)
-    yield tuple(call)
 
 
 def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
@@ -93,11 +68,12 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         body["tools"] = [_tool(each) for each in first.options["tools"]]
         body["tool_choice"] = "none"
     if endpoint == "infill":
-        gap = {"input_prefix": text_of(first.prompt), "input_suffix": text_of(first.suffix)}
+        after = first.suffix if isinstance(first.suffix, tuple) else ()
+        gap = {"input_prefix": text_of(first.ids), "input_suffix": text_of(after)}
         return {"path": "/infill", "body": body | gap}
-    if first.forced:
-        body["grammar"] = _saying(first.forced)
-    if first.abandoned:
+    if first.forced and isinstance(first.reply, tuple):
+        body["grammar"] = _saying(first.reply)
+    if first.leaves:
         body["stream"] = True
     if first.slot >= 0:
         body["id_slot"] = first.slot
@@ -122,7 +98,7 @@ OURS: Final = (AS_TEXT, "endpoint", "tools")
 """Fields of a request that are said in other words over HTTP."""
 
 
-def _message(message: Message, *, parts: bool) -> JsonObject:
+def _message(message: Turn, *, parts: bool) -> JsonObject:
     """A message; what stands on several lines may go out as several parts."""
     plain = asdict(message)
     if parts and message.content:
@@ -137,27 +113,27 @@ def _tool(name: str) -> JsonObject:
 
 def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
     if endpoint == "rerank":
-        documents = [text_of(step.prompt[step.query :]) for step in group]
-        query = text_of(group[0].prompt[: group[0].query])
+        documents = [text_of(step.ids[step.query :]) for step in group]
+        query = text_of(group[0].ids[: group[0].query])
         return {"path": "/rerank", "body": {"query": query, "documents": documents}}
-    prompts = [list(step.prompt) for step in group]
+    prompts = [list(step.ids) for step in group]
     return {
         "path": "/embedding",
         "body": {"content": prompts if len(prompts) > 1 else prompts[0]},
     }
 
 
-def _saying(reply: Tokens) -> str:
+def _saying(reply: Sequence[int]) -> str:
     """A grammar that allows these tokens and no others; log probabilities ignore it."""
     return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
 
 
 def _prompt_of(step: Step) -> list[int] | str:
-    return text_of(step.prompt) if step.options.get(AS_TEXT) else list(step.prompt)
+    return text_of(step.ids) if step.options.get(AS_TEXT) else list(step.ids)
 
 
 def _patience(step: Step) -> JsonObject:
-    return {"abandon": SECONDS_OF_PATIENCE} if step.abandoned else {}
+    return {"abandon": SECONDS_OF_PATIENCE} if step.leaves else {}
 
 
 def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...]:

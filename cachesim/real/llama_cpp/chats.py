@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
-from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.real.llama_cpp.vocabulary import word
+from cachesim.scenario.format import Turn
 from cachesim.units import Token, Tokens
 
 
@@ -38,9 +38,9 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(word(token) for token in tokens)
 
 
-def as_messages(chat: Chat) -> tuple[Message, ...]:
+def as_messages(chat: Chat) -> tuple[Turn, ...]:
     """A chat as a client sends it."""
-    return tuple(Message(role=each.role, content=text_of(each.content)) for each in chat)
+    return tuple(Turn(role=each.role, content=text_of(each.content)) for each in chat)
 
 
 class ChatTree:
@@ -63,14 +63,14 @@ class ChatTree:
         self._words = words
         self._longest = longest
         self._lines = lines  # some messages have several
-        self._sent: dict[tuple[Message, ...], Chat] = {}
+        self._sent: dict[tuple[Turn, ...], Chat] = {}
         self._turns: list[tuple[Chat, Tokens]] = []  # chat and reply, oldest first
 
-    def learn(self, messages: tuple[Message, ...], reply: Tokens) -> None:
+    def learn(self, messages: tuple[Turn, ...], reply: Tokens) -> None:
         """Remember what was answered."""
         self._turns.append((self._sent[messages], reply))
 
-    def next(self) -> tuple[Message, ...]:
+    def next(self) -> tuple[Turn, ...]:
         """The next chat."""
         ways = (self._new, self._on, self._on, self._on, self._again, self._edited, self._stripped)
         asked = (self._asked,) * 2 if self._share else ()
@@ -78,12 +78,12 @@ class ChatTree:
         chat = way() if self._turns else self._new()
         return self._noted(chat if _length(chat) < self._longest else self._new())
 
-    def refused(self) -> tuple[Message, ...]:
+    def refused(self) -> tuple[Turn, ...]:
         """A chat that ends with two messages of the assistant."""
         answer = Said(role="assistant", content=self._says("assistant").content[:5])
         return self._noted((*self._new(), answer, answer))
 
-    def _noted(self, chat: Chat) -> tuple[Message, ...]:
+    def _noted(self, chat: Chat) -> tuple[Turn, ...]:
         messages = as_messages(chat)
         self._sent[messages] = chat
         return messages

@@ -10,23 +10,29 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.engines.events import Event
-from cachesim.errors import InputError, UpstreamAbort
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
-from cachesim.real.llama_cpp.calls import NotStartedError, RealServerError, grouped
+from cachesim.real.llama_cpp.calls import NotStartedError, RealServerError
 from cachesim.real.llama_cpp.features import features_of
 from cachesim.real.llama_cpp.flags import drafting, model_file
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
-from cachesim.real.llama_cpp.shrink import shrink
-from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
+from cachesim.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, grouped
 from cachesim.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
+from cachesim.scenario import session
+from cachesim.scenario.format import Model, Scenario, Step
+from cachesim.scenario.models import spec_of
+from cachesim.testing.shrink import shrink
 
 ARRIVALS: Final = 0.03
 """How many workloads are about a request that arrives while another one is read."""
+
+TRIALS: Final = 400
+"""Simplifications that are tried of a workload that differs."""
 
 PLAYS: Final = 2
 """How often a workload that differs is played again, to see whether it was a race."""
@@ -34,7 +40,7 @@ PLAYS: Final = 2
 DRAFTING_MODEL: Final = "dense"
 """The preset that workloads with a second model draft with."""
 
-Grow: TypeAlias = Callable[[Setting, Server], tuple[Workload, tuple[Outcome, ...]]]
+Grow: TypeAlias = Callable[[Setting, Server], tuple[Scenario, tuple[Outcome, ...]]]
 """Plays a setting's requests on a server as they are drawn."""
 
 FAILURES: Final = (CRASH, "server_error", "exceed_context_size_error")
@@ -46,7 +52,7 @@ COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "err
 class Difference:
     """The first step on which the two servers disagree."""
 
-    workload: Workload
+    workload: Scenario
     step: int
     real: Outcome
     simulated: Outcome
@@ -82,13 +88,13 @@ class Tally:
 
     def count(self, played: "Played") -> None:
         """Add a workload; requests after a difference count as disagreeing."""
-        preset = played.workload.preset
-        until = len(played.workload.steps)
+        preset = str(played.workload.model.preset)
+        until = len(played.workload.step)
         if played.difference is not None:
             until = played.difference.step
             self.differences += 1
         self.races += played.raced is not None
-        agreeing = sum(step.do == "complete" for step in played.workload.steps[:until])
+        agreeing = sum(step.do == "complete" for step in played.workload.step[:until])
         self.workloads[preset] += 1
         self.requests[preset] += played.workload.requests
         self.agreeing[preset] += agreeing
@@ -112,7 +118,7 @@ class Share:
 class Played:
     """A workload that was played on both, and where they part."""
 
-    workload: Workload
+    workload: Scenario
     outcomes: tuple[Outcome, ...]
     difference: Difference | None
     raced: Difference | None = None  # another play of the same workload agreed
@@ -160,7 +166,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             self.model(DRAFTING_MODEL)
         path = model_file(Path(self._folder.name), preset, window)
         if not path.exists():
-            write_model(spec_of(preset, window), path)
+            write_model(spec_of(Model(preset=preset, window=window or None)), path)
         return path
 
     def play_random(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
@@ -186,7 +192,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             with self.real(setting.flags).started(setting.flags, model) as server:
                 workload, outcomes = how(setting, server)
         except NotStartedError:
-            nothing = setting.workload(())
+            nothing = setting.workload()
             if first_difference(nothing, ()) is not None:
                 return Played(workload=nothing, outcomes=(), difference=None)
             raise
@@ -211,10 +217,10 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         workload = draw(seed, number, release=self.release, presets=tuple(presets))
         return self._settled(self.play(workload))
 
-    def play(self, workload: Workload) -> Played:
+    def play(self, workload: Scenario) -> Played:
         """Play a finished workload on both."""
-        model = self.model(workload.preset, workload.window)
-        outcomes = self.real(workload.options).play(workload, model)
+        model = self.model(str(workload.model.preset), workload.model.window or 0)
+        outcomes = self.real(workload.engine.options).play(workload, model)
         return Played(
             workload=workload,
             outcomes=outcomes,
@@ -226,11 +232,11 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
         Where a request arrives while another is read, a shorter one would arrive elsewhere.
         """
-        if any(step.turns for step in difference.workload.steps):
+        if any(step.turns for step in difference.workload.step):
             return difference
         found = difference
 
-        def disagree(workload: Workload) -> bool:
+        def disagree(workload: Scenario) -> bool:
             nonlocal found
             try:
                 again = self.play(workload).difference
@@ -241,29 +247,26 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             found = again
             return True
 
-        upto = difference.workload.steps[: difference.step + 1]
-        start = replace(difference.workload, steps=_whole_groups(difference.workload, len(upto)))
+        start = replace(
+            difference.workload, step=_whole_groups(difference.workload, difference.step + 1)
+        )
         if disagree(start):
-            shrink(start, disagree)
+            shrink(start, disagree, trials=TRIALS)
         return found
 
 
-def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
+def _whole_groups(workload: Scenario, least: int) -> tuple[Step, ...]:
     """The first steps, at least that many, up to the end of a group."""
     steps: list[Step] = []
-    for group in grouped(workload.steps):
+    for group in grouped(workload.step):
         if len(steps) >= least:
             break
         steps += group
     return tuple(steps)
 
 
-def _drafts_at(workload: Workload) -> bool:
-    return drafting(workload.options)
-
-
 def first_difference(
-    workload: Workload, outcomes: Sequence[Outcome], trial: Trial | None = None
+    workload: Scenario, outcomes: Sequence[Outcome], trial: Trial | None = None
 ) -> Difference | None:
     """Play a workload on the simulator with the real replies, until it answers differently.
 
@@ -273,26 +276,23 @@ def first_difference(
     drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
     arithmetic: ArithmeticName = "counts" if trial else "ring"
     try:
-        simulator = SimulatedServer.of(workload, arithmetic if drafts_known else None, trial=trial)
-    except UpstreamAbort:
+        simulator = SimulatedServer(workload, arithmetic if drafts_known else None, trial=trial)
+    except session.NotStartedError:
         answered = outcomes[0] if outcomes else Outcome()
         ended = Outcome(error=CRASH)
         return Difference(workload=workload, step=0, real=answered, simulated=ended)
-    at = 0
-    for group in grouped(workload.steps):
+    at, drafts = 0, drafting(workload.engine.options)
+    for group in grouped(observed(workload, outcomes).step):
         real = outcomes[at : at + len(group)]
-        if len(real) < len(group):
-            return None
-        simulated = simulator.ask(group, real)
-        for offset in _differing(
-            real, simulated, drafting=_drafts_at(workload), parent=group[0].completions > 1
-        ):
+        simulated = simulator.ask(group)
+        parent = group[0].completions > 1
+        for offset in _differing(real, simulated, drafting=drafts, parent=parent):
             return Difference(
                 workload=workload,
                 step=at + offset,
                 real=real[offset],
                 simulated=simulated[offset],
-                events=simulator.events[-1],
+                events=tuple(each for record in simulator.records for each in record.events),
                 outcomes=tuple(outcomes),
             )
         if simulator.lost:

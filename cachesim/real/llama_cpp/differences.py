@@ -10,10 +10,12 @@ from typing import Final
 from rich.console import Console
 
 from cachesim.engines.events import Event
-from cachesim.real.llama_cpp.as_scenario import as_scenario
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.server_log import calls_of
-from cachesim.real.llama_cpp.workload import ENDLESS, SILENT, Workload
+from cachesim.real.llama_cpp.simulated import as_scenario
+from cachesim.real.llama_cpp.workload import SILENT, release_of
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.session import ENDLESS
 from cachesim.scenario.writing import to_toml
 
 LINES_SHOWN: Final = 200
@@ -25,11 +27,11 @@ def show_difference(
 ) -> None:
     """A workload that disagrees, and what both servers did at its last step."""
     workload = difference.workload
-    step = workload.steps[difference.step].name
+    step = workload.step_names[difference.step]
     out.print(f"\nfirst disagreement: {workload.name}, step {step}")
     about = f"the simulator disagrees with the real server in step {step}"
     outcomes = difference.outcomes[: difference.step + 1]
-    scenario = as_scenario(workload, outcomes, profile=profile or workload.release, about=about)
+    scenario = as_scenario(workload, outcomes, profile=profile, about=about)
     out.print(to_toml(scenario), markup=False)
     for name, (real, simulated) in difference.fields.items():
         out.print(f"{name} in step {step}: real {real}, simulated {simulated}")
@@ -54,12 +56,12 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
         yield line + (f"  (x {count})" if count > 1 else "")
 
 
-def real_log_of(workload: Workload, step: int, *, version: str = "") -> list[str]:
+def real_log_of(workload: Scenario, step: int, *, version: str = "") -> list[str]:
     """What the real server logs about its caches at one step of a workload."""
     with NamedTemporaryFile(suffix=".log") as file:
         log = Path(file.name)
-        with SideBySide(workload.release, version=version, log=log) as pair:
+        with SideBySide(release_of(workload), version=version, log=log) as pair:
             pair.play(workload)
-        starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
+        starts = (index for index, each in enumerate(workload.step) if not each.with_previous)
         calls = dict(zip(starts, calls_of(log), strict=False))
     return calls.get(max((start for start in calls if start <= step), default=0), [])

@@ -20,7 +20,8 @@ from cachesim.model.store import Ubatch
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Release, Step
+from cachesim.real.llama_cpp.workload import Release
+from cachesim.scenario.format import Step
 from cachesim.typed import there_is
 from cachesim.units import Tokens
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cachesim.real.llama_cpp.flags import NO_FLAGS, drafting
-from cachesim.real.llama_cpp.workload import Step, Workload
+from cachesim.scenario.format import Scenario, Step
 
 FLAGS = {
     "several slots": ("parallel", (1,)),
@@ -20,16 +20,16 @@ FLAGS = {
 """Feature -> the flag that brings it, and the values with which it does not."""
 
 
-def features_of(workload: Workload) -> frozenset[str]:
+def features_of(workload: Scenario) -> frozenset[str]:
     """Everything that a workload uses, by name."""
     flags = {
         name
         for name, (flag, without) in FLAGS.items()
-        if flag in workload.options and workload.options[flag] not in without
+        if flag in workload.engine.options and workload.engine.options[flag] not in without
     }
-    steps = {name for step in workload.steps for name in _of_step(step)}
-    drafts = {"drafts"} if drafting(workload.options) else set()
-    bare = {"no flag but the model"} if workload.options == NO_FLAGS else set()
+    steps = {name for step in workload.step for name in _of_step(step)}
+    drafts = {"drafts"} if drafting(workload.engine.options) else set()
+    bare = {"no flag but the model"} if workload.engine.options == NO_FLAGS else set()
     long = {"session of 70"} if workload.requests >= 70 else set()
     return frozenset({"any", *flags, *steps, *drafts, *bare, *long})
 
@@ -50,8 +50,8 @@ def _of_step(step: Step) -> Iterator[str]:
         "cache_prompt said": "cache_prompt" in step.options,
         "n_predict below -1": step.options.get("n_predict", 0) < -1,
         "completions": step.completions > 1,
-        "cancel": step.abandoned,
-        "arrival": step.turns > 0,
+        "cancel": step.leaves is not None,
+        "arrival": bool(step.turns),
         "prompts in one call": step.with_previous and not step.turns,
         "slot named": step.slot >= 0,
         "empty prompt": not step.prompt and not step.messages,

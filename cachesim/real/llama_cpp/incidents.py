@@ -6,8 +6,8 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.real.llama_cpp.flags import drafting
-from cachesim.real.llama_cpp.workload import Step
 from cachesim.scenario import limits
+from cachesim.scenario.format import Step
 from cachesim.units import Tokens
 
 ABANDONED: Final = limits.PREDICT
@@ -71,7 +71,8 @@ class Incidents:
             case "infill":
                 return (self._gap(name),)
             case "cancel":
-                return (Step(name=name, prompt=self.prompt(), predict=ABANDONED, abandoned=True),)
+                prompt = self.prompt()
+                return (Step(name=name, prompt=prompt, predict=ABANDONED, leaves="replying"),)
             case _:
                 long = rng.random() < TOO_LONG
                 prompt = self.fresh(self.too_long + rng.randint(0, 9)) if long else self.prompt()
@@ -115,7 +116,7 @@ class Incidents:
         return Step(
             name=name,
             prompt=self.prompt(),
-            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))),
+            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))) or None,
             predict=self.rng.choice((1, 4)),
             options={"endpoint": "infill"},
         )

@@ -24,8 +24,9 @@ from cachesim.real.llama_cpp.drafts import compare_drafts
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step
+from cachesim.real.llama_cpp.workload import Outcome, Release
 from cachesim.real.playing import console
+from cachesim.scenario.format import Step
 from cachesim.units import Token, Tokens
 
 TOP: Final = 8

@@ -30,8 +30,9 @@ from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Outcome, Release, Workload
+from cachesim.real.llama_cpp.workload import Outcome, Release, release_of
 from cachesim.real.llama_cpp.workloads import Setting, grow
+from cachesim.scenario.format import Scenario
 
 DEFAULT, MORE = 3, 4
 """`-lv`: what a server prints unasked, and what October's prints of its caches."""
@@ -140,7 +141,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def play(self, seed: int, number: int) -> tuple[bytes, Workload, tuple[Outcome, ...]]:
+    def play(self, seed: int, number: int) -> tuple[bytes, Scenario, tuple[Outcome, ...]]:
         """One server's life: its log, what it was asked, what it answered."""
         agreement = self.agreement
         name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
@@ -170,12 +171,12 @@ class LogMaker(AbstractContextManager["LogMaker"]):
                 self.agreement.wrong.append(f"{workload.name} request {each.observed.number}")
         self._predict(replay, workload, outcomes)
 
-    def _predict(self, replay: Replay, workload: Workload, outcomes: Sequence[Outcome]) -> None:
+    def _predict(self, replay: Replay, workload: Scenario, outcomes: Sequence[Outcome]) -> None:
         """Ask the other release the same, and hold what the workload said beforehand against it."""
-        if any(step.abandoned for step in workload.steps):
+        if any(step.leaves for step in workload.step):
             return
         other = self.agreement.other
-        model = self._models.model(workload.preset, workload.window)
+        model = self._models.model(str(workload.model.preset), workload.model.window or 0)
         real = self._other.play(workload, model)
         values = {
             name: value
@@ -196,7 +197,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             right = said is not None and said.cached == answer.cached
             counts["answered"] += 1
             counts["right of all"] += right
-            is_chat = bool(workload.steps[number].messages)
+            is_chat = bool(workload.step[number].messages)
             otherwise |= is_chat and tokens_of(answer) != tokens_of(outcomes[number])
             if otherwise:
                 continue
@@ -208,7 +209,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
                 counts["within"] += settled.low <= answer.cached <= settled.high
 
 
-def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
+def replay_of(log: bytes, workload: Scenario, *, told: bool) -> Replay:
     """Read a log and play it.
 
     Where a level prints no flags the reader is `told` what a user knows: the command line, the
@@ -216,17 +217,18 @@ def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
     """
     servers = Reader().take(lines_of(BytesIO(log))).servers
     server = max(servers, key=lambda each: len(each.requests))
-    if told and any(step.messages for step in workload.steps):
+    if told and any(step.messages for step in workload.step):
         server.holds_chats()
     given: Mapping[str, Any] = {}
     model: str | None = None
     window: int | None = None
     if told and not prints_checkpoints(server.styles):
-        given = {k: v for k, v in workload.options.items() if k != "spec_type"}
+        given = {k: v for k, v in workload.engine.options.items() if k != "spec_type"}
     if told:
-        model, window = workload.preset, workload.window or None
-    styled = workload.release in BY_NAME  # the wheels print no build; other releases look like one
-    profile = None if styled else f"{FAMILY.name}@{workload.release}"
+        model, window = workload.model.preset, workload.model.window
+    release = release_of(workload)
+    styled = release in BY_NAME  # the wheels print no build; other releases look like one
+    profile = None if styled else f"{FAMILY.name}@{release}"
     settings = settings_of(server, profile=profile, model=model, window=window, given=given)
     return rebuild(server, settings)
 

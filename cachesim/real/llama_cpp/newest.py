@@ -73,10 +73,10 @@ def _recorded(recording: Recording) -> Played[Trial]:
             return None
         return Difference(step=found.step, simulated=found.simulated)
 
-    steps = recording.workload.steps
+    steps = recording.workload.step
     return Played(
-        kind=recording.workload.preset,
+        kind=str(recording.workload.model.preset),
         requests=len(steps),
-        size=sum(len(each.prompt) for each in steps),
+        size=sum(len(each.ids) for each in steps),
         check=check,
     )

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.llamacpp.lora import as_field
-from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Outcome, Step
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.scenario.format import Step
+from cachesim.scenario.session import AS_TEXT
 
 EXACT: Final[Mapping[str, Any]] = {
     "flash_attn": False,
@@ -109,7 +110,7 @@ def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
     fields = {key: step.options[key] for key in PROMPTING if key in step.options}
     if strengths:
         fields["lora"] = as_field(strengths)
-    return replace(step, slot=-1, with_previous=False, turns=0, completions=1, options=fields)
+    return replace(step, slot=-1, with_previous=False, turns=None, completions=1, options=fields)
 
 
 def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path) -> Outcome:

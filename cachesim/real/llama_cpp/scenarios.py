@@ -1,51 +1,34 @@
 """A scenario on the real server of its release, with the simulator beside it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Final, get_args
+from typing import Any, Final
 
-from cachesim.engines.base import Engine
 from cachesim.engines.byte_tokenizer import VOCABULARY
-from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
-from cachesim.errors import InputError, ScenarioError, UpstreamAbort
+from cachesim.errors import InputError, ScenarioError
 from cachesim.model.presets import preset
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.calls import NotStartedError
 from cachesim.real.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
-from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import (
-    CRASH,
-    ENDLESS,
-    SILENT,
-    Action,
-    Outcome,
-    Release,
-    Step,
-)
+from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, play_on
+from cachesim.real.llama_cpp.simulated import SimulatedServer, observed
+from cachesim.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
 from cachesim.scenario.bisect import Play, Played, Seen
-from cachesim.scenario.checks import DEFAULT_PREDICT
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.prompts import Vocabulary
-from cachesim.scenario.session import SlotFiles, groups_of
+from cachesim.scenario.session import ENDLESS
+from cachesim.scenario.session import NotStartedError as SimulatedEndsError
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
 
-PLAYABLE: Final = get_args(Action)
-
 GONE: Final = (CRASH, ENDLESS, SILENT)
 """Errors of a server that is asked no more."""
-
-WRITTEN: Final = "chatml"
-"""The chat template that is in the model file."""
 
 ROOM: Final = (1, 2)
 """What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
@@ -148,43 +131,42 @@ def _with_flags(scenario: Scenario, times: int) -> Scenario:
 def _steps(
     scenario: Scenario, release: Release, real: RealServer, model: Path
 ) -> Iterator[StepPlayed]:
-    asked = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
+    """Each step on the real server, then on the simulator with the real replies."""
+    flags = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
+    asked = replace(scenario, engine=replace(scenario.engine, options=flags))
     try:
-        engine = Engine.create(
-            Profile(FAMILY.name, release),
-            model=spec_of(scenario.model),
-            options=asked,
-            arithmetic="ring",
-            store=SlotFiles(),
-        )
-    except UpstreamAbort as abort:
-        starts = _starts(real, scenario.engine.options, model)
+        simulated = SimulatedServer(asked, "ring", release=release)
+    except SimulatedEndsError as ended:
+        abort, starts = ended.abort, _starts(real, scenario.engine.options, model)
         msg = (
             f"{scenario.name} on {release}: the simulated server ends as it starts ({abort.where}: "
             f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
         )
         raise ScenarioError(msg) from None
-    simulated, oracle = SimulatedServer(engine), Oracle(engine.network)
-    vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
+    oracle = Oracle(simulated.session.network)
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
-        for numbers in groups_of(scenario):
-            group = [resolved(scenario, number, vocabulary) for number in numbers]
-            answers = server.ask(group)
-            ours = simulated.ask(group, answers)
-            replies = (*simulated.replies, *(None for _ in group))
-            for step, answer, our, reply in zip(group, answers, ours, replies, strict=False):
-                vocabulary.replies[step.name] = answer.reply
-                verdict = None if reply is None else judge(reply, oracle)
-                said = None if verdict is None else verdict.answer
-                yield StepPlayed(
-                    step=step,
-                    real=answer,
-                    simulated=our,
-                    expected=said,
-                    strengths=() if reply is None else reply.strengths,
-                )
-            if server.lost or simulated.lost:
-                return
+        sent = list(play_on(server, scenario))
+    steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
+    written = tuple(
+        replace(step, prompt=each.prompt, predict=each.predict, reply=each.reply, forced=True)
+        for step, each in zip(asked.step, steps, strict=False)
+    )
+    at = 0
+    for group in grouped(observed(replace(asked, step=written), answers).step):
+        for our, record in zip(simulated.ask(group), simulated.records, strict=True):
+            answered = record.step.do == "complete" and not record.step.leaves
+            reply = record.reply if answered else None
+            verdict = None if reply is None else judge(reply, oracle)
+            yield StepPlayed(
+                step=steps[at],
+                real=answers[at],
+                simulated=our,
+                expected=None if verdict is None else verdict.answer,
+                strengths=() if reply is None else reply.strengths,
+            )
+            at += 1
+        if simulated.lost:
+            return
 
 
 def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
@@ -193,87 +175,6 @@ def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
             return True
     except NotStartedError:
         return False
-
-
-def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
-    """A step with its prompt as tokens; what it says of other replies is what was really said.
-
-    A reply of its own is forced on the real server too, which can be told one for each call.
-    """
-    step = scenario.step[number]
-    name = scenario.step_names[number]
-    why = hurdle(scenario, number)
-    if why:
-        msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
-        raise ScenarioError(msg)
-    reply = () if step.reply is None else vocabulary.tokens(step.reply)
-    predict = step.predict
-    if predict is None:
-        predict = DEFAULT_PREDICT if step.reply is None else len(reply)
-    forced = reply if step.forced and _of_one_mind(scenario, number) else ()
-    if forced and not 0 <= predict <= len(forced):
-        predict = len(forced)
-    return Step(
-        name=name,
-        do=next(action for action in get_args(Action) if action == step.do),
-        prompt=() if step.messages else vocabulary.prompt(step),
-        messages=vocabulary.messages(step.messages),
-        predict=predict,
-        slot=max(step.slot, 0) if step.do.startswith("slot-") else step.slot,
-        cache_prompt=step.cache_prompt,
-        with_previous=step.with_previous,
-        turns=step.turns or 0,
-        file=step.file or "",
-        suffix=vocabulary.tokens(step.suffix or ""),
-        query=step.query,
-        completions=step.completions,
-        parts=step.parts,
-        abandoned=step.leaves is not None,
-        half_read=step.leaves == "reading",
-        forced=forced,
-        options=step.options,
-    )
-
-
-def _of_one_mind(scenario: Scenario, number: int) -> bool:
-    call = next(each for each in in_one_call(scenario) if number in each)
-    return len({scenario.step[each].reply for each in call}) == 1
-
-
-def in_one_call(scenario: Scenario) -> Iterator[list[int]]:
-    """The numbers of the steps that go out in one call."""
-    call: list[int] = []
-    for number, step in enumerate(scenario.step):
-        if call and not (step.with_previous and not step.turns):
-            yield call
-            call = []
-        call.append(number)
-    yield call
-
-
-def hurdle(scenario: Scenario, number: int) -> str:
-    """Why a step is not played on the real server; nothing where it is."""
-    step = scenario.step[number]
-    same_call = step.with_previous and not step.turns
-    before = scenario.step[number - 1] if same_call else step
-    alike = all(
-        getattr(step, each) == getattr(before, each)
-        for each in ("predict", "slot", "cache_prompt", "options")
-    )
-    replies = [each.reply for each in (before, step) if each.forced]
-    lengths = {len(reply) for reply in replies if isinstance(reply, tuple)}
-    hurdles: Sequence[tuple[bool, str]] = (
-        (not alike, "what goes out in one call asks for the same predict, slot and options"),
-        (len(lengths) > 1, "what goes out in one call gets replies of one length"),
-        (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
-        (
-            bool(step.messages) and scenario.chat.template != WRITTEN,
-            f"its model file's chat template is {WRITTEN}",
-        ),
-        (bool(scenario.model.sizes), "bytes are those of another model"),
-        (bool(step.drafts) and step.forced, "a real companion proposes drafts of its own"),
-    )
-    return next((why for stands, why in hurdles if stands), "")
 
 
 def on_the_wheels(scenario: Scenario) -> Play:

@@ -19,19 +19,20 @@ from typing import Any, BinaryIO, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.environment import Environment, package_of
-from cachesim.real.llama_cpp.calls import NotStartedError, arriving, call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import drafting, effective_ubatch, parameters
 from cachesim.real.llama_cpp.workload import (
-    CANCELLED,
     CRASH,
-    ENDLESS,
     SILENT,
     Outcome,
     Release,
-    Step,
-    Workload,
+    arriving,
+    resolved,
+    vocabulary_of,
 )
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.session import CANCELLED, ENDLESS, groups_of
 from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import as_tokens
 
@@ -126,16 +127,11 @@ class RealServer(AbstractContextManager["RealServer"]):
                 self._end(ubatch)
 
     def play(
-        self, workload: Workload, model: Path, *, probabilities: int = 0
+        self, workload: Scenario, model: Path, *, probabilities: int = 0
     ) -> tuple[Outcome, ...]:
         """The outcome of every step, in order, up to where the server was lost."""
-        outcomes: list[Outcome] = []
-        with self.started(workload.options, model, probabilities=probabilities) as server:
-            for group in grouped(workload.steps):
-                outcomes += server.ask(group)
-                if server.lost:
-                    break
-        return tuple(outcomes)
+        with self.started(workload.engine.options, model, probabilities=probabilities) as server:
+            return tuple(outcome for _, outcome in play_on(server, workload))
 
     def close(self) -> None:
         """End the worker processes; the next workload starts another."""
@@ -156,6 +152,18 @@ class RealServer(AbstractContextManager["RealServer"]):
 
     def _end(self, ubatch: int) -> None:
         self._workers.pop(ubatch).end()
+
+
+def play_on(server: "Played", workload: Scenario) -> Iterator[tuple[Step, Outcome]]:
+    """Each step as it was sent, and its outcome, up to where the server was lost."""
+    vocabulary = vocabulary_of(workload)
+    for numbers in groups_of(workload):
+        group = [resolved(workload, number, vocabulary) for number in numbers]
+        for step, outcome in zip(group, server.ask(group), strict=True):
+            vocabulary.replies[step.name] = outcome.reply
+            yield step, outcome
+        if server.lost:
+            return
 
 
 class Played:
@@ -193,7 +201,7 @@ class Played:
         """Send steps that go out together; one outcome each."""
         if group[0].do in {"restart", "sleep"}:
             return (self._begin_anew(group[0]),)
-        if group[0].abandoned:
+        if group[0].leaves:
             return (self._given_up(group[0]),)
         arrivals = tuple(arriving(group))
         answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
@@ -226,19 +234,19 @@ class Played:
         prompt is being read leaves a part of it: `processed` says how much.
         """
         seconds, call = self._call([step])
-        begun = call | {"begun": not step.half_read}
+        begun = call | {"begun": step.leaves != "reading"}
         order = {"calls": [(seconds, begun)], "held": max(0, step.slot)}
         answer = self._worker.order(order)
         if isinstance(answer, str):
             self._worker.lost = True
             return Outcome(error=answer)
         held = as_tokens(answer[-1]["held"])
-        said = held[len(step.prompt) :]
-        if step.half_read and held == step.prompt[: len(held)]:
+        said = held[len(step.ids) :]
+        if step.leaves == "reading" and held == step.ids[: len(held)]:
             part = Outcome(processed=len(held), slot=None, truncated=None, error=CANCELLED)
             self._worker.lost = not held
             return part
-        if held[: len(step.prompt)] != step.prompt:
+        if held[: len(step.ids)] != step.ids:
             self._worker.lost = True  # it was refused
         return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)
 

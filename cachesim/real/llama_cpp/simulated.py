@@ -1,193 +1,112 @@
-"""The simulator behind the same door as the real server, and with the real replies forced."""
+"""The simulator as a server that is led as the real one is, and the real replies forced on it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
-from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.model.presets import preset
-from cachesim.model.spec import ModelSpec
 from cachesim.real.llama_cpp.abilities import nearest_release
-from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import CANCELLED, CRASH, ENDLESS, Outcome, Step, Workload
-from cachesim.scenario.abilities import Adapting, Reading, Restarting, SlotActions
-from cachesim.scenario.session import SlotFiles
+from cachesim.real.llama_cpp.workload import CRASH, Outcome, grouped, release_of
+from cachesim.scenario.format import Expect, Scenario, Source, Step
+from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.units import Tokens
 
 SPARE: Final = 2
-"""How many tokens more than the real reply are forced: a server that goes on too long shows."""
+"""Tokens forced beyond the real reply: a server that goes on too long shows."""
 
 
-MANY: Final = 1000
-"""Tokens asked for by a client that will not wait for them."""
-
-
-def spec_of(name: str, window: int = 0) -> ModelSpec:
-    """The model of a workload; window 0 is the preset's own."""
-    return preset(name, window=window) if window else preset(name)
-
-
-@dataclass(slots=True)
 class SimulatedServer:
-    """An engine that answers groups of steps, with the real server's words where they are known."""
+    """A session of the simulator whose records are outcomes."""
 
-    engine: Engine
-    lost: bool = False
-    seen: int = 0
-    events: list[tuple[Event, ...]] = field(default_factory=list)  # per group
-    replies: tuple[Reply | None, ...] = ()  # of the last group of completions
-
-    @classmethod
-    def of(
-        cls,
-        workload: Workload,
+    def __init__(
+        self,
+        workload: Scenario,
         arithmetic: ArithmeticName | None = None,
         *,
         trial: Trial | None = None,
-    ) -> "SimulatedServer":
-        """A fresh engine with a workload's model and flags.
+        release: str = "",
+    ) -> None:
+        """A fresh server with a workload's model and flags; nothing is asked of it yet.
 
         What a companion drafts depends on the weights: where the real drafts are not known, only
         the real arithmetic comes close.
         """
-        drafts = drafting(workload.options)
-        return cls(
-            Engine.create(
-                Profile(FAMILY.name, nearest_release(workload.release)),
-                model=spec_of(workload.preset, workload.window),
-                options=(trial.asked(workload) if trial else workload).options,
-                arithmetic=arithmetic or ("float" if drafts else "ring"),
-                store=SlotFiles(),
-                family=trial.family(workload.release) if trial else None,
-            )
+        release = release or release_of(workload)
+        drafts = drafting(workload.engine.options)
+        self.session = Session(
+            trial.asked(workload) if trial else workload,
+            Profile(FAMILY.name, nearest_release(release)),
+            arithmetic=arithmetic or ("float" if drafts else "ring"),
+            looks=False,
+            family=trial.family(release) if trial else None,
         )
+        self.records: list[Record] = []  # of the last group
 
-    def ask(
-        self, group: Sequence[Step], real: Sequence[Outcome] | None = None
-    ) -> tuple[Outcome, ...]:
-        """Send steps that go out together; one outcome each. What is real is said again."""
-        self.replies = ()
-        try:
-            outcomes = self._ask(group, real)
-        except UpstreamAbort as abort:
-            self.lost = True
-            error = ENDLESS if isinstance(abort, UpstreamEndless) else CRASH
-            outcomes = tuple(Outcome(error=error) for _ in group)
-        self.events.append(tuple(self.engine.events[self.seen :]))
-        self.seen = len(self.engine.events)
-        return outcomes
+    @property
+    def lost(self) -> bool:
+        """True when nothing more can be asked of it."""
+        return self.session.ended
 
-    def _ask(self, group: Sequence[Step], real: Sequence[Outcome] | None) -> tuple[Outcome, ...]:
-        if group[0].do != "complete":
-            return (self._slot_action(group[0]),)
-        if group[0].abandoned and real:
-            return (self._given_up(group[0], real[0]),)
-        tickets = []
-        for index, step in enumerate(group):
-            for _ in range(step.turns):
-                self.engine.step()
-            request = self._request(step, real[index] if real else None, nested=len(group) > 1)
-            tickets.append(self.engine.submit(request))
-        self.engine.run()
-        self.replies = tuple(self.engine.reply(ticket) for ticket in tickets)
-        return tuple(self._outcome(ticket) for ticket in tickets)
-
-    def _given_up(self, step: Step, real: Outcome) -> Outcome:
-        """Generate as far as the real server did: the last token is never in the slot.
-
-        Where the client was gone before that, the prompt is read as far as it was.
-        """
-        if real.processed is not None:
-            return self._gone_early(step, real.processed)
-        said = real.reply + real.reply[-1:]
-        reply = said or step.prompt[-1:]
-        request = Request(prompt=step.prompt, predict=len(reply), reply=reply, slot=step.slot)
-        self.engine.submit(request)
-        self.engine.run()
-        return Outcome(reply=real.reply, slot=None, truncated=None, error=CANCELLED)
-
-    def _gone_early(self, step: Step, until: int) -> Outcome:
-        """Turn by turn until the slot holds so many tokens; then the client is gone."""
-        engine = self.engine
-        if not isinstance(engine, Reading):
-            msg = f"{engine.profile} does not tell how far a prompt is read"
-            raise OptionError(msg)
-        ticket = engine.submit(Request(prompt=step.prompt, predict=MANY, slot=step.slot))
-        while engine.step() and engine.tokens_held_for(ticket) < until:
-            pass
-        held = engine.tokens_held_for(ticket)
-        engine.cancel(ticket)
-        engine.run()
-        reached = held == until
-        return Outcome(slot=None, truncated=None, error=CANCELLED if reached else f"read {held}")
-
-    def _slot_action(self, step: Step) -> Outcome:
-        engine = self.engine
-        if step.do in {"restart", "sleep"} and isinstance(engine, Restarting):
-            (engine.restart if step.do == "restart" else engine.sleep)()
-            return Outcome(slot=step.slot)
-        if step.do == "set-lora" and isinstance(engine, Adapting):
-            engine.set_lora(step.options.get("lora", ()))
-            engine.run()
-            return Outcome(slot=step.slot)
-        if not isinstance(engine, SlotActions):
-            msg = f"{engine.profile} cannot {step.do.replace('-', ' ')}s"
-            raise OptionError(msg)
-        if step.do == "slot-save":
-            ticket = engine.slot_save(step.slot, step.file)
-        elif step.do == "slot-restore":
-            ticket = engine.slot_restore(step.slot, step.file)
-        else:
-            ticket = engine.slot_erase(step.slot)
-        engine.run()
-        reply = engine.reply(ticket)
-        return Outcome(slot=step.slot, error="no_answer" if reply is None else reply.error)
-
-    def _outcome(self, ticket: Ticket) -> Outcome:
-        reply = self.engine.reply(ticket)
-        if reply is None:
-            return Outcome(error="no_answer")
-        return Outcome(
-            cached=reply.cached,
-            processed=reply.processed,
-            reply=reply.generated,
-            slot=reply.slot,
-            truncated=reply.truncated,
-            error=reply.error,
-        )
-
-    def _request(self, step: Step, real: Outcome | None, *, nested: bool) -> Request:
-        options = dict(step.options)
-        if nested and not step.prompt:
-            options[AS_TEXT] = True  # an empty list among other prompts is let through
-        if step.suffix:
-            options["input_suffix"] = step.suffix
-        return Request(
-            prompt=step.prompt,
-            predict=step.predict,
-            reply=_forced(real),
-            drafts=None if real is None else real.drafts,
-            slot=step.slot,
-            cache_prompt=step.cache_prompt,
-            options=options or None,
-            messages=step.messages,
-            completions=step.completions,
-        )
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        """Send steps that go out together; one outcome each."""
+        self.records = self.session.ask(group)
+        if self.lost:
+            aborted = any(each.error == ABORTED for each in self.records)
+            return (Outcome(error=CRASH if aborted else ENDLESS),) * len(group)
+        return tuple(map(outcome_of, self.records))
 
 
-def _forced(real: Outcome | None) -> Tokens | None:
-    """The real reply and a little more; anything may be said where a refusal hides it."""
-    if real is None or real.error is not None:
-        return None
-    spoken = real.reply + swallowed(real)
-    return spoken + spoken[-1:] * SPARE
+def outcome_of(record: Record) -> Outcome:
+    """A step of the simulator in the words of the real server."""
+    step, reply = record.step, record.reply
+    if step.do != "complete":
+        return Outcome(slot=step.slot, error=record.error)
+    if step.held is not None:
+        elsewhere = step.leaves == "reading" and record.held != step.held
+        error = f"read {record.held}" if elsewhere else CANCELLED
+        return Outcome(slot=None, truncated=None, error=error)
+    if reply is None:
+        return Outcome(error="no_answer")
+    return Outcome(
+        cached=reply.cached,
+        processed=reply.processed,
+        reply=reply.generated,
+        slot=reply.slot,
+        truncated=reply.truncated,
+        error=reply.error,
+    )
+
+
+def observed(workload: Scenario, outcomes: Sequence[Outcome]) -> Scenario:
+    """The workload as far as it was played, with what the real server replied."""
+    return replace(workload, step=tuple(map(observed_step, workload.step, outcomes)))
+
+
+def observed_step(step: Step, outcome: Outcome) -> Step:
+    """A step with the reply of a real server, of its own accord or because it had to.
+
+    Some tokens more than it replied are forced, so that a server that goes on too long shows. A
+    client that left did so while the slot held the prompt and the reply so far, or a part of the
+    prompt. Any reply will do where a refusal hides it.
+    """
+    if step.do != "complete":
+        return step
+    drafts, asked = outcome.drafts or None, step.reply if step.forced else None
+    if step.leaves is not None:
+        prompt = step.prompt if isinstance(step.prompt, tuple) else ()
+        reply = asked or outcome.reply + (outcome.reply or prompt)[-1:] * SPARE
+        read = len(prompt) if outcome.processed is None else outcome.processed
+        held = read + len(outcome.reply)
+        free = not asked and bool(reply)
+        return replace(step, reply=reply or None, forced=not free, held=held)
+    spoken = () if outcome.error is not None else outcome.reply + swallowed(outcome)
+    reply = asked or spoken + spoken[-1:] * SPARE
+    free = not asked and bool(reply or drafts)
+    return replace(step, reply=reply or None, drafts=drafts, forced=not free)
 
 
 def swallowed(real: Outcome) -> Tokens:
@@ -207,3 +126,49 @@ def swallowed(real: Outcome) -> Tokens:
         accepted += count
         at += count + 1
     return ()
+
+
+def as_scenario(
+    workload: Scenario, outcomes: Sequence[Outcome], *, profile: str = "", about: str = ""
+) -> Scenario:
+    """The workload with the real replies, and the real counts as what is expected."""
+    played = observed(workload, outcomes)
+    return replace(
+        played,
+        name=f"llama.cpp-{release_of(workload)}-{workload.name}",
+        about=about,
+        source=Source(
+            upstream=release_of(workload), note="expected: what the real server answered"
+        ),
+        engine=replace(played.engine, profiles=(profile or release_of(workload),)),
+        expect=(_expected(played, outcomes),),
+    )
+
+
+def _expected(played: Scenario, outcomes: Sequence[Outcome]) -> Expect:
+    """The real counts and errors, but for refusals that do not say who was refused, or how.
+
+    A call with several prompts has one error for all of them. Where completions of one prompt, or
+    drafts, do not fit, a race decides between a refusal and an abort.
+    """
+    cached: list[int | str] = []
+    errors: list[str] = []
+    for group in grouped(played.step):
+        answers = outcomes[len(cached) : len(cached) + len(group)]
+        several = len(group) > 1 or group[0].completions > 1
+        open_ended = several or drafting(played.engine.options)
+        if open_ended and answers[0].error not in {None, CANCELLED}:
+            cached += ["any"] * len(group)
+            errors += ["any"] * len(group)
+            continue
+        cached += map(_count, group, answers)
+        errors += [ABORTED if e.error == CRASH else e.error or "none" for e in answers]
+    return Expect(cached=tuple(cached), error=tuple(errors))
+
+
+def _count(step: Step, outcome: Outcome) -> int | str:
+    """The cached tokens, or a word: an answer without numbers leaves them open."""
+    if outcome.cached is not None:
+        return outcome.cached
+    unknown = step.do == "complete" and outcome.error in {None, CANCELLED}
+    return "any" if unknown else "none"

@@ -7,7 +7,8 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.real.llama_cpp.abilities import Abilities, nearest_release
-from cachesim.real.llama_cpp.workload import Workload
+from cachesim.real.llama_cpp.workload import release_of
+from cachesim.scenario.format import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +25,13 @@ class Trial:
     rules: ServerRules
     defaults: Defaults
 
-    def asked(self, workload: Workload) -> Workload:
+    def asked(self, workload: Scenario) -> Scenario:
         """The workload with the defaults written out, where the server has such flags."""
-        if not Abilities(workload.release).has("checkpoint_min_step"):
+        if not Abilities(release_of(workload)).has("checkpoint_min_step"):
             return workload
         spacing = {"checkpoint_min_step": self.defaults.checkpoint_min_step}
-        return replace(workload, options=spacing | dict(workload.options))
+        options = spacing | dict(workload.engine.options)
+        return replace(workload, engine=replace(workload.engine, options=options))
 
     def family(self, release: str) -> Family[ServerRules, Options]:
         """llama.cpp with these rules in place of those of a build's nearest release."""

@@ -1,158 +1,155 @@
-"""A workload: one fresh server and what is asked of it, and the outcome that was observed."""
+"""Workloads of llama.cpp's servers, which are scenarios, and the outcomes observed of them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
 
-from cachesim.engines.base import Message
-from cachesim.units import Token, Tokens, as_tokens
+from cachesim.engines.byte_tokenizer import VOCABULARY
+from cachesim.engines.profile import Profile
+from cachesim.errors import ScenarioError
+from cachesim.scenario.checks import DEFAULT_PREDICT
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.prompts import Vocabulary
+from cachesim.units import Token, Tokens
 
 Release: TypeAlias = str
 """A release of llama.cpp that a wheel plays."""
 
-Action: TypeAlias = Literal[
-    "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep"
-]
+ACTIONS: Final = (
+    "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep",
+)  # fmt: skip
+"""Actions that a real server is led through; the others depend on its clock."""
 
 CRASH: Final = "crash"
 """The error of a call during which the real process ended."""
 
-ENDLESS: Final = "endless"
-"""The error of a call that the real process works at without end."""
-
-CANCELLED: Final = "cancelled"
-"""The error of a request whose client went away."""
-
 SILENT: Final = "silent"
 """The error of a call that the real process neither works at nor answers."""
 
+WRITTEN: Final = "chatml"
+"""The chat template that is in the model file."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One thing asked of a server.
 
-    `with_previous` puts a completion into the queue together with the step before it, as several
-    prompts of one HTTP call do; all steps of such a group share `predict` and `cache_prompt`. With
-    `turns` it comes in a call of its own, while the server works on what came before.
+def workload(
+    name: str,
+    *,
+    release: Release,
+    preset: str,
+    window: int = 0,
+    options: Mapping[str, Any],
+    steps: Sequence[Step],
+) -> Scenario:
+    """A scenario for one release; window 0 is the preset's own."""
+    return Scenario(
+        format=FORMAT,
+        name=name,
+        model=Model(preset=preset, window=window or None),
+        engine=Server(name="llama.cpp", profiles=(release,), options=options),
+        step=tuple(steps),
+    )
+
+
+def release_of(scenario: Scenario) -> Release:
+    """The first release that a scenario names."""
+    return Profile.parse(f"{scenario.engine.name}@{scenario.engine.profiles[0]}").release
+
+
+def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
+    """Steps that go out together, in order."""
+    starts = [at for at, step in enumerate(steps) if not at or not step.with_previous]
+    for first, end in pairwise([*starts, len(steps)]):
+        yield tuple(steps[first:end])
+
+
+def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
+    """Steps that go out in one call, of a group that the server has at hand together."""
+    starts = [at for at, step in enumerate(group) if not at or step.turns]
+    for first, end in pairwise([*starts, len(group)]):
+        yield tuple(group[first:end])
+
+
+def vocabulary_of(scenario: Scenario) -> Vocabulary:
+    """The spans of a scenario, for the model that it names."""
+    known = VOCABULARY if scenario.model.preset else spec_of(scenario.model).vocabulary
+    return Vocabulary.of(scenario, vocabulary=scenario.model.vocabulary or known)
+
+
+def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
+    """A step with tokens and texts for the names of spans and replies.
+
+    `A.reply` is what was really replied. A reply of the step's own is forced on the real server,
+    which takes one for each call.
     """
-
-    name: str
-    do: Action = "complete"
-    prompt: Tokens = ()
-    predict: int = 1
-    slot: int = -1
-    cache_prompt: bool = True
-    with_previous: bool = False
-    turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
-    messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
-    abandoned: bool = False  # the client goes away while the reply is being given
-    half_read: bool = False  # it does so sooner, while its prompt is being read
-    forced: Tokens = ()  # what the reply has to be, whatever the model would say
-    completions: int = 1  # of the same prompt
-    suffix: Tokens = ()  # infill: what stands after the gap, of which the prompt stands before it
-    query: int = 0  # rerank: how many tokens of the prompt ask; the others are the document
-    parts: bool = False  # each line of a message is sent as a part of its own
-    file: str = ""  # slot-save and slot-restore: the name that the state is kept under
-    options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
-
-    def as_dict(self) -> dict[str, Any]:
-        """The step as a scenario file or a vector file writes it; defaults are left out."""
-        plain: dict[str, Any] = {"name": self.name}
-        if self.do == "complete":
-            plain |= {"prompt": list(self.prompt), "predict": self.predict}
-        else:
-            plain |= {"do": self.do}
-        for key in _STEP_DEFAULTS:
-            value = getattr(self, key)
-            if value != _STEP_DEFAULTS[key]:
-                plain[key] = _PLAIN[key](value) if key in _PLAIN else value
-        return plain
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "Step":
-        """The reverse of `as_dict`; keys that only describe the outcome are ignored."""
-        known = {key: plain[key] for key in (*_STEP_DEFAULTS, "do", "predict") if key in plain}
-        known["messages"] = tuple(Message(**each) for each in known.get("messages", ()))
-        for each in ("forced", "suffix"):
-            known[each] = as_tokens(known.get(each, []))
-        return cls(name=plain["name"], prompt=as_tokens(plain.get("prompt", [])), **known)
+    step = scenario.step[number]
+    if why := hurdle(scenario, number):
+        msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
+        raise ScenarioError(msg)
+    reply = None if step.reply is None else vocabulary.tokens(step.reply)
+    predict = step.predict
+    if predict is None and step.do == "complete":
+        predict = DEFAULT_PREDICT if reply is None else len(reply)
+    forced = reply if step.forced and _of_one_mind(scenario, number) else None
+    if forced and predict is not None and not 0 <= predict <= len(forced):
+        predict = len(forced)
+    messages = vocabulary.messages(step.messages)
+    return replace(
+        step,
+        name=scenario.step_names[number],
+        prompt=None if messages or step.do != "complete" else vocabulary.prompt(step),
+        messages=tuple(Turn(role=each.role, content=each.content) for each in messages),
+        suffix=vocabulary.tokens(step.suffix or ()) or None,
+        predict=predict,
+        reply=forced or None,
+        slot=max(step.slot, 0) if step.do.startswith("slot-") else step.slot,
+    )
 
 
-_STEP_DEFAULTS: Final[Mapping[str, Any]] = {
-    "slot": -1,
-    "cache_prompt": True,
-    "with_previous": False,
-    "turns": 0,
-    "messages": (),
-    "abandoned": False,
-    "half_read": False,
-    "forced": (),
-    "completions": 1,
-    "suffix": (),
-    "query": 0,
-    "parts": False,
-    "file": "",
-    "options": {},
-}
+def _of_one_mind(scenario: Scenario, number: int) -> bool:
+    call = next(each for each in in_one_call(scenario) if number in each)
+    return len({scenario.step[each].reply for each in call}) == 1
 
 
-_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "options": dict,
-    "forced": list,
-    "suffix": list,
-    "messages": lambda messages: [asdict(each) for each in messages],
-}
+def in_one_call(scenario: Scenario) -> Iterator[list[int]]:
+    """The numbers of the steps that go out in one call."""
+    number = 0
+    for group in grouped(scenario.step):
+        for call in arriving(group):
+            yield list(range(number, number + len(call)))
+            number += len(call)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A fresh server of one release, its model and flags, and the steps played on it."""
-
-    name: str
-    release: Release
-    preset: str
-    window: int = 0  # 0: the preset's own
-    options: Mapping[str, Any]
-    steps: tuple[Step, ...]
-
-    @property
-    def requests(self) -> int:
-        """How many completions it asks for."""
-        return sum(step.do == "complete" for step in self.steps)
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model as a scenario file names it."""
-        return {"preset": self.preset} | ({"window": self.window} if self.window else {})
-
-    def as_dict(self) -> dict[str, Any]:
-        """The workload as a line of a vector file has it, without what was observed."""
-        return {
-            "id": self.name,
-            "profile": f"llama.cpp@{self.release}",
-            "model": self.model,
-            "options": dict(self.options),
-            "steps": [step.as_dict() for step in self.steps],
-        }
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "Workload":
-        """Read what `as_dict` wrote, or a line of a vector file."""
-        return cls(
-            name=plain["id"],
-            release=plain["profile"].partition("@")[2],
-            preset=plain["model"]["preset"],
-            window=plain["model"].get("window", 0),
-            options=plain["options"],
-            steps=tuple(Step.from_dict(step) for step in plain["steps"]),
-        )
+def hurdle(scenario: Scenario, number: int) -> str:
+    """The reason why a step is not played on the real server; nothing where it is."""
+    step = scenario.step[number]
+    same_call = step.with_previous and not step.turns
+    before = scenario.step[number - 1] if same_call else step
+    alike = all(
+        getattr(step, each) == getattr(before, each)
+        for each in ("predict", "slot", "cache_prompt", "options")
+    )
+    replies = [each.reply for each in (before, step) if each.forced]
+    lengths = {len(reply) for reply in replies if isinstance(reply, tuple)}
+    hurdles: Sequence[tuple[bool, str]] = (
+        (not alike, "what goes out in one call asks for the same predict, slot and options"),
+        (len(lengths) > 1, "what goes out in one call gets replies of one length"),
+        (step.do not in ACTIONS, f"{step.do!r} depends on the real server's clock"),
+        (
+            bool(step.messages) and scenario.chat.template != WRITTEN,
+            f"its model file's chat template is {WRITTEN}",
+        ),
+        (bool(scenario.model.sizes), "bytes are those of another model"),
+        (bool(step.drafts) and step.forced, "a real companion proposes drafts of its own"),
+    )
+    return next((why for stands, why in hurdles if stands), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a server answered to one step; a refusal or a crash has `error` set.
+    """The answer of a server to one step; a refusal or a crash has `error` set.
 
-    Chat replies do not say which slot was used, nor whether it was truncated: None.
+    Chat replies name no slot, and do not say whether it was truncated: None.
     """
 
     cached: int | None = None
@@ -169,13 +166,12 @@ class Outcome:
     reply_seconds: float = field(default=0.0, compare=False)
 
     def agrees_with(self, other: "Outcome") -> bool:
-        """True when the other one says the same, as far as this one says anything."""
+        """True when the other one has the same values, as far as this one has any."""
         theirs = other.as_dict()
-        said = {key: value for key, value in self.as_dict().items() if value is not None}
-        return all(theirs.get(key) == value for key, value in said.items())
+        return all(theirs.get(k) == v for k, v in self.as_dict().items() if v is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome as a line of a vector file has it."""
+        """The fields that are compared."""
         if self.error is not None:
             return {"error": self.error}
         return {

@@ -13,13 +13,14 @@ from typing import Any, Final, Protocol
 from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.chats import ChatTree, text_of
 from cachesim.real.llama_cpp.flags import NO_FLAGS
 from cachesim.real.llama_cpp.incidents import ABANDONED, Incidents
 from cachesim.real.llama_cpp.random_flags import draw_more, draw_options, draw_preset
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
-from cachesim.units import Token, Tokens
+from cachesim.real.llama_cpp.workload import Outcome, Release, workload
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.session import AS_TEXT
+from cachesim.units import Token, Tokens, as_tokens
 
 SESSION: Final = 70
 MANY: Final = 0.03
@@ -75,15 +76,15 @@ class Setting:
         whole, slots = self.options["ctx_size"] or TRAINED_CONTEXT, self.options["parallel"]
         return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
 
-    def workload(self, steps: Sequence[Step]) -> Workload:
+    def workload(self, steps: Sequence[Step] = ()) -> Scenario:
         """The workload of these steps."""
-        return Workload(
+        return workload(
             name=self.name,
             release=self.release,
             preset=self.preset,
             window=self.window,
             options=self.flags,
-            steps=tuple(steps),
+            steps=steps,
         )
 
     @property
@@ -126,7 +127,7 @@ def draw_setting(
     )
 
 
-def grow(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...]]:
+def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
     """Play a random conversation tree; the workload it became, and what the server answered."""
     tree = _Tree(setting)
     steps: list[Step] = []
@@ -179,7 +180,7 @@ class _Tree:
         first = self._completion(number)
         slots = self._setting.options["parallel"]
         if self._setting.cancels and self._rng.random() < self._setting.cancels:
-            return (replace(first, abandoned=True, predict=ABANDONED),)
+            return (replace(first, leaves="replying", predict=ABANDONED),)
         if slots == 1 or self._speaks or self._rng.random() > 0.15:
             return (first,)
         first = replace(first, slot=-1)
@@ -202,23 +203,22 @@ class _Tree:
     def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
         """Remember what was answered."""
         for step, outcome in zip(group, outcomes, strict=True):
-            said = outcome.error is None or step.abandoned
+            said = outcome.error is None or step.leaves
             asked = step.options.get("endpoint", "completion") == "completion"
             if step.do != "complete" or not said or not asked:
                 continue
             if step.messages:
                 self._chats.learn(step.messages, outcome.reply)
-            elif step.prompt:
-                self._turns.append((step.prompt, outcome.reply))
+            elif step.ids:
+                self._turns.append((as_tokens(step.ids), outcome.reply))
 
     def _in_vain(self, number: int) -> Step:
         rng = self._rng
         self._run = self._run - 1 if self._run else rng.choice((0, 1, 3, 4, 9, 12))
         self.in_vain += 1
         slots = self._setting.options["parallel"]
-        step = Step(
-            name=f"r{number}", predict=1, slot=rng.randrange(slots) if rng.random() < 0.3 else -1
-        )
+        slot = rng.randrange(slots) if rng.random() < 0.3 else -1
+        step = Step(name=f"r{number}", prompt=(), predict=1, slot=slot)
         match rng.choice(("long", "long", "known and long", "empty", "text", "chat")):
             case "long":
                 length = self._setting.too_long + rng.randint(0, 40)
@@ -229,7 +229,7 @@ class _Tree:
             case "text":
                 return replace(step, options={AS_TEXT: True})
             case "chat":
-                return replace(step, messages=self._chats.refused())
+                return replace(step, prompt=None, messages=self._chats.refused())
             case _:
                 return step
 
@@ -249,7 +249,7 @@ class _Tree:
         slots = self._setting.options["parallel"]
         return Step(
             name=f"r{number}",
-            prompt=() if self._speaks else self._prompt(),
+            prompt=None if self._speaks else self._prompt(),
             messages=self._chats.next() if self._speaks else (),
             predict=self._predict(),
             slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
@@ -263,7 +263,7 @@ class _Tree:
         if not (self._setting.everything and self._speaks):
             return fields
         if rng.random() < 0.1:
-            fields["tools"] = [text_of(self._fresh(3)) for _ in range(rng.choice((1, 2)))]
+            fields["tools"] = tuple(text_of(self._fresh(3)) for _ in range(rng.choice((1, 2))))
         if rng.random() < 0.06:
             fields["add_generation_prompt"] = False
         return fields

@@ -131,6 +131,8 @@ def _show_rest(out: Console, fit: Fit[Trial, Difference], wheel: Wheel) -> None:
 
 
 def _unlike(differences: Sequence[Difference]) -> list[Difference]:
-    kinds = {(each.workload.preset, tuple(each.fields)): each for each in reversed(differences)}
+    kinds = {
+        (each.workload.model.preset, tuple(each.fields)): each for each in reversed(differences)
+    }
     rest = [each for each in differences if each not in kinds.values()]
     return [*reversed(kinds.values()), *rest]

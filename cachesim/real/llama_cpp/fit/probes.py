@@ -18,7 +18,6 @@ from cachesim.real.llama_cpp.compare import Difference
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import Workload
 from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
 from cachesim.typed import Value
 
@@ -107,12 +106,4 @@ def _simulated(number: int, trial: Trial, recordings: Recordings) -> Recording:
 
 def server_under(setting: Setting, trial: Trial) -> SimulatedServer:
     """A fresh simulated server under rules that are tried."""
-    empty = Workload(
-        name=setting.name,
-        release=setting.release,
-        preset=setting.preset,
-        window=setting.window,
-        options=setting.options,
-        steps=(),
-    )
-    return SimulatedServer.of(empty, trial=trial)
+    return SimulatedServer(setting.workload(), trial=trial)

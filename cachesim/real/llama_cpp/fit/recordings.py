@@ -5,6 +5,7 @@ then; from the first workload on that it would ask otherwise, the wheel is playe
 """
 
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +15,12 @@ from cachesim.errors import CachesimError
 from cachesim.real.environment import environments_folder
 from cachesim.real.llama_cpp.compare import Difference, SideBySide, first_difference
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workload import Outcome, Release
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.reading import read
+from cachesim.scenario.writing import to_toml
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
 UNSAID: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
@@ -26,7 +31,7 @@ UNSAID: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
 class Recording:
     """A workload and what the wheel's server answered to each step."""
 
-    workload: Workload
+    workload: Scenario
     outcomes: tuple[Outcome, ...]
 
     @classmethod
@@ -34,7 +39,8 @@ class Recording:
         """Read what `line` wrote."""
         plain = json.loads(line)
         outcomes = tuple(_outcome(each) for each in plain["outcomes"])
-        return cls(workload=Workload.from_dict(plain["workload"]), outcomes=outcomes)
+        workload, _ = read(tomllib.loads(plain["workload"]))  # of a release that may be unknown
+        return cls(workload=there_is(workload), outcomes=outcomes)
 
     @property
     def requests(self) -> int:
@@ -43,7 +49,7 @@ class Recording:
 
     def agreeing(self, difference: Difference | None) -> int:
         """How many requests came before a difference: all where there is none."""
-        steps = self.workload.steps
+        steps = self.workload.step
         until = len(steps) if difference is None else difference.step
         return sum(step.do == "complete" for step in steps[:until])
 
@@ -53,7 +59,7 @@ class Recording:
             {name: value for name, value in asdict(each).items() if name not in UNSAID}
             for each in self.outcomes
         ]
-        return json.dumps({"workload": self.workload.as_dict(), "outcomes": outcomes})
+        return json.dumps({"workload": to_toml(self.workload), "outcomes": outcomes})
 
 
 def _outcome(plain: dict[str, Any]) -> Outcome:
@@ -73,7 +79,7 @@ class _Recorded:
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         end = self.at + len(group)
-        if tuple(group) != self.recording.workload.steps[self.at : end]:
+        if tuple(group) != self.recording.workload.step[self.at : end]:
             raise _AskedOtherwiseError
         outcomes, self.at = self.recording.outcomes[self.at : end], end
         self.lost = end == len(self.recording.outcomes)
