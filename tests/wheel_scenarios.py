@@ -26,9 +26,10 @@ from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.real.llama_cpp.workload import SILENT
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
+from cachesim.real.sglang.rows import differs_in as sglang_differs_in
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.real.vllm.steps import differs_in
+from cachesim.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.scenario import Scenario, load, run
 from cachesim.scenario.labels import digest
 from cachesim.scenario.result import CLAIMS
@@ -55,7 +56,10 @@ PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
 """How a scenario is played for real; `proves` is true where an answer is in question."""
 
 
-RUNNERS: Final[Mapping[str, Callable[[Scenario, str], str]]] = {"vllm": differs_in}
+RUNNERS: Final[Mapping[str, Callable[[Scenario, str], str]]] = {
+    "vllm": vllm_differs_in,
+    "sglang": sglang_differs_in,
+}
 """Where a model runner is compared: what it does otherwise than the simulated one, or nothing."""
 
 

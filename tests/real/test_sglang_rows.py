@@ -11,6 +11,8 @@ from cachesim.real.sglang.rows import RUNNER, Compared, compare_rows, is_compare
 from cachesim.real.sglang.settings import configuration_of
 from cachesim.real.sglang.workloads import draw
 from cachesim.real.vllm.scheduler import PACKAGES
+from cachesim.scenario import load
+from cachesim.scenario.shipped import shipped_file
 
 RELEASE = "0.5.23"
 RULES: Rules = FAMILY.release(RELEASE).rules
@@ -50,6 +52,26 @@ def test_without_a_defect_every_row_reads_the_state_of_its_prefix(number: int) -
     assert all(tracked[1] for *_, tracked in rows if tracked is not None)
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "rule"),
+    [
+        ("mixed-chunk-off-the-page", "0.5.23", ""),
+        ("mixed-chunk-untracked-state", "0.5.9", "mixing_drops_tracks"),
+        ("state-of-an-earlier-match", "0.5.9", "first_chunk_reads_slot"),
+    ],
+)
+def test_a_scenario_of_a_wrong_state_reads_one_only_with_the_rule_that_explains_it(
+    name: str, release: str, rule: str
+) -> None:
+    scenario, rules = load(shipped_file(f"sglang-{name}")), FAMILY.release(release).rules
+    _, workload = RUNNER.workload_of(scenario, release)
+    wrong = [row for row in rows_of(workload, rules) if not row[4]]
+    without = replace(rules, runner=replace(rules.runner, **{rule: False} if rule else {}))
+
+    assert wrong
+    assert bool(rule) is all(row[4] for row in rows_of(workload, without))
+
+
 def test_the_first_row_that_differs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     found = Compared(RELEASE)
     found.count("one", [[0, 0, 64, 0, True, None]], [[0, 0, 64, 0, True, [64, True, 64]]])
@@ -69,7 +91,7 @@ def test_a_row_that_only_one_has_is_a_difference() -> None:
 
 def test_models_without_states_are_not_compared() -> None:
     workloads = [drawn(number) for number in range(8)]
-    kinds = {each["config"]["kind"]: is_compared(each, RELEASE) for each in workloads}
+    kinds = {each["config"]["kind"]: is_compared(each) for each in workloads}
 
     assert {"full": False, "window": False, "mamba": True} == kinds
 

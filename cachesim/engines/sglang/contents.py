@@ -25,6 +25,7 @@ class Contents:
         self.windows = windows
         self.shapes: dict[int, LayerShape] = {shape.layer: shape for shape in network.shapes}
         self.window = network.spec.window
+        self.has_delta = "delta" in network.spec.layers
         self.keys: dict[int, Array] = {}
         self.values: dict[int, Array] = {}
         self.rows: dict[int, Array] = {}
@@ -70,6 +71,12 @@ class Contents:
         """All layers' states of one slot go into another one."""
         for layer in self.rows:
             self.put_row(layer, target, self.row(layer, source).copy())
+
+    def clear_state(self, slot: int) -> None:
+        """Write zeros to all layers' states of a slot."""
+        for layer, rows in self.rows.items():
+            if slot < len(rows):
+                self.rows[layer][slot] = 0
 
     def state(self, slot: int) -> dict[int, Array]:
         """A copy of all layers' states of a slot."""
@@ -156,11 +163,18 @@ class ChunkStore:
         return (sight.frame.lane(held_keys[sight.cells], held_values[sight.cells]),)
 
     def states(self, layer: int) -> Array:
-        """The row that the piece starts from, zeros for a prefix of nothing."""
-        if self.initial is None:
-            shape = self.contents.shapes[layer]
-            return np.zeros((1, shape.row), shape.dtype)
-        return self.contents.row(layer, self.initial)[None].copy()
+        """The row that the piece starts from, zeros for a prefix of nothing.
+
+        At position 0 only gated delta nets read their slot; a convolution and Mamba-2 have
+        `has_initial_states`.
+        """
+        shape = self.contents.shapes[layer]
+        found = np.zeros((1, shape.row), shape.dtype)
+        if self.initial is None or not (self._start or self.contents.has_delta):
+            return found
+        taps = 0 if self._start else shape.conv
+        found[0, taps:] = self.contents.row(layer, self.initial)[taps:]
+        return found
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Write the state after the last token."""

@@ -198,6 +198,7 @@ class StatePool:
         self._free = Ring(1, size)
         self._group: list[int] = []
         self.on_copy: Callable[[int, int], None] | None = None
+        self.on_alloc: Callable[[int], None] | None = None
 
     @property
     def available(self) -> int:
@@ -222,7 +223,12 @@ class StatePool:
         """The slot that has been free for longest."""
         if self._group:
             return self._group.pop(0)
-        return int(self._free.take(1)[0]) if self._free.count else None
+        if not self._free.count:
+            return None
+        slot = int(self._free.take(1)[0])
+        if self.on_alloc is not None:
+            self.on_alloc(slot)
+        return slot
 
     def copy(self, source: int, target: int) -> None:
         """The state in one slot goes into another one, too."""

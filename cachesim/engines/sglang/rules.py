@@ -177,6 +177,15 @@ class RunnerRules:
     """#39830: the copy to the host is made when it is needed; the slots hold something else by
     then."""
 
+    mixing_drops_tracks: bool = False
+    """0.5.9: `mix_with_running` drops the tracking of the prefill's states (`merge_batch`), and the
+    tree gets slots that nothing was written to."""
+
+    first_chunk_reads_slot: bool = False
+    """0.5.9 clears the slot of a state when it is allocated. A first chunk of a gated delta net
+    starts from its content: for a request that matched, was not admitted and matches less the next
+    time, the state that its earlier match copied."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -225,6 +234,7 @@ RULES_059 = Rules(
         drafts_need_buffer=True,
         reserves_states_for_the_queue=False,
     ),
+    runner=RunnerRules(mixing_drops_tracks=True, first_chunk_reads_slot=True),
 )
 """0.5.9, of 2026-02-23."""
 

@@ -46,6 +46,8 @@ class Runner:
         """Copies between slots are copies of what lies in them."""
         if states is not None:
             states.on_copy = self._copy
+            if self.rules.first_chunk_reads_slot:
+                states.on_alloc = self.contents.clear_state
 
     def stashing(self, *, begins: bool) -> None:
         """With the snapshot's defect, copies made now are made when the next piece has run."""
@@ -121,7 +123,7 @@ class Runner:
     def _extend(self, req: Req) -> Array:
         start, end = req.prefix, req.fill
         slot = self._state_of(req)
-        blank = start == 0
+        blank = start == 0 and not self.rules.first_chunk_reads_slot
         if self.rules.load_needs_tracking and req.tracks is not None and req.extend < self.grid:
             blank = True
         initial = None if blank else slot

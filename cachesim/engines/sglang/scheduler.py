@@ -183,6 +183,9 @@ class Scheduler:
             self._prepare_for_decode(running)
             for req in running.reqs:
                 req.track_at = None  # a mixed step tracks the prefill's states alone
+            if self.rules.runner.mixing_drops_tracks:
+                for req in batch.reqs:
+                    req.track_at = None
             batch.decoding = running.reqs
             batch.reqs = batch.reqs + running.reqs
         self.running = Batch([], is_full=running.is_full)

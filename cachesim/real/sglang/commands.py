@@ -62,8 +62,8 @@ def real_sglang(
         a folder, or the name of a shipped one.
     runner
         Compare the states that each row of a batch is computed from and that are tracked for the
-        tree, by the model runner's own preparation and metadata (models with states, no host tier;
-        0.5.9 without mixed chunks), instead.
+        tree, by the model runner's own preparation and metadata (models with states, no host
+        tier), instead.
     settings
         Print in which settings the comparison differs from a server as users start it, and why,
         instead.

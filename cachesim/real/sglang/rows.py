@@ -16,6 +16,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
+from cachesim.errors import ScenarioError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.real.playing import console, watched
@@ -24,6 +25,7 @@ from cachesim.real.sglang.agents import draw_agents
 from cachesim.real.sglang.playing import Player
 from cachesim.real.sglang.scheduler import SCHEDULER, with_rust
 from cachesim.real.sglang.workloads import draw, draw_mixed
+from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Array
 
@@ -45,6 +47,10 @@ class Labels(Contents):
 
     def copy_state(self, source: int, target: int) -> None:
         self._write(target, self.texts.get(source, ()))
+
+    def clear_state(self, slot: int) -> None:
+        """A slot holds the state of no text."""
+        self.texts.pop(slot, None)
 
     def state(self, slot: int) -> dict[int, Array]:
         return {0: np.array(self.texts.get(slot, ()), np.int64)}
@@ -179,15 +185,9 @@ class Compared:
         return 0 if self.workloads and not self.differing else 1
 
 
-UNMIXED: Final = frozenset({"0.5.9"})
-"""Releases whose mixed batches (`--enable-mixed-chunk`) are not compared."""
-
-
-def is_compared(workload: Mapping[str, Any], release: str) -> bool:
-    """Whether its model has states, all of them on the device, in batches that are compared."""
+def is_compared(workload: Mapping[str, Any]) -> bool:
+    """Whether its model has states, all of them on the device."""
     config = workload["config"]
-    if config.get("mixes") and release in UNMIXED:
-        return False
     return config["kind"] == "mamba" and "host" not in config
 
 
@@ -198,7 +198,20 @@ def compare_rows(release: str, seed: int, numbers: range, rules: Rules | None = 
     with RUNNER.start(known.name) as real:
         for number in watched(numbers):
             drawn = [make(seed, number, known.rules) for make in (draw, draw_mixed, draw_agents)]
-            for workload in (each for each in drawn if is_compared(each, known.name)):
+            for workload in (each for each in drawn if is_compared(each)):
                 answer = there_is(real.order(workload).get("results"))
                 found.count(workload["id"], answer["rows"], rows_of(workload, rules or known.rules))
     return found.show()
+
+
+def differs_in(scenario: Scenario, release: str) -> str:
+    """The first row of a scenario in which the release's model runner differs, empty if none."""
+    _, workload = RUNNER.workload_of(scenario, release)
+    if not is_compared(workload):
+        msg = f"{scenario.name} is not played on the real runner: its model has no states, or a host"
+        raise ScenarioError(msg)
+    found = Compared(release)
+    with RUNNER.start(release) as real:
+        answer = there_is(real.order(workload).get("results"))
+        found.count(scenario.name, answer["rows"], rows_of(workload, FAMILY.release(release).rules))
+    return found.first

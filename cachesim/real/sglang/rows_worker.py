@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cachesim.real.sglang import scheduler_worker, stand_ins
-from cachesim.real.worker_side import Bag, Told, answer_lines, own_output
+from cachesim.real.worker_side import Bag, Told, answer_lines, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -171,11 +171,7 @@ class Rows(scheduler_worker.Playing):
 def play(core: Real, workload: Json) -> Json:
     """The rows of every batch of a workload, and what the scheduler did."""
     playing = Rows(core, workload["config"])
-    groups = []
-    for group in workload["steps"]:
-        groups.append(playing.play(group))
-        if "error" in groups[-1]:
-            break
+    groups = play_groups(workload["steps"], playing.play)
     return {"rows": playing.batches, "groups": groups}
 
 
