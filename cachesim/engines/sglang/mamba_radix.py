@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from cachesim.engines.sglang.node import FULL, STATE, LruList, Node
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.tree import Match, Tree, joined, matching
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers
 
 
@@ -228,7 +229,7 @@ class MambaRadixCache(Tree):
         if count is None or req.state is None:
             req.prefix = fill
             return
-        key = self.key_of(req.tokens[:count])
+        key = self._whole_pages(req, count, "cache_unfinished_req")
         source = req.state
         if self.shape.extra_buffer and req.tracks is not None:
             source = req.tracks[1 - req.next_track]
@@ -266,7 +267,7 @@ class MambaRadixCache(Tree):
                 keep = 1 - req.next_track
                 state = req.tracks[keep]
             self.by_request = req.id
-            key = self.key_of(req.tokens[:count])
+            key = self._whole_pages(req, count, "cache_finished_req")
             known, there = self.insert(key, req.row[:count].copy(), req.extra_key, state)
             self.pool.free(req.row[req.protected : known].copy())
         else:
@@ -278,6 +279,14 @@ class MambaRadixCache(Tree):
         req.state = req.tracks = None
         if req.last_node is not None:
             self.unlock(req.last_node)
+
+    def _whole_pages(self, req: Req, count: int, where: str) -> Integers:
+        """The first tokens of a request, which both methods assert to be whole pages."""
+        key = self.key_of(req.tokens[:count])
+        if len(key) != count:
+            why = f"AssertionError: page_aligned_len={len(key)}, cache_len={count}"
+            raise UpstreamAbort(f"MambaRadixCache.{where}", why)
+        return key
 
     def _free_states(self, req: Req, keep: int | None) -> None:
         """Follows `free_mamba_cache`: the running state, and the tracks but the donated one."""

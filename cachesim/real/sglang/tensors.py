@@ -183,6 +183,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Real]]] = {
     "cumsum": lambda given, dim: _made(np.cumsum(_plain(given), axis=dim)),
     "isin": lambda given, among: _made(np.isin(_plain(given), _plain(among))),
     "clamp": lambda given, min=None, max=None: np.clip(given, min, max),
+    "gather": lambda given, dim, index: _made(np.take_along_axis(_plain(given), index, dim)),
     "equal": lambda one, other: bool(np.array_equal(one, other)),
     "is_tensor": lambda given: isinstance(given, Tensor),
     "get_num_threads": lambda: 1,
