@@ -208,7 +208,7 @@ def differs_in(scenario: Scenario, release: str) -> str:
     """The first row of a scenario in which the release's model runner differs, empty if none."""
     _, workload = RUNNER.workload_of(scenario, release)
     if not is_compared(workload):
-        msg = f"{scenario.name} is not played on the real runner: its model has no states, or a host"
+        msg = f"{scenario.name} is not compared: its model has no states, or a host"
         raise ScenarioError(msg)
     found = Compared(release)
     with RUNNER.start(release) as real:
