@@ -251,7 +251,7 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     generated = record.reply.generated if record.reply else ()
     asked = {
         "prompt": spell(record.prompt),
-        "generate": max(1, record.error and record.step.predict or len(generated)),
+        "generate": max(1, (record.error and record.step.predict) or len(generated)),
         "reply": spell(generated),
     }
     return asked | dict(more)

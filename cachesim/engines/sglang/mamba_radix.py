@@ -229,7 +229,7 @@ class MambaRadixCache(Tree):
         if count is None or req.state is None:
             req.prefix = fill
             return
-        key = self._whole_pages(req, count, "cache_unfinished_req")
+        key = self._whole_pages(req, count, "MambaRadixCache.cache_unfinished_req")
         source = req.state
         if self.shape.extra_buffer and req.tracks is not None:
             source = req.tracks[1 - req.next_track]
@@ -267,7 +267,7 @@ class MambaRadixCache(Tree):
                 keep = 1 - req.next_track
                 state = req.tracks[keep]
             self.by_request = req.id
-            key = self._whole_pages(req, count, "cache_finished_req")
+            key = self._whole_pages(req, count, "MambaRadixCache.cache_finished_req")
             known, there = self.insert(key, req.row[:count].copy(), req.extra_key, state)
             self.pool.free(req.row[req.protected : known].copy())
         else:
@@ -285,7 +285,7 @@ class MambaRadixCache(Tree):
         key = self.key_of(req.tokens[:count])
         if len(key) != count:
             why = f"AssertionError: page_aligned_len={len(key)}, cache_len={count}"
-            raise UpstreamAbort(f"MambaRadixCache.{where}", why)
+            raise UpstreamAbort(where, why)
         return key
 
     def _free_states(self, req: Req, keep: int | None) -> None:
