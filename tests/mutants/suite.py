@@ -13,7 +13,7 @@ from tests.mutants.plant import PLANTED
 from tests.mutants.subtle import TESTS, Subtle
 
 ROOT: Final = Path(__file__).parents[2]
-FAILED: Final = re.compile(r"^FAILED \S+(?: - (?P<why>.*))?$", re.MULTILINE)
+FAILED: Final = re.compile(r"^FAILED .+?(?: - (?P<why>.*))?$", re.MULTILINE)
 COMPARED: Final = re.compile(r"assert|AssertionError|Failed: DID NOT|hypothesis")
 """Reasons of a test that compared something; any other error is a crash."""
 

@@ -2,65 +2,8 @@
 
 import pytest
 
-from cachesim.engines import Request
 from cachesim.engines.ik_llama.companion import StrictTailCompanion, WindowCompanion
 from cachesim.units import Pos, Token
-from tests.engines.ik_llama.worked_kit import LATER, SEED_ERA, SHORT, Played, run_of
-
-ASKED = run_of(300, 200)
-
-
-@pytest.mark.parametrize(("profile", "cached"), [(SEED_ERA, 100), (SEED_ERA + "+1877", 150)])
-def test_of_equal_scores_the_first_entry_wins_or_the_longer_prefix(
-    profile: str, cached: int
-) -> None:
-    """2 * 100 of 200 + 200, and 2 * 150 of 400 + 200: both 0.5. Two slots park one entry each."""
-    options = {"cache_ram_similarity": 0.3} if "+" in profile else {}
-    server = Played("dense", profile, parallel=2, **options)
-    short = ASKED[:100] + run_of(2000, 99)
-    long = ASKED[:150] + run_of(4000, 249)
-    for prompt, slot in (
-        (short, 0),
-        (long, 1),
-        (run_of(6000, 30), -1),
-        (run_of(7000, 30), -1),
-    ):
-        server.server.submit(Request(prompt=prompt, reply=SHORT, slot=slot))
-        server.server.run()
-
-    assert [200, 400] == server.parked
-    assert (cached, 200 - cached) == server.ask(ASKED, SHORT)
-
-
-@pytest.mark.parametrize("profile", [SEED_ERA, LATER])
-@pytest.mark.parametrize("dropped", [1, 2])
-def test_a_slot_that_was_shifted_meets_a_prompt_that_is_shifted_alike(
-    profile: str, dropped: int
-) -> None:
-    """A prompt as long as the context is measured without the block that the slot has dropped.
-
-    Slot 0 has lost one or two tokens behind the first 20 of the conversation. It agrees with all of
-    the shifted prompt, with 20 tokens of the whole one: 2 * 20 of 63 + 64. Slot 1 has 30 of it and
-    5 others: 2 * 30 of 35 + 64.
-    """
-    server = Played("dense", profile, ctx_size=128, parallel=2, cache_ram=0)
-    whole = run_of(300, 40) + run_of(4000, 25)
-    options = {"n_keep": 20, "n_discard": dropped}
-    for prompt, slot, reply in (
-        (whole[:40], 0, whole[40:]),
-        (whole[:30] + run_of(9000, 4), 1, SHORT),
-    ):
-        asked = Request(prompt=prompt, reply=reply, slot=slot, options=options)
-        server.server.submit(asked)
-        server.server.run()
-    assert dropped == server.server.slots[0].n_discarded_prompt
-    ticket = server.server.submit(Request(prompt=whole[:64], reply=SHORT, options=options))
-    server.server.run()
-    answer = server.server.reply(ticket)
-    assert answer is not None
-
-    assert 0 == answer.slot
-
 
 # -- companions ------------------------------------------------------------------------------------
 

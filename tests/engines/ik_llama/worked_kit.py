@@ -14,7 +14,6 @@ from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 
 SEED_ERA = "ik_llama.cpp@d2da6da05"
-LATER = "ik_llama.cpp@8337e4cd3"
 BIG = 30_000
 
 
@@ -23,14 +22,7 @@ def run_of(start: int, count: int) -> Tokens:
 
 
 A = run_of(300, 1000)
-B = run_of(2000, 800)
 G = run_of(4000, 2000)  # what the first request samples
-H = run_of(7000, 100)  # what the second one samples
-U = run_of(8000, 50)
-Z = run_of(9000, 500)
-Y = run_of(10000, 500)
-X = run_of(11000, 5000)
-SHORT = G[1500:1502]
 
 
 class Played:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.presets import preset, tiny
 from cachesim.units import Tokens, as_tokens
@@ -45,38 +45,6 @@ def create(profile: str, model: str, **options: Any) -> Engine:
 
 
 @both
-@pytest.mark.parametrize(
-    ("model", "options", "how"), [each for each in COMPANIONS if each[2] != "abort"]
-)
-def test_wrong_and_right_drafts_change_no_reply(
-    profile: str, model: str, options: dict[str, Any], how: str
-) -> None:
-    plain = talk(create(profile, model), run(range(300, 340)))
-    said = plain.generated
-    wrong = as_tokens([3, 4, 5])
-    drafts = (said[1:4], wrong, (said[5], 3, 4), said[7:10], wrong)
-    engine = create(profile, model, **options)
-    reply = talk(engine, run(range(300, 340)), drafts=drafts)
-    assert reply.generated == said
-    assert engine.network.difference(reply.logits, plain.logits) == 0.0
-    kinds = {each["rolled_back"] for each in verified(engine)}
-    assert kinds == {"nothing", how}
-    held = engine.snapshot()["slots"][0]["tokens"]
-    assert held == [*range(300, 340), *said[:-1]]
-
-
-@both
-def test_the_companion_drafts_by_itself_and_is_often_right(profile: str) -> None:
-    """A draft model that is the target itself is never wrong."""
-    engine = create(profile, "dense", spec_type="draft-simple", model_draft="dense")
-    reply = talk(engine, run(range(300, 340)), 21)
-    plain = talk(create(profile, "dense"), run(range(300, 340)), 21)
-    assert reply.generated == plain.generated
-    found = verified(engine)
-    assert sum(each["accepted"] for each in found) == sum(each["drafted"] for each in found) == 15
-
-
-@both
 def test_an_mtp_head_drafts_in_the_real_arithmetic(profile: str) -> None:
     play = Play(profile, "hybrid-mtp", arithmetic="float", spec_type="draft-mtp")
     reply = play.reply(run(range(300, 340)), 12, forced=False)
@@ -84,61 +52,6 @@ def test_an_mtp_head_drafts_in_the_real_arithmetic(profile: str) -> None:
     cold = cold_logits(play.engine.network, reply.prompt + reply.generated[:-1], rows=rows)
     assert play.engine.network.difference(reply.logits, cold) == 0.0
     assert verified(play.engine)
-
-
-@both
-def test_a_target_that_can_be_cut_and_a_companion_that_cannot_end_the_process(
-    profile: str,
-) -> None:
-    engine = create(profile, "dense", spec_type="draft-simple", model_draft="hybrid")
-    with pytest.raises(UpstreamAbort, match="common_memory::seq_rm"):
-        talk(engine, run(range(300, 340)), drafts=(as_tokens([3, 4, 5]),))
-
-
-@pytest.mark.parametrize(("batch_size", "predict"), [(2, 4), (3, 8)])
-def test_a_draft_longer_than_the_batch_ends_the_process(batch_size: int, predict: int) -> None:
-    """As the wheels of b9294 to b9873 do; one token more in the batch, and they answer."""
-    prompt, drafts = run(range(300, 320)), ((4, 5, 6), (4, 5, 6))
-    options = {"spec_type": "draft-mtp", "batch_size": batch_size}
-    with pytest.raises(UpstreamAbort, match="llama_batch size exceeded"):
-        talk(create(JUNE, "hybrid-mtp", **options), prompt, predict, drafts=drafts)
-
-    roomy = create(JUNE, "hybrid-mtp", **options | {"batch_size": batch_size + 1})
-    assert predict == len(talk(roomy, prompt, predict, drafts=drafts).generated)
-
-
-@both
-def test_a_draft_never_overshoots_the_budget_or_the_context(profile: str) -> None:
-    engine = create(profile, "hybrid-mtp", spec_type="draft-mtp", ctx_size=256)
-    reply = talk(engine, run(range(300, 340)), 3, drafts=((4, 5, 6), (4, 5, 6)))
-    assert len(reply.generated) == 3
-    made = [e.as_dict() for e in engine.events if e.name() == "draft-made"]
-    assert [each["most"] for each in made] == [1]
-    reply = talk(engine, [7] * 250, -1, drafts=())
-    assert (reply.truncated, len(reply.generated)) == (True, 6)
-
-
-@both
-def test_a_draft_below_the_minimum_is_dropped(profile: str) -> None:
-    engine = create(profile, "hybrid-mtp", spec_type="draft-mtp", spec_draft_n_min=2)
-    reply = talk(engine, run(range(300, 340)), 8, drafts=((4,), (4,)))
-    assert len(reply.generated) == 8
-    assert verified(engine) == []
-
-
-@both
-def test_checkpoints_and_parked_prompts_hold_the_companion(profile: str) -> None:
-    sizes = {}
-    for options in ({}, {"spec_type": "draft-mtp"}):
-        play = Play(profile, "hybrid-mtp", **options)
-        play.ask(run(range(300)), drafts=())
-        play.ask(run(range(1000, 1100)), drafts=())
-        (parked,) = play.snapshot["prompt_cache"]
-        created = [e.as_dict()["size"] for e in play.engine.events
-                   if e.name() == "checkpoint-created"]  # fmt: skip
-        sizes[len(options)] = (parked["bytes"], created[0])
-    assert sizes[1][0] > sizes[0][0]
-    assert sizes[1][1] > sizes[0][1]
 
 
 def test_a_companion_of_another_vocabulary_is_refused() -> None:
@@ -180,16 +93,3 @@ def test_random_drafts_leave_answers_and_memory_as_they_would_be(
         cold = cold_logits(engine.network, reply.prompt + forced[:-1], rows=rows)
         assert engine.network.difference(reply.logits, cold) == 0.0
         held = [*prompt, *forced]
-
-
-@pytest.mark.parametrize(("profile", "counted"), [(JUNE, (8, 6)), (OCTOBER, (8, 4))])
-def test_a_replayed_draft_counts_as_the_release_counts_it(
-    profile: str, counted: tuple[int, int]
-) -> None:
-    """Two of four are right, twice; until #26320 the target's own token counts beside them."""
-    said = as_tokens(range(11, 23))
-    drafts = (as_tokens([12, 13, 30, 31]), as_tokens([16, 17, 32, 33]))
-    options = {"spec_draft_n_max": 4}
-    engine = create(profile, "hybrid", **COMPANIONS[3][1], **options)
-    reply = talk(engine, run(range(300, 400)), reply=said, drafts=drafts)
-    assert (reply.drafted, reply.accepted) == counted

@@ -23,13 +23,14 @@ from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import look, workloads
+from tests.engines.plays import FOLDER, answers, cases, played
 from tests.hashes import digest_of, drawn, kept
 from tests.mutants.random.ports import Port
 
 VECTORS: Final = Path(__file__).parents[2] / "vectors"
 
-Means: TypeAlias = Literal["scenarios", "vectors", "digests", "check", "laws"]
-MEANS: Final[tuple[Means, ...]] = ("scenarios", "vectors", "digests", "check", "laws")
+Means: TypeAlias = Literal["scenarios", "vectors", "plays", "digests", "check", "laws"]
+MEANS: Final[tuple[Means, ...]] = ("scenarios", "vectors", "plays", "digests", "check", "laws")
 
 RECORDED: Final = {
     "llama.cpp": "memory-b* server-b*",
@@ -58,6 +59,7 @@ def examples_of(port: Port) -> Iterator[Example]:
     yield from _vectors(port)
     yield from _searches(port)
     yield from _scenarios(port)
+    yield from _plays(port)
     yield from _drawn(port)
 
 
@@ -109,6 +111,16 @@ def _scenarios(port: Port) -> Iterator[Example]:
 
 def _has_digest(scenario: Scenario, profile: Profile, wanted: str | None) -> bool:
     return digest_of(run(scenario, profile, arithmetic="ring")) == wanted
+
+
+def _plays(port: Port) -> Iterator[Example]:
+    wanted = answers(FOLDER / f"{port.name}.txt")
+    for name, case in cases(FOLDER / f"{port.name}.jsonl").items():
+        yield Example("plays", name, partial(_is_answered, case, wanted[name]))
+
+
+def _is_answered(case: dict[str, Any], wanted: str) -> bool:
+    return played(case) == wanted
 
 
 def _drawn(port: Port) -> Iterator[Example]:

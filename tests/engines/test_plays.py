@@ -1,0 +1,23 @@
+"""Plays are answered as before: worked examples, oddities, reported defects, proposed patches."""
+
+import os
+
+import pytest
+
+from tests.engines.plays import FOLDER, RULE, answers, cases, played
+
+PLAYS = {file.stem: cases(file) for file in sorted(FOLDER.glob("*.jsonl"))}
+
+if os.environ.get("CACHESIM_UPDATE_SNAPSHOTS"):
+    for engine, given in PLAYS.items():
+        pages = (f"{RULE}\n{name}\n{played(case)}" for name, case in given.items())
+        (FOLDER / f"{engine}.txt").write_text("".join(pages))
+
+ANSWERS = {engine: answers(FOLDER / f"{engine}.txt") for engine in PLAYS}
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"), [(engine, name) for engine, given in PLAYS.items() for name in given]
+)
+def test_a_play_is_answered_as_before(engine: str, name: str) -> None:
+    assert ANSWERS[engine].get(name) == played(PLAYS[engine][name])
