@@ -168,8 +168,7 @@ class UnexpectedError(Exception):
         from cachesim.cli.run import proof_lines
         from cachesim.printable import printable
         from cachesim.report.consoles import plain_text
-        from cachesim.report.findings import one_scenario
-        from cachesim.report.paragraphs import Line
+        from cachesim.report.findings import Line, one_scenario
         from cachesim.scenario.acceptance import full_profile
 
         def proof(run: "Run", step: int) -> list[Line]:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import cachesim
 from cachesim.cli.jobs import Job
-from cachesim.cli.pace import LONG, seconds_of
+from cachesim.cli.run import LONG, seconds_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.html import page_of_most
 from cachesim.scenario import full_profile, load, run

@@ -10,7 +10,7 @@ from typing import Final
 
 from cachesim.cli.jobs import Job
 from cachesim.cli.main import main as cachesim
-from cachesim.cli.pace import seconds_of
+from cachesim.cli.run import seconds_of
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_files
 

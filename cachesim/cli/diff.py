@@ -18,9 +18,8 @@ from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results
 from cachesim.report.document import FittingTable
-from cachesim.report.events import event_lines
 from cachesim.report.findings import one_scenario
-from cachesim.report.story import MOST_CHECKPOINTS
+from cachesim.report.story import MOST_CHECKPOINTS, event_lines
 from cachesim.scenario.result import Run, Step
 
 OUTCOME: Final = ("cached", "processed", "answer", "error", "generated", "checkpoints")

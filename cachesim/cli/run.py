@@ -1,11 +1,15 @@
 """`cachesim run`: play scenarios on profiles and say what was reused and whether it was right."""
 
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,25 +19,139 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.outputs import output_at
-from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
-from cachesim.errors import InputError, ScenarioError
+from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
+from cachesim.model.spec import ModelSpec
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.findings import one_scenario
-from cachesim.report.paragraphs import PROVE, Line
+from cachesim.report.findings import PROVE, Line, one_scenario
 from cachesim.report.tables import by_class, by_evidence, closing, summary
 from cachesim.scenario import run
+from cachesim.scenario.checks import tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
+
+MOST: Final = 7 * 24 * 3600
+"""Seconds that a limit may be."""
+
+SOON: Final = 1e-3
+"""The shortest time that a timer can be set to."""
+
+LONG: Final = 20
+"""Seconds from which on a run is announced."""
+
+RATE: Final = 5e9
+"""Multiplications a second that the float network is counted on to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment of the machine's clock at which playing ends, in this process or another."""
+
+    at: float | None = None
+
+    @classmethod
+    def after(cls, seconds: float | None) -> "Deadline":
+        """So long from now."""
+        if seconds is None:
+            return cls()
+        if not 0 < seconds <= MOST:
+            msg = f"--timeout is {seconds:g}; write a number of seconds above 0, up to {MOST}"
+            raise InputError(msg)
+        return cls(time.monotonic() + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The pace of a run: a deadline, and whoever counts the steps."""
+
+    deadline: Deadline
+    tell: Callable[[], None]
+
+    def limit(self) -> AbstractContextManager[None]:
+        """Interrupts what is played when the time is over."""
+        return _until(self.deadline)
+
+    def step_done(self) -> None:
+        """Count a step."""
+        self.tell()
+
+
+@contextmanager
+def _until(deadline: Deadline) -> Iterator[None]:
+    if deadline.at is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _over)
+    signal.setitimer(signal.ITIMER_REAL, max(SOON, deadline.at - time.monotonic()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _over(_: int, __: FrameType | None) -> None:
+    msg = "the time given is over"
+    raise OutOfTimeError(msg)
+
+
+def seconds_of(
+    jobs: Sequence[Job], processes: int = 1, arithmetic: ArithmeticName = "float"
+) -> float:
+    """About how long a run will take, at most: the float network's arithmetic, where nothing is
+    counted as cached, and replies that an engine plays token by token.
+
+    The runs of one scenario follow each other in one process, so more processes help only as far
+    as there are more scenarios.
+    """
+    longest = total = 0.0
+    for _, group in groupby(jobs, key=lambda job: job.source):
+        alone = sum(_seconds(job, arithmetic) for job in group)
+        longest, total = max(longest, alone), total + alone
+    return max(longest, total / processes)
+
+
+def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
+    once, again = family_of(job.profile.engine).reply_cost
+    replies = sum(
+        grown * once + again * (prompt * grown + grown * grown / 2)
+        for prompt, grown in tokens_at_most(job.scenario)
+    )
+    return replies + (_multiplications(job) / RATE if arithmetic == "float" else 0)
+
+
+def _multiplications(job: Job) -> float:
+    """What every layer does for every token, and every attention layer for every pair of tokens.
+
+    The server and the cold run both do it; tokens one by one cost more than many at once.
+    """
+    spec = spec_of(job.scenario.model)
+    total = 0.0
+    for prompt, grown in tokens_at_most(job.scenario):
+        tokens = prompt + grown
+        pairs = tokens * tokens / 2
+        total += 2 * (_per_token(spec) * (prompt + 8 * grown) + _per_pair(spec) * pairs)
+    return total
+
+
+def _per_token(spec: ModelSpec) -> float:
+    layers = len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
+    return layers + spec.width * spec.vocabulary
+
+
+def _per_pair(spec: ModelSpec) -> float:
+    return 2 * spec.layers.count("attention") * spec.heads * spec.head_size
+
 
 STATES: Final = 20_000
 """Moments of all runs together that a page might still hold."""

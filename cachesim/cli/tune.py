@@ -21,8 +21,19 @@ from cachesim.cli.outputs import Page, page_at, print_report, write_page
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.logs.subjects import Life, Tuned, of_dump, of_log, of_scenario
-from cachesim.logs.tuning import Trial, Tried, alone, summary, together, tried
+from cachesim.logs.tuning import (
+    Life,
+    Trial,
+    Tried,
+    Tuned,
+    alone,
+    of_dump,
+    of_log,
+    of_scenario,
+    summary,
+    together,
+    tried,
+)
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from cachesim.lessons.kit import Answered, letters
 from cachesim.report import picture_text
-from cachesim.report.picture import Picture, story
-from cachesim.report.picture_bars import Kind
+from cachesim.report.picture import Kind, Picture, story
 from cachesim.report.svg import inline
 
 KINDS: Final[tuple[Kind, ...]] = (

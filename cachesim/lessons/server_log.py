@@ -23,8 +23,7 @@ from cachesim.logs.replay import FRESH, Rebuilt, Replay, text_of
 from cachesim.logs.what_if import answers, asked_by
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of
-from cachesim.report.picture import story
-from cachesim.report.picture_bars import Kind
+from cachesim.report.picture import Kind, story
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.runner import run
 

@@ -5,13 +5,447 @@ later     [ system: It is 10:32. ... ][ user: Hello ][ assistant ... ]
 here
 """
 
+import json
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from cachesim.logs.dump import Recorded
-from cachesim.logs.rewrites import REWRITES, Place, excerpt, kind_of_rewrite
 from cachesim.logs.segments import BLOCK, Segment, shared
+
+AROUND: Final = 24
+"""Characters of each side that are shown where two texts part."""
+
+COUNT: Final = re.compile(r"[0-9]{1,15}")
+FAR: Final = 10_000
+"""Numbers that lie further apart do not count anything."""
+
+CLOCK: Final = re.compile(
+    r"\d{1,2}:\d{2}(:\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|"
+    r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d|"
+    r"(Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun)day|\b1[6-9]\d{8}(\d{3})?\b"
+)
+TOKEN: Final = re.compile(r"[0-9A-Fa-f-]{5,}|(?=\w*\d)[A-Za-z0-9_]{12,}")
+DIGIT: Final = re.compile(r"\d")
+WORD: Final = re.compile(r"[\w:./+-]+")
+STOPS: Final = ".,:/+-"
+"""Characters that end a sentence or a clause, and are no part of the word before them."""
+
+NEAR: Final = 12
+"""Characters beside a clock in which a number is part of it: `22 November 2026`."""
+
+CUT: Final = 48
+"""Characters by which a text is found again that lost its beginning."""
+
+PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
+"""Shapes of an identifier inside a longer word, such as a path."""
+
+ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+"""Line breaks of a prompt as a sentence shows them."""
+REMINDER: Final = re.compile(
+    r"\s*<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
+    re.DOTALL,
+)
+SUMMARY: Final = re.compile(
+    r"summar|compact(ed|ion)|previous conversation|continued from", re.IGNORECASE
+)
+CLEARED: Final = re.compile(r"\b(cleared|omitted|elided|removed|truncated)\b", re.IGNORECASE)
+SYSTEM: Final = frozenset(("system", "developer"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One thing that clients do; `words` of a whole part, or what the word that changed is."""
+
+    kind: str
+    words: str
+    advice: str
+    is_whole: bool = True
+
+    def says(self, where: str, at: int, before: str, after: str) -> str:
+        """What happened, in the user's terms."""
+        where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
+        if self.is_whole:
+            return self.words.format(where=where, at=at)
+        words = f"{where} differs at character {at}"
+        if before or after:
+            words += f": `{before}` / `{after}`"
+        return f"{words}: {self.words}" if self.words else words
+
+
+def _word(kind: str, words: str, advice: str) -> Rewrite:
+    return Rewrite(kind, words, advice, is_whole=False)
+
+
+REWRITES: Final = {
+    each.kind: each
+    for each in (
+        _word("clock", "a clock", "Put the time at the end of the conversation, or leave it out."),
+        _word("identifier", "an identifier",
+              "Keep the identifier out of the prompt, or put it at its end."),
+        _word("counter", "a counter", "Put what counts up at the end of the conversation."),
+        _word("whitespace", "only blanks differ",
+              "Send the text unchanged; do not trim or reformat it."),
+        _word("keys-reordered", "keys in a different order",
+              "Serialise JSON with its keys in one order."),
+        _word("reserialised", "the same JSON, formatted differently",
+              "Send the arguments of a call back as exactly the text that came."),
+        _word("attachment-changed", "a different attachment, or the same one re-encoded",
+              "Send an attachment's bytes unchanged instead of re-encoding it."),
+        _word("unicode", "the same text in another Unicode form",
+              "Send the text unchanged; do not normalise it."),
+        _word("truncated", "the text is cut",
+              "Keep messages whole: a cut message is reprocessed from the cut on."),
+        _word("cleared", "an old result was cleared",
+              "Clear many old results at once and seldom: each time, all after it is reprocessed."),
+        _word("reminder-changed", "a different reminder",
+              "Append a new reminder at the end and leave the old one as it was."),
+        _word("edited", "",
+              "Nothing, if the user edited it; otherwise send history unchanged."),
+        Rewrite("reasoning-dropped", "{where} is gone",
+                "Send the reasoning back as it came, or use a template that keeps it."),
+        Rewrite("reasoning-added", "{where} was not there before",
+                "Send every message again as it was sent before."),
+        Rewrite("reply-left-out", "the reply is left out, {where}",
+                "Send the reply back as it came, before what follows it."),
+        Rewrite("tools-reordered", "the tools come in a different order, from {where} on",
+                "Sort the tools by name before sending them."),
+        Rewrite("tools-changed", "the list of tools differs from {where} on",
+                "Keep the list of tools as it is for a whole conversation."),
+        Rewrite("attachment-moved", "{where}",
+                "Keep attachments in the message they came with."),
+        Rewrite("attachment-dropped", "{where} is gone",
+                "Keep attachments as long as their message: all after one is reprocessed."),
+        Rewrite("attachment-added", "{where} was not there before",
+                "Add an attachment to the newest message."),
+        Rewrite("beginning-cut", "{where} are cut",
+                "Drop text at the beginning in large steps and seldom: all after is reprocessed."),
+        Rewrite("system-changed", "{where} is another text, before the same conversation",
+                "Keep the system prompt, and put what changes into the newest message."),
+        Rewrite("reminder-moved", "a reminder moved, at {where}",
+                "Leave reminders where they were put, and append new ones."),
+        Rewrite("reminder-added", "a reminder was put into {where}",
+                "Leave old messages alone; put reminders into the newest one."),
+        Rewrite("message-removed", "a message before {where} is gone",
+                "Let old messages stay until a whole summary replaces them."),
+        Rewrite("history-truncated", "several messages before {where} are gone",
+                "Drop old messages in large steps and seldom: then all after is reprocessed."),
+        Rewrite("compacted", "the history was replaced by a summary, from {where} on",
+                "Nothing: a summary has to be prefilled once."),
+        Rewrite("message-inserted", "{where} was inserted",
+                "Append new messages instead of inserting them."),
+        Rewrite("messages-reordered", "messages come in a different order, from {where} on",
+                "Send messages in the order in which they were said."),
+        Rewrite("messages-joined", "{where} joins several messages into one",
+                "Keep messages as they were sent instead of joining them."),
+        Rewrite("role", "{where} has a different role", "Keep the role of each message."),
+        Rewrite("side-task", "a different system prompt, as side tasks have: {where}",
+                "Give side tasks a slot of their own (`--parallel`), or a smaller server."),
+        Rewrite("same-template", "{where} differs at character {at}, and the conversation begins "
+                "there: another task from one template, or its first message edited",
+                "Put what differs at the end of the template: what stands before it is reused."),
+        Rewrite("other-conversation", "a different conversation, from {where} on",
+                "Give each conversation a slot of its own (`--parallel`)."),
+    )
+}  # fmt: skip
+"""What is known of clients, by its name."""
+
+CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversation"))
+"""Partings that rewrite nothing: somebody else speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where two requests part: parts `index` of both, `at` characters into them."""
+
+    later: Sequence[Segment]
+    earlier: Sequence[Segment]
+    index: int
+    at: int
+
+    @property
+    def now(self) -> Segment:
+        """The later request's part."""
+        return self.later[self.index]
+
+    @property
+    def then(self) -> Segment:
+        """The earlier request's part."""
+        return self.earlier[self.index]
+
+    @property
+    def moved_to(self) -> Segment | None:
+        """The message that an attachment is in now, where it left its own."""
+        found = (each for each in self.rest if each.same(self.then))
+        found = (each for each in found if each.part != self.then.part)
+        return next(found, None) if self.then.kind == "attachment" else None
+
+    @property
+    def moved_from(self) -> Segment | None:
+        """The message that an attachment was in before, where it stands earlier now."""
+        found = (each for each in self.old if each.same(self.now))
+        found = (each for each in found if each.part != self.now.part)
+        return next(found, None) if self.now.kind == "attachment" else None
+
+    @property
+    def cut(self) -> int:
+        """Characters that the beginning of the text lost; 0 where it did not."""
+        now, then = self.now.text, self.then.text
+        lost = then.find(now[:CUT]) if len(now) >= CUT else 0
+        return lost if lost > 0 and 2 * shared(now, then[lost:]) >= len(then) - lost else 0
+
+    def where(self, kind: str) -> str:
+        """The part of the prompt that a rewrite of some kind is said of."""
+        if kind == "attachment-moved" and self.moved_to is not None:
+            return f"{self.then.name} moved to {place_of(self.moved_to)}"
+        if kind == "attachment-moved" and self.moved_from is not None:
+            return f"{self.moved_from.name} moved to {place_of(self.now)}"
+        if kind == "beginning-cut":
+            return f"the first {self.cut} characters of {self.now.name}"
+        gone = kind in {"reasoning-dropped", "reply-left-out", "attachment-dropped"}
+        return self.then.name if gone else self.now.name
+
+    @property
+    def rest(self) -> Sequence[Segment]:
+        """The later request from there on."""
+        return self.later[self.index :]
+
+    @property
+    def old(self) -> Sequence[Segment]:
+        """The earlier request from there on."""
+        return self.earlier[self.index :]
+
+
+def place_of(segment: Segment) -> str:
+    """The message that a part belongs to."""
+    return f"{segment.part} ({segment.role})" if segment.role else segment.part
+
+
+def excerpt(segment: Segment, at: int) -> str:
+    """The word at a place, for the word tells more than the character."""
+    text = segment.text
+    if not text:
+        return ""
+    start = at
+    while start > 0 and at - start < AROUND and WORD.fullmatch(text[start - 1]):
+        start -= 1
+    found = WORD.match(text, start)
+    word = found.group().rstrip(STOPS) if found else ""
+    end = max(at + 1, start + len(word))
+    return text[start : min(end, start + 2 * AROUND)]
+
+
+def kind_of_rewrite(place: Place) -> str:
+    """What was done, by its shape."""
+    return (
+        _of_kinds(place)
+        or _of_reminders(place)
+        or ("beginning-cut" if place.cut else "")
+        or _of_system(place)
+        or _of_order(place)
+        or _of_text(place)
+    )
+
+
+def _of_kinds(place: Place) -> str:
+    now, then = place.now, place.then
+    kinds = {now.kind, then.kind}
+    if "tool" in kinds:
+        return _of_tools(place)
+    if "reasoning" in kinds and now.kind != then.kind:
+        return "reasoning-dropped" if then.kind == "reasoning" else "reasoning-added"
+    return _of_attachments(place) if "attachment" in kinds else ""
+
+
+def _of_attachments(place: Place) -> str:
+    now, then = place.now, place.then
+    if place.moved_to is not None or place.moved_from is not None:
+        return "attachment-moved"
+    if then.kind != "attachment":
+        return "attachment-added"
+    if now.kind != "attachment" or any(each.same(now) for each in place.old):
+        return "attachment-dropped"
+    return "attachment-added" if any(e.same(then) for e in place.rest) else "attachment-changed"
+
+
+def _of_tools(place: Place) -> str:
+    mine = [each.key for each in place.rest if each.kind == "tool"]
+    theirs = [each.key for each in place.old if each.kind == "tool"]
+    if len(mine) == len(theirs) and set(mine) == set(theirs):
+        return "tools-reordered"
+    now, then = place.now.text, place.then.text
+    if _same_json(now, then):
+        return "keys-reordered"
+    if len(mine) == len(theirs) and mine[1:] == theirs[1:]:
+        return _of_word(place) or "tools-changed"
+    return "tools-changed"
+
+
+def _of_reminders(place: Place) -> str:
+    now, then = place.now, place.then
+    if now.role != then.role or not (now.text and then.text):
+        return ""
+    mine, theirs = (REMINDER.sub("", each.text).strip() for each in (now, then))
+    has, had = (REMINDER.search(each.text) is not None for each in (now, then))
+    if mine != theirs or not (has or had):
+        return ""
+    if has and had:
+        return _of_word(place) or "reminder-changed"
+    return "reminder-added" if has else "reminder-moved"
+
+
+def _of_system(place: Place) -> str:
+    now, then = place.now, place.then
+    first = all(each.kind == "tool" for each in place.later[: place.index])
+    if {now.role, then.role} & SYSTEM and first:
+        alike = now.same(then) or (now.role == then.role and (not now.text or _alike(place)))
+        return "" if alike else _of_other_system(place)
+    begins = all(each.kind == "tool" or each.role in SYSTEM for each in place.later[: place.index])
+    if not begins or now.role != then.role:
+        return ""
+    if _is_first_of_template(place):
+        return "same-template"
+    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old))
+    if later & earlier or SUMMARY.search(now.text) or _alike(place):
+        return ""
+    return "other-conversation" if now.text and not _of_word(place) else ""
+
+
+def _of_other_system(place: Place) -> str:
+    """Another system prompt: before the same history, or for a task beside it."""
+    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old[1:]))
+    same = len(place.rest) >= len(place.old) and 0 < len(earlier) <= 2 * len(later & earlier)
+    return "system-changed" if same else "side-task"
+
+
+def _is_first_of_template(place: Place) -> bool:
+    """Recognise a conversation that only begins, and shares most of its first message."""
+    now, then = place.now, place.then
+    others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
+    if now.role != "user" or others or _of_messages(place):
+        return False
+    alike = bool(now.text) and (_alike(place) or 2 * place.at >= min(len(now.text), len(then.text)))
+    return alike and not (_of_length(place) or _of_word(place))
+
+
+def _of_order(place: Place) -> str:
+    now, then, rest, old = place.now, place.then, place.rest, place.old
+    gone = next((i for i, each in enumerate(old) if each.key == now.key), 0)
+    came = next((i for i, each in enumerate(rest) if each.key == then.key), 0)
+    if gone and came:
+        return "messages-reordered"
+    if gone:
+        return "message-removed" if gone == 1 else "history-truncated"
+    return "message-inserted" if came else _of_messages(place)
+
+
+def _of_messages(place: Place) -> str:
+    now, then, old = place.now, place.then, place.old
+    if now.role == "user" and then.role == "assistant":
+        return "reply-left-out"
+    if now.role == "user" and SUMMARY.search(now.text) and not SUMMARY.search(then.text):
+        return "compacted"
+    next_text = old[1].text if len(old) > 1 else ""
+    if next_text and now.text.startswith(then.text) and next_text in now.text[len(then.text) :]:
+        return "messages-joined"
+    return ""
+
+
+def _of_text(place: Place) -> str:
+    now, then = place.now, place.then
+    if now.role != then.role:
+        return "role"
+    if now.kind == then.kind == "tool call" or now.text[:1] in {"{", "["}:
+        same = _of_calls(place)
+        if same:
+            return same
+    if not now.text or not then.text:
+        return "edited" if now.hashes else "truncated"
+    return _of_length(place) or _of_word(place) or "edited"
+
+
+def _of_length(place: Place) -> str:
+    now, then = place.now.text, place.then.text
+    if _of_blanks(place):
+        return "whitespace"
+    if unicodedata.normalize("NFC", now) == unicodedata.normalize("NFC", then):
+        return "unicode"
+    if len(now) < len(then) / 2 and CLEARED.search(now):
+        return "cleared"
+    cut = len(now) < len(then) and place.at >= len(now) * 0.6
+    return "truncated" if then.startswith(now) or (cut and not _of_word(place)) else ""
+
+
+def _of_blanks(place: Place) -> str:
+    same = "".join(place.now.text.split()) == "".join(place.then.text.split())
+    return "whitespace" if same else ""
+
+
+def _of_calls(place: Place) -> str:
+    if _same_json(place.now.text, place.then.text):
+        return _of_blanks(place) or "keys-reordered"
+    return "reserialised" if _same_json(place.now.text, place.then.text, inner=True) else ""
+
+
+def _of_word(place: Place) -> str:
+    now, then, at = place.now, place.then, place.at
+    before, after = excerpt(then, at), excerpt(now, at)
+    if _is_clock(then.text, at, before) and _is_clock(now.text, at, after):
+        return "clock"
+    if COUNT.fullmatch(before) and COUNT.fullmatch(after) and abs(int(before) - int(after)) < FAR:
+        return "counter"
+    for piece in PIECES:
+        one, other = _piece(piece, then.text, at), _piece(piece, now.text, at)
+        if TOKEN.fullmatch(one) and TOKEN.fullmatch(other) and DIGIT.search(one + other):
+            return "identifier"
+    return ""
+
+
+def _is_clock(text: str, at: int, word: str) -> bool:
+    """Recognise a place in a date or a time, or in a number beside one."""
+    first = max(0, at - AROUND)
+    near = NEAR if DIGIT.search(word) else 0
+    found = CLOCK.finditer(text[first : at + AROUND])
+    return any(each.start() - near <= at - first <= each.end() + near for each in found)
+
+
+def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
+    start = at
+    while start > 0 and at - start < 2 * AROUND and shape.fullmatch(text[start - 1]):
+        start -= 1
+    found = shape.match(text, start)
+    return found.group() if found else ""
+
+
+def _alike(place: Place) -> bool:
+    now, then = place.now.text, place.then.text
+    shorter = min(len(now), len(then))
+    return place.at + shared(now[::-1], then[::-1]) >= shorter / 2
+
+
+def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
+    """Whether two texts are the same JSON; `inner`: texts inside it that are JSON too."""
+    try:
+        mine, theirs = json.loads(one), json.loads(other)
+    except (ValueError, RecursionError):
+        return False
+    return bool(_opened(mine) == _opened(theirs)) if inner else bool(mine == theirs)
+
+
+def _opened(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _opened(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_opened(each) for each in value]
+    if isinstance(value, str) and value[:1] in {"{", "["}:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
 
 ENOUGH: Final = 8
 """Of so many earlier requests that a request goes on from, the one that shares most is taken."""

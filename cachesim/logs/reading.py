@@ -7,16 +7,237 @@ processing task          launched: from here on the slot's lines are this reques
 stop processing          released
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
-from cachesim.logs.learned import HANDLERS, found_in_slot
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
 from cachesim.logs.observed import LLAMA, MLX, Compared, Moment, Observed, Road, Search, ServerLog
-from cachesim.logs.startup import RESTART, facts_of, foreign_in
 from cachesim.logs.styles import style_in
+
+RESTART: Final = frozenset({"build", "loading"})
+"""Facts that come once in a server's life."""
+
+FACTS: Final = tuple(
+    (name, words, re.compile(shape))
+    for name, words, shape in (
+        ("build", "build", r"(?:build_info: b|build: |build = |\bbuild=)(?P<value>\d+)"),
+        ("loading", "loading model '", r"loading model '(?P<value>[^']*)'"),
+        ("command", "llama-server", r"(?P<value>\S*llama-server(?:\.exe)?\s+-.*)"),
+        ("slots", "n_slots", r"n_slots ?= ?(?P<value>\d+)"),
+        ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
+        ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
+        ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
+        ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
+        ("n_batch", "n_batch", r"llama_context: n_batch\s+= (?P<value>\d+)"),
+        ("n_ubatch", "n_ubatch", r"llama_context: n_ubatch\s+= (?P<value>\d+)"),
+        ("architecture", "general.architecture", r"str\s+= (?P<value>\S+)"),
+        ("architecture", "print_info: arch ", r"arch\s+= (?P<value>\S+)"),
+        ("n_swa", "print_info: n_swa ", r"n_swa\s+= (?P<value>\d+)"),
+        ("ssm", "print_info: ssm_d_state", r"ssm_d_state\s+= (?P<value>\d+)"),
+        ("cache-off", "prompt cache is disabled", r"(?P<value>disabled)"),
+        ("cache-mib", "prompt cache is enabled", r"size limit: (?P<value>\d+|no limit)"),
+        ("checkpoints", "context checkpoints enabled", r"max = (?P<value>\d+)"),
+        ("checkpoints-off", "context checkpoints disabled", r"(?P<value>disabled)"),
+        ("min-step", "context checkpoints enabled", r"min spacing = (?P<value>-?\d+)"),
+        ("idle-saved", "idle slots will be saved", r"(?P<value>saved)"),
+        ("idle-needs-unified", "requires --kv-unified", r"(?P<value>--kv-unified)"),
+        ("idle-needs-cache", "--cache-idle-slots requires --cache-ram", r"(?P<value>--cache-ram)"),
+        ("draft-mtp", "draft-mtp", r"(?P<value>adding)"),
+        ("draft-mtp", "creating MTP draft context", r"(?P<value>creating)"),
+        ("draft-model", "loading draft model", r"(?P<value>draft)"),
+        ("swa-full", "full-size SWA cache", r"(?P<value>full)"),
+        (
+            "kv-size",
+            "llama_kv_cache: size =",
+            r"size =\s+(?P<value>[\d.]+ MiB \( *\d+ cells, *\d+)",
+        ),
+        ("rs-size", "llama_memory_recurrent: size =", r"size =\s+(?P<value>[\d.]+ MiB \( *\d+)"),
+        ("verbosity", "verbosity = ", r"verbosity = (?P<value>-?\d+)"),
+        ("listening", "listening on http", r"(?P<value>http\S+)"),
+    )
+)
+"""Name, words of the line, shape of the value; several lines may tell the same fact."""
+
+TEXTS: Final = frozenset({"loading", "command"})
+LONGEST, WIDEST = 4000, 40
+"""Characters of a fact: a path or a command line; a number or a word."""
+
+BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft",
+                "idle", "SWA", "verbosity", "listening", "checkpoints enabled")  # fmt: skip
+"""One of these stands in every start-up line: a quick look spares the others."""
+
+
+def facts_of(line: Line) -> list[tuple[str, str]]:
+    """Every fact that a line tells."""
+    text = line.text
+    if line.component == "slot" or not any(word in text for word in BRIEF):
+        return []
+    found = []
+    for name, words, shape in FACTS:
+        if words in text:
+            match = shape.search(text)
+            if match is not None and len(match["value"]) <= (LONGEST if name in TEXTS else WIDEST):
+                found.append((name, match["value"]))
+    return found
+
+
+FOREIGN: Final = (
+    ("vLLM", "Prefix cache hit rate"),
+    ("SGLang", "#cached-token:"),
+)
+"""Servers that are known by their lines, and cannot be replayed from them."""
+
+
+def foreign_in(text: str) -> set[str]:
+    """Which other server a line is of."""
+    return {name for name, words in FOREIGN if words in text}
+
+
+Handler: TypeAlias = Callable[[ServerLog, Observed, Fields], None]
+
+
+def _prompt(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.n_tokens = int(fields["n_tokens"])
+
+
+def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
+    request.swa = int(fields["n_swa"])
+    request.keeps_all = int(fields["pos_min"]) == 0 and request.depth[1] > 1
+    if fields["pos_min"] == str(request.depth[1] - 1):  # nothing but the last position is kept
+        request.spans.append((request.depth[1] - 1, request.depth[1] - 1))
+
+
+def found_in_slot(request: Observed, fields: Fields) -> None:
+    """What ik_llama.cpp's slot had in common with the prompt, before it was cut."""
+    if request.depth is None:
+        request.depth = int(fields["n_past"]), int(fields["held"]), 0
+        request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
+        request.prints_tries = False
+
+
+def _span(request: Observed, fields: Fields) -> None:
+    """The positions of a checkpoint: one alone is a recurrent state, several are a window."""
+    request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
+
+
+def _checked(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
+
+
+def _restored(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    request.restored_at = int(fields["n_tokens"])
+    request.restored = int(fields.get("n_past", fields["n_tokens"]))
+    server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
+
+
+def _forced(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.forced = True
+
+
+def _erased(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    following = fields.get("pos_next")
+    request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
+    request.swa = int(fields["n_swa"])
+
+
+def _created(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    n_tokens = int(fields["n_tokens"])
+    request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
+    server.facts.setdefault("checkpoints", fields["most"])
+    server.checkpoint_mib.append((n_tokens, float(fields["size"])))
+
+
+def _one_token(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.one_token = True
+    if request.n_tokens is None and "n_tokens" in fields:
+        request.n_tokens = int(fields["n_tokens"])
+
+
+def _removed(_: ServerLog, request: Observed, fields: Fields) -> None:
+    p0 = int(fields["p0"])
+    if request.first_cut is None:
+        request.first_cut = p0
+    request.cuts.append(p0)
+
+
+def _refused_cut(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.refused_cut, request.refused_at = True, request.first_cut
+    request.first_cut = 0
+
+
+def _empty(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.is_empty = True
+    request.n_tokens = request.first_cut = request.processed = request.generated = 0
+
+
+def _read(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.done_at = int(fields["n_tokens"])
+    if request.n_tokens is None:
+        request.n_tokens = request.done_at
+
+
+def _prompt_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
+    request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _reply_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
+    request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _drafts(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.accepted = int(fields["accepted"])
+
+
+def _shifted(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.shifts.append((int(fields["left"]), int(fields["discard"])))
+
+
+def _chunk(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
+
+
+def _released(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.held_after = int(fields["n_tokens"])
+    request.truncated = fields["truncated"] in {"1", "true"}
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "prompt": _prompt,
+    "depth": _depth,
+    "checked": _checked,
+    "restored": _restored,
+    "forced": _forced,
+    "erased": _erased,
+    "created": _created,
+    "one-token": _one_token,
+    "removed": _removed,
+    "refused-cut": _refused_cut,
+    "empty": _empty,
+    "read": _read,
+    "prompt-time": _prompt_time,
+    "reply-time": _reply_time,
+    "drafts": _drafts,
+    "shifted": _shifted,
+    "chunk": _chunk,
+    "released": _released,
+}
+"""Message -> what a request learns from it."""
+
 
 BACK: Final = 1.0
 """Seconds by which the clock of one server does not go back; its threads differ by far less."""

@@ -1,17 +1,285 @@
 """What a replayed log shows, as plain data: totals, causes, requests, and how each is known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.checkpoint_events import CheckpointKept, CheckpointRestored
+from cachesim.engines.words import of_one
 from cachesim.logs.cures import cure_of
+from cachesim.logs.evidence import Lengths
 from cachesim.logs.known import Known
 from cachesim.logs.observed import IK, MLX, Observed
-from cachesim.logs.places import Place, places_of
 from cachesim.logs.replay import Rebuilt, Replay
-from cachesim.logs.said import losses_of, says_of
 from cachesim.logs.sizes import WHOSE, how_known
+
+ROADS: Final[Mapping[str, str]] = {
+    "age": "Slot {slot} was chosen because it was used least recently.",
+    "id": "Slot {slot} was requested by number.",
+}
+SHOWN: Final = 6
+"""Checkpoints that are listed one by one."""
+
+NEARLY: Final = 0.95
+"""A part that is as good as all."""
+
+
+def says_of(
+    request: Observed, common: Known, lengths: Lengths, after: int | None = None
+) -> list[str]:
+    """What the log says, in the order of its lines; `after`: whose slot it found (a slot file)."""
+    return [
+        *_choice(request),
+        *_filled(after),
+        *_memory(request),
+        *_parting(request, common, lengths),
+    ]
+
+
+def _filled(after: int | None) -> Iterator[str]:
+    if after is not None:
+        yield (
+            f"Its slot held as much as a slot did after request {after}, and not what it held "
+            f"last: assumed to be restored from a slot file."
+        )
+
+
+def _choice(o: Observed) -> Iterator[str]:
+    if o.started_before:
+        yield "Its launch is not in the log: what its slot held is unknown."
+    if o.sim is not None:
+        yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
+    elif o.road in ROADS:
+        yield ROADS[o.road].format(slot=o.slot)
+    if o.search.found_keep is not None:
+        yield (
+            f"A parked conversation was loaded: {o.search.found_keep} of it is kept, "
+            f"{o.search.found_sim} of the prompt."
+        )
+
+
+def _memory(o: Observed) -> Iterator[str]:
+    if o.depth is not None:
+        yield of_one(f"{o.depth[0]:,} tokens match the slot's {o.depth[1]:,}.")
+    if o.checked:
+        yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {_tried(o)}."
+    if o.restored is not None:
+        yield f"The checkpoint of {o.restored_at:,} tokens was restored."
+    if o.forced:
+        yield "No checkpoint qualified: forcing full prompt re-processing."
+    if o.refused_cut:
+        yield "Memory could not be cut, and was cleared."
+    if o.moved:
+        tokens = sum(size for _, _, size in o.moved)
+        yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
+    for left, discarded in o.shifts:
+        yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
+
+
+def _tried(o: Observed) -> str:
+    tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
+    more = len(o.checked) - SHOWN
+    return f"{tried} and {more} more" if more > 0 else tried
+
+
+def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
+    at, whole = common.value, lengths.prompt.value
+    held = held_by(o, common)
+    if at is None or held is None or at >= held or (whole is not None and at >= whole):
+        return
+    lines = f"The prompt and the slot's {_roughly(held)} tokens diverge at token {at:,}"
+    if at < held / 10:
+        yield (
+            f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
+            f"order of tools."
+        )
+    else:
+        yield f"{lines}: the client changed its history there, or a template did."
+
+
+def _roughly(held: float) -> str:
+    return f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
+
+
+def held_by(o: Observed, common: Known) -> float | None:
+    """How many tokens the slot held when the prompt came."""
+    if o.depth is not None:
+        return o.depth[1]
+    if o.search.saved is not None and o.search.found_keep is None:
+        return o.search.saved
+    try:
+        keep = float(o.keep) if o.keep is not None else 0.0
+    except ValueError:
+        return None
+    return common.value / keep if common.value is not None and keep > 0 else None
+
+
+def losses_of(o: Observed, common: Known, lengths: Lengths) -> list[dict[str, Any]]:
+    """The causes that the log's own lines give, from the most that was equal down to the reused."""
+    cached, equal = lengths.cached.value, common.value
+    if cached is None:
+        return []
+    if equal is None:
+        equal = _nearly_all(o, lengths)
+        told = equal is not None and cached < equal
+        return [_loss("state-missing", equal or 0, cached, _no_state(equal or 0))] if told else []
+    if cached >= equal:
+        return []
+    rule, words = _rule_of(o, equal, cached)
+    if rule == "unknown" and _nearly_all(o, lengths) is not None:
+        rule, words = "state-missing", _no_state(equal)
+    return [_loss(rule, equal, cached, words)]
+
+
+def _no_state(equal: int) -> str:
+    return (
+        f"About {equal:,} tokens match, and all were processed: there was no usable state. A slot "
+        "that was restored from a file, or a conversation that came back, had no checkpoints"
+    )
+
+
+def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
+    if o.refused_cut:
+        return "seq-rm-refused", "Memory cannot be cut there, and was cleared"
+    if o.forced or (o.checked and o.restored is None):
+        return "full-reprocessing", _none_qualifies(o, equal)
+    if o.restored is not None:
+        words = f"Memory could not go back to token {equal:,}; the checkpoint of {o.restored_at:,}"
+        return "memory-depth", f"{words} tokens was the last one before it"
+    if cached == equal - 1:
+        return "last-token", "The last token is processed for its logits"
+    return "unknown", "The log has no line on why fewer were reused"
+
+
+def _none_qualifies(o: Observed, equal: int) -> str:
+    if not o.prints_tries:
+        return f"Memory could not be cut back to token {equal:,}, and no checkpoint helped"
+    if not o.checked:
+        return f"No checkpoint is at or before token {equal:,}: the slot had none"
+    lowest = min(low for low, _, _ in o.checked)
+    return (
+        f"No checkpoint is at or before token {equal:,}: the nearest of {len(o.checked)} that "
+        f"were tried begins at position {lowest:,}"
+    )
+
+
+def _nearly_all(o: Observed, lengths: Lengths) -> int | None:
+    """Tokens in common where the ratios say that it is as good as everything."""
+    whole = lengths.prompt.value
+    try:
+        sim = float(o.sim) if o.sim is not None else 0.0
+    except ValueError:
+        return None
+    if whole is None or sim < NEARLY or (lengths.cached.value or 0) > whole * (1 - NEARLY):
+        return None
+    return round(sim * whole)
+
+
+def _loss(rule: str, before: int, after: int, sentence: str) -> dict[str, Any]:
+    return {
+        "rule": rule,
+        "from": before,
+        "to": after,
+        "detail": {},
+        "sentence": sentence,
+        "by": "the log",
+    }
+
+
+FEWEST: Final = 2
+"""So many requests that diverge at one token make a place."""
+
+EITHER: Final = (
+    "Either the client changes something there in every request (a date, an id, the order of "
+    "tools), or these are separate conversations that begin alike. Against the first helps a "
+    "client that leaves it as it was; `cachesim record` between client and server shows the words."
+)
+NEAR_THE_START: Final = (
+    "Either the client changes something near the start in every request (a date, an id, the "
+    "order of tools), or conversations take turns in one slot. `-lv 4` prints the token at which "
+    "they diverge, and `cachesim record` between client and server shows the words."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Requests that diverge at one token, or of which the log says only that they do early."""
+
+    token: int | None  # None: near the start, no line says where
+    requests: tuple[int, ...]
+    processed: int
+    sentence: str
+    advice: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "token": self.token,
+            "requests": list(self.requests),
+            "processed": self.processed,
+            "sentence": self.sentence,
+            "advice": self.advice,
+        }
+
+
+def places_of(requests: Sequence[tuple[int, Rebuilt]], least: float) -> list[Place]:
+    """The place at which most of what was processed begins, where there is one.
+
+    `requests` with their numbers; `least` is the part of a prompt that chooses a slot.
+    """
+    whole = sum(each.lengths.processed.value or 0 for _, each in requests)
+    found = [*_at_one_token(requests), *_near_the_start(requests, least)]
+    return [each for each in found if each.processed * 2 >= whole > 0]
+
+
+def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
+    groups: dict[int, list[tuple[int, Rebuilt]]] = {}
+    for number, each in requests:
+        at = _diverges_at(each)
+        if at is not None:
+            groups.setdefault(at, []).append((number, each))
+    for at, group in groups.items():
+        if len(group) < FEWEST:
+            continue
+        after = sum((each.lengths.prompt.value or 0) - at for _, each in group)
+        yield Place(
+            token=at,
+            requests=tuple(number for number, _ in group),
+            processed=after,
+            sentence=f"{len(group)} of {len(requests)} requests diverge from what was held at the "
+            f"same place, token {at:,}: the {after:,} tokens from there on were processed.",
+            advice=EITHER,
+        )
+
+
+def _diverges_at(each: Rebuilt) -> int | None:
+    """The first token that is another one than what was held, where both go on."""
+    at, prompt = each.common, each.lengths.prompt
+    cached, held = each.lengths.cached.value, held_by(each.observed, each.common)
+    if at.value is None or not at.is_sure or prompt.value is None or cached is None:
+        return None
+    goes_on = at.value < (prompt.value if held is None else min(held, prompt.value))
+    return at.value if goes_on and each.holder != "nothing" and cached <= at.value else None
+
+
+def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> Iterator[Place]:
+    group = [(number, each) for number, each in requests if _is_early(each)]
+    if len(group) >= FEWEST and least > 0:
+        processed = sum(each.lengths.processed.value or 0 for _, each in group)
+        yield Place(
+            token=None,
+            requests=tuple(number for number, _ in group),
+            processed=processed,
+            sentence=f"{len(group)} of {len(requests)} requests match at most {least:g} of their "
+            f"prompt with what a slot held, and were processed whole: {processed:,} tokens.",
+            advice=NEAR_THE_START,
+        )
+
+
+def _is_early(each: Rebuilt) -> bool:
+    early = each.observed.road == "age" and each.lengths.cached.value == 0
+    return early and each.common.how == "bounded" and each.common.value == 0
+
 
 FORMAT: Final = 1
 

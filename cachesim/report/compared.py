@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.document import Bar, FittingTable, PageOnly, Picture
-from cachesim.report.svg import STYLE, patterns
-from cachesim.report.svg_tree import LABEL, LINE
+from cachesim.report.svg import LABEL, LINE, STYLE, patterns
 from cachesim.scenario.comparing import Compared
 
 WIDE: Final = 9

@@ -1,14 +1,67 @@
 """One scenario in full: what it is about, the table, and a paragraph for every step of interest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from cachesim.report.paragraphs import Line, Proof, paragraph, step_lines
+from cachesim.report.cells import short_profile
 from cachesim.report.tables import side_by_side
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.result import Run, Step
+from cachesim.scenario.result import Fate, Run, Step
+
+Line: TypeAlias = tuple[str, str]
+"""A word, and the sentence that it stands before."""
+
+Proof: TypeAlias = Callable[[Run, int], list[Line]]
+"""The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
+
+PROVE: Final = "prove it"
+"""What stands before a command."""
+
+HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
+    "wrong": ("the answer is WRONG, the reuse unsound", "wrong"),
+    "by-design": ("the answer differs, by design of the server", "lost"),
+    "aborted": ("the server process ENDS", "wrong"),
+    "hung": ("the server HANGS, no request is answered", "wrong"),
+    "refused": ("refused, {step.error}", "wrong"),
+    "failed": ("{step.do} failed, {step.error}", "wrong"),
+    "not-run": ("not run, {step.message}", "wrong"),
+    "lost": ("{step.cached} of {step.prompt_tokens} tokens reused", "lost"),
+    "right": ("{step.cached} of {step.prompt_tokens} tokens reused", "quiet"),
+}
+
+
+def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> RenderableType:
+    """A heading, and sentences with a word in front of each."""
+    table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(style="quiet", min_width=10, no_wrap=True)
+    table.add_column(overflow="fold")
+    commands = []
+    for word, sentence in lines:
+        if word == PROVE:  # a command that is broken into lines does not run
+            commands.append(Text(f"  {word} {sentence}", no_wrap=True, overflow="ignore"))
+        else:
+            table.add_row(f"  {word}", sentence)
+    return Group(_heading(runs, index), table, *commands)
+
+
+def _heading(runs: Sequence[Run], index: int) -> Text:
+    step = runs[0].steps[index]
+    profiles = [run.profile for run in runs]
+    names = ", ".join([profiles[0], *map(short_profile, profiles[1:])])
+    words, style = HEADINGS[step.finding.fate]
+    text = Text(f"{names}, step {step.name}: ", style="name")
+    return text.append(words.format(step=step), style=style)
+
+
+def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
+    """The facts of one step, and what supports a wrong answer."""
+    step = run.steps[index]
+    lines = [(fact.word, fact.sentence) for fact in step.statements]
+    return [*lines, *(proof(run, index) if step.answer == "diverged" else ())]
 
 
 def unproven(_: Run, __: int) -> list[Line]:

@@ -7,8 +7,7 @@ what stands there, and where there are more tokens than columns one column stand
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cachesim.report.picture import Picture
-from cachesim.report.picture_bars import Bar, Branch
+from cachesim.report.picture import Bar, Branch, Picture
 
 WIDEST: Final = 64
 """Columns of a row."""

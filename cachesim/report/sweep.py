@@ -6,8 +6,11 @@ A row is the plain data of one cell, as `cachesim replay` and `cachesim sweep` p
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from math import log2
 from typing import Any, Final
 
 from rich.console import RenderableType
@@ -17,9 +20,195 @@ from rich.text import Text
 from cachesim.engines.words import counted
 from cachesim.report.charts import balance_bars, legend, line_chart, stacked_areas, stacked_bars
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
-from cachesim.report.holdings import KINDS, holdings_table, in_words, sparkline, timeline_of
-from cachesim.report.knees import knees
-from cachesim.report.upgrades import sentence_of, upgrades, upgrades_table
+
+Rows = Sequence[Mapping[str, Any]]
+
+KINDS: Final = {
+    "attention": "attention, in use or cached",
+    "window": "windows, in use or cached",
+    "states": "recurrent states, live or cached",
+    "checkpoints": "checkpoints of slots",
+    "parked": "parked conversations",
+}
+"""The kinds in the order in which they are drawn, and what they are."""
+
+LEVELS: Final = "▁▂▃▄▅▆▇█"
+UNITS: Final = ("bytes", "KiB", "MiB", "GiB")
+
+
+def timeline_of(row: Mapping[str, Any]) -> tuple[list[int], dict[str, list[int]]]:
+    """After how many requests, and the bytes of each kind that a row held at some time."""
+    held = row["held"]
+    return held["requests"], {kind: held[kind] for kind in KINDS if kind in held}
+
+
+def in_words(size: float) -> str:
+    """`1.2 MiB`."""
+    unit = 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:,.0f} {UNITS[0]}" if unit == 0 else f"{size:,.1f} {UNITS[unit]}"
+
+
+def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
+    """A character for each number, from nothing to the most."""
+    top = max(numbers, default=0) if most is None else most
+    if not top:
+        return LEVELS[0] * len(numbers)
+    return "".join(LEVELS[min(7, int(8 * number / top))] for number in numbers)
+
+
+def holdings_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """For each server its kinds over the requests; the highest of a server reaches the top."""
+    table = FittingTable()
+    table.add_column("server", overflow="fold")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("over the requests", no_wrap=True)
+    table.add_column("at most", justify="right", no_wrap=True)
+    for name, row in rows:
+        for at, cells in enumerate(_lines(row)):
+            table.add_row("" if at else name, *cells)
+    return table
+
+
+def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    _, columns = timeline_of(row)
+    top = max((max(column) for column in columns.values()), default=0)
+    for kind, column in columns.items():
+        yield kind, sparkline(_some(column), top), in_words(max(column))
+
+
+def _some(column: Sequence[int]) -> Sequence[int]:
+    if len(column) <= 20:
+        return column
+    return [column[(len(column) - 1) * (at + 1) // 20] for at in range(20)]
+
+
+LEAST: Final = 0.01
+"""A doubling up to a knee brings one point at least."""
+
+DROP: Final = 2
+"""And so many times what a doubling brings after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """A size, the share there, and what a doubling brings on both sides of it."""
+
+    at: float
+    share: float
+    before: float
+    after: float
+
+    @property
+    def sentence(self) -> str:
+        """The share at the knee, and the gain of a doubling on both sides."""
+        return (
+            f"{100 * self.share:.1f} % at {self.at:,g}: a doubling up to it gains "
+            f"{100 * self.before:.1f} points, beyond it {100 * self.after:.1f}"
+        )
+
+
+def knees(points: Sequence[tuple[float, float]]) -> list[Knee]:
+    """The knees of a share over a size, the smallest size first."""
+    sizes = sorted(point for point in points if point[0] > 0)
+    gains = [
+        (high - low) / log2(large / small) if large > small else 0.0
+        for (small, low), (large, high) in pairwise(sizes)
+    ]
+    return [
+        Knee(at=at, share=share, before=before, after=after)
+        for (at, share), (before, after) in zip(sizes[1:], pairwise(gains), strict=False)
+        if before >= LEAST and before >= DROP * after
+    ]
+
+
+SHOWN: Final = 4
+"""Causes that are named in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """What changes from one release to the next one that was played."""
+
+    server: str
+    before: str
+    after: str
+    reused: int  # tokens more, or less
+    points: float  # of the share
+    lost: Mapping[str, int]  # by cause: tokens more that are lost, or less; what changed alone
+
+    @property
+    def releases(self) -> str:
+        """From which to which."""
+        return f"{self.before} to {self.after}"
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything does."""
+        return bool(self.reused or self.lost)
+
+
+def upgrades(rows: Rows) -> list[Upgrade]:
+    """Each pair of releases that follow each other in the rows, with all else alike."""
+    alike: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        engine, at, _ = row["profile"].partition("@")
+        if at:
+            flags = ", ".join(f"{name}={value}" for name, value in row["settings"].items())
+            alike.setdefault((engine, row["model"], flags), []).append(row)
+    return [
+        _upgrade(", ".join(filter(None, key)), before, after)
+        for key, members in alike.items()
+        for before, after in pairwise(members)
+    ]
+
+
+def _upgrade(server: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Upgrade:
+    causes = dict.fromkeys([*before["lost"], *after["lost"]])
+    more = {each: after["lost"].get(each, 0) - before["lost"].get(each, 0) for each in causes}
+    return Upgrade(
+        server=server,
+        before=before["profile"].partition("@")[2],
+        after=after["profile"].partition("@")[2],
+        reused=after["cached"] - before["cached"],
+        points=round(100 * (after["rate"] - before["rate"]), 4),
+        lost={cause: count for cause, count in _largest(more.items()) if count},
+    )
+
+
+def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(counts, key=lambda each: (-abs(each[1]), each[0]))
+
+
+def sentence_of(found: Sequence[Upgrade]) -> str:
+    """The number of pairs of releases, and of those without a difference."""
+    pairs = counted(len(found), "pair")
+    same = sum(not each.changes for each in found)
+    if same == len(found):
+        return f"No difference between releases ({pairs} compared, all else equal)."
+    return f"{pairs} of releases compared, all else equal: {same} without a difference."
+
+
+def upgrades_table(changed: Sequence[Upgrade]) -> RenderableType:
+    """A line for each pair that differs."""
+    table = FittingTable()
+    table.add_column("server", overflow="fold", ratio=2)
+    table.add_column("reused", justify="right", no_wrap=True)
+    table.add_column("points", justify="right", no_wrap=True)
+    table.add_column("lost more, or less", overflow="fold", ratio=2)
+    for each in changed:
+        causes = [f"{count:+,} {cause}" for cause, count in each.lost.items()]
+        more = len(causes) - SHOWN
+        causes = causes[:SHOWN] + ([f"{more} more"] if more > 0 else [])
+        table.add_row(
+            f"{each.server}: {each.releases}",
+            f"{each.reused:+,}",
+            f"{each.points:+.2f}",
+            ", ".join(causes),
+        )
+    return table
+
 
 BAR: Final = 24
 """Columns of a whole bar."""
@@ -36,8 +225,6 @@ MOST_LIMITS: Final = 6
 MOST_BARS: Final = 40
 MOST_PARTS: Final = 6
 """Causes with a colour of their own."""
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -27,9 +27,38 @@ from cachesim.traces.asked import Asked
 from cachesim.traces.limits import Measured, bytes_of, limits_of, sentence_of
 from cachesim.traces.serving import Coming, Served, serve
 from cachesim.traces.source import MADE, Source
-from cachesim.traces.timeline import Timeline
 from cachesim.units import Tokens
 from cachesim.verify.explain import lost_below
+
+MOMENTS: Final = 32
+"""At most so many are kept, and half of them at least once so many requests were played."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Bytes by kind, after some of the requests."""
+
+    every: int = 1
+    moments: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+
+    def wants(self, requests: int) -> bool:
+        """Whether the moment after so many requests is one of them."""
+        return requests % self.every == 0
+
+    def add(self, requests: int, held: dict[str, int]) -> None:
+        """Keep a moment; where there are too many, every second one goes."""
+        self.moments.append((requests, held))
+        if len(self.moments) > MOMENTS:
+            self.every *= 2
+            self.moments = [each for each in self.moments if each[0] % self.every == 0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The requests, and for each kind that was ever held the bytes after each of them."""
+        kinds = dict.fromkeys(kind for _, held in self.moments for kind in held)
+        columns = {kind: [held.get(kind, 0) for _, held in self.moments] for kind in kinds}
+        shown = {kind: column for kind, column in columns.items() if any(column)}
+        return {"requests": [requests for requests, _ in self.moments], **shown}
+
 
 REPLIES: Final = 1 << 37
 """The first text that is a reply: nobody asks for it again, for traces do not tell replies."""

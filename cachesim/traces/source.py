@@ -5,6 +5,7 @@ made:100000, made:100000:7  so many requests that are made up, with a seed
 """
 
 import hashlib
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,51 @@ from pathlib import Path
 from typing import Final, get_args
 
 from cachesim.traces.asked import Asked, TraceError
-from cachesim.traces.made import UNIT, made_requests
 from cachesim.traces.reading import Clock, open_trace
+
+UNIT: Final = 512
+
+SYSTEMS: Final = 16
+"""System prompts, `1 / (n + 1)` as often the n-th."""
+
+CHATS: Final = 400
+"""Chats that go on at a time."""
+
+TURNS: Final = 6
+"""Turns of a chat on average."""
+
+GROWTH: Final = 3
+"""Blocks that a turn adds at most."""
+
+LONGEST: Final = 240
+"""Blocks after which a chat ends."""
+
+
+def made_requests(count: int, seed: int = 0) -> Iterator[Asked]:
+    """So many requests; the same ones for the same seed."""
+    draw = random.Random(seed)
+    weights = [1 / (rank + 1) for rank in range(SYSTEMS)]
+    chats: list[list[int]] = []
+    fresh = SYSTEMS
+    for number in range(count):
+        if len(chats) < CHATS:
+            (system,) = draw.choices(range(SYSTEMS), weights)
+            at = len(chats)
+            chats.append([system])
+        else:
+            at = draw.randrange(CHATS)
+        chat = chats[at]
+        grown = draw.randint(1, GROWTH)
+        chat += range(fresh, fresh + grown)
+        fresh += grown
+        length = UNIT * (len(chat) - 1) + draw.randint(1, UNIT)
+        yield Asked(
+            time=float(number), length=length, output=draw.randint(1, UNIT), blocks=tuple(chat)
+        )
+        if len(chat) > LONGEST or draw.random() < 1 / TURNS:
+            chats[at] = chats[-1]
+            chats.pop()
+
 
 MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
 

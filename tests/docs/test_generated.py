@@ -6,7 +6,7 @@ from pathlib import Path
 import generate
 from pages import commands, events, ports, releases, schemas
 
-from cachesim.cli import catalogue
+from cachesim.cli import listing
 from cachesim.cli.app import COMMANDS
 from cachesim.engines import Engine, Request
 from cachesim.lessons import lessons
@@ -56,8 +56,8 @@ def test_every_command_is_there_with_its_help() -> None:
 
 def test_every_release_and_patch_is_there() -> None:
     page = releases.page()
-    assert all(f"`{item.name}`" in page for item in catalogue.releases())
-    named = [item.name.partition(" +")[2] for item in catalogue.patches()]
+    assert all(f"`{item.name}`" in page for item in listing.releases())
+    named = [item.name.partition(" +")[2] for item in listing.patches()]
 
     assert len(named) == len([row for row in rows(page) if row.count("|") == 6 and "`" in row])
 

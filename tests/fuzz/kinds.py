@@ -30,7 +30,7 @@ from cachesim.logs.whole import why as why_of
 from cachesim.model.presets import preset
 from cachesim.real.vectors.replay import kind_of, line_of, played
 from cachesim.record.answer import AnswerReader
-from cachesim.record.entry import numbers_of
+from cachesim.record.session import numbers_of
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
-from cachesim.traces.kv_events import FIELDS, KNOWN
 from cachesim.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
+from cachesim.traces.reading import FIELDS, KNOWN
 from cachesim.traces.replay import BOUND, Cell, play, told
 from cachesim.traces.source import Source
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree

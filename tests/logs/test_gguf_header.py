@@ -7,8 +7,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.logs.gguf_header import read_header
-from cachesim.logs.sizes import sizes_of_fields, sizes_of_gguf
+from cachesim.logs.sizes import read_header, sizes_of_fields, sizes_of_gguf
 from cachesim.model.presets import preset
 from cachesim.real.llama_cpp.gguf import model_keys, write_model
 

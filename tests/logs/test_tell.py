@@ -11,7 +11,7 @@ from cachesim.cli.main import main
 from cachesim.cli.tune import swept
 from cachesim.logs.known import How
 from cachesim.logs.schema import HOWS, requests_schema, why_schema
-from cachesim.logs.subjects import of_log
+from cachesim.logs.tuning import of_log
 from cachesim.logs.what_if import answers, flags_in_words, of_flags, usual
 from cachesim.logs.whole import Wanted, read_files, replays_of
 

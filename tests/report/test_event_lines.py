@@ -4,7 +4,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.checkpoint_events import CheckpointCreated
 from cachesim.engines.llamacpp.events import MemoryCut, PromptCleared
 from cachesim.report.consoles import plain_text
-from cachesim.report.events import event_lines
+from cachesim.report.story import event_lines
 
 
 def shown(*events: Event) -> list[str]:

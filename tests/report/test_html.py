@@ -23,10 +23,11 @@ from cachesim.report.html import (
     beginning,
     drawn,
     island,
+    packed,
     page,
     page_of_most,
+    thinner,
 )
-from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
 from cachesim.scenario import full_profile, load, loads, run
 from cachesim.scenario.result import Run

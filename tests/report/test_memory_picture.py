@@ -7,10 +7,9 @@ from xml.parsers import expat
 from cachesim import run_scenario
 from cachesim.lessons.drawing import drawn
 from cachesim.lessons.kit import serve
-from cachesim.report.memory import memory_facts
-from cachesim.report.picture import Picture, after, moment, story
-from cachesim.report.picture_bars import Bar, Row
+from cachesim.report.picture import Bar, Picture, Row, after, moment, story
 from cachesim.report.picture_text import legend, rows
+from cachesim.report.story import memory_facts
 from cachesim.report.svg import inline, row_svg, standalone
 from cachesim.scenario.provenance import size_of
 from cachesim.scenario.result import Run

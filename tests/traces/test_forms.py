@@ -15,10 +15,9 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.report.sweep import title_of
 from cachesim.traces.asked import TraceError
-from cachesim.traces.made import UNIT, made_requests
 from cachesim.traces.reading import Clock, open_trace
 from cachesim.traces.replay import Cell, play, told
-from cachesim.traces.source import Source
+from cachesim.traces.source import UNIT, Source, made_requests
 
 ROOT = Path(__file__).parents[2]
 

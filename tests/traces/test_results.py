@@ -10,17 +10,22 @@ from cachesim.engines.held import Held, sizes_of
 from cachesim.model.spec import ModelSpec
 from cachesim.report.charts import balance_bars, stacked_areas
 from cachesim.report.consoles import plain_text
-from cachesim.report.holdings import in_words, sparkline
 from cachesim.report.html_document import page as html_page
-from cachesim.report.knees import Knee, knees
-from cachesim.report.sweep import sweep_report
-from cachesim.report.upgrades import Upgrade, sentence_of, upgrades
+from cachesim.report.sweep import (
+    Knee,
+    Upgrade,
+    in_words,
+    knees,
+    sentence_of,
+    sparkline,
+    sweep_report,
+    upgrades,
+)
 from cachesim.traces.plan import plan_of
-from cachesim.traces.replay import Cell, play
+from cachesim.traces.replay import MOMENTS, Cell, Timeline, play
 from cachesim.traces.replay import told as row_of
 from cachesim.traces.source import Source
 from cachesim.traces.sweep import flat
-from cachesim.traces.timeline import MOMENTS, Timeline
 from cachesim.traces.verifying import VOCABULARY, spelled
 
 SERVERS: Final = (

@@ -20,10 +20,9 @@ from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report
 from cachesim.traces import sweep as sweeping
-from cachesim.traces.made import made_requests
 from cachesim.traces.plan import plan_of
 from cachesim.traces.replay import Cell, play, scaled, told
-from cachesim.traces.source import Source
+from cachesim.traces.source import Source, made_requests
 from cachesim.traces.store import key_of, open_store
 from cachesim.traces.sweep import attempt, flat, play_cells
 

@@ -1,11 +1,70 @@
 """What tools must know of Marconi."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.family import Family
 from cachesim.engines.marconi.options import MarconiOptions
-from cachesim.engines.marconi.profiles import PATCHES, RELEASES
-from cachesim.engines.marconi.rules import Rules
+from cachesim.engines.release import Patch, Release, laying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """One field per difference."""
+
+    descends_partial: bool = False
+    """The match goes on among the children of an edge that it matches only in part, and reports
+    their tokens as reusable."""
+
+    bytes_of_last_candidate: bool = False
+    """The bytes of an evicted leaf are counted with the tokens of the last candidate."""
+
+    mlp_less_attention: bool = False
+    """What a node saves of the MLPs is reduced by the attention of its parent's tokens."""
+
+
+ARTIFACT = Rules(descends_partial=True, bytes_of_last_candidate=True, mlp_less_attention=True)
+PAPER = Rules()
+
+
+RELEASES: Final = (
+    Release(
+        name="artifact",
+        about="the published simulator, with its own accounting",
+        rules=ARTIFACT,
+        date="2025-05-12",
+        upstream="ruipeterpan/marconi",
+    ),
+    Release(
+        name="paper",
+        about="the policy with a strict match, and one token left to compute",
+        rules=PAPER,
+        date="2025-05-12",
+        upstream="arXiv:2411.19379",
+    ),
+)
+
+PATCHES: Final[tuple[Patch[Rules], ...]] = (
+    Patch(
+        name="strict-match",
+        about="a match ends where an edge does not match to its end",
+        fits=("artifact",),
+        lay=laying(descends_partial=False),
+    ),
+    Patch(
+        name="own-bytes",
+        about="an evicted leaf is counted with its own tokens",
+        fits=("artifact",),
+        lay=laying(bytes_of_last_candidate=False),
+    ),
+    Patch(
+        name="own-operations",
+        about="what is saved of the MLPs is counted against the MLPs",
+        fits=("artifact",),
+        lay=laying(mlp_less_attention=False),
+    ),
+)
+
 
 FAMILY: Final[Family[Rules, MarconiOptions]] = Family(
     name="marconi",

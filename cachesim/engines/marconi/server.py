@@ -7,20 +7,189 @@ import numpy as np
 
 from cachesim.engines import base, job
 from cachesim.engines.base import Ticket
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import (
+    ROOT,
+    UNKNOWN,
+    Amounts,
+    CellsHeld,
+    Held,
+    Marks,
+    NodeHeld,
+    RowHeld,
+    TreeHeld,
+    runs_of,
+)
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened
-from cachesim.engines.marconi.held import amounts, held
-from cachesim.engines.marconi.memory import Content, Memory
+from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.options import MarconiOptions
-from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.marconi.tree import Match, Node, Tree
 from cachesim.engines.seen import Seen
 from cachesim.engines.slotless import SlotlessEngine
 from cachesim.errors import OptionError
-from cachesim.model.store import Ubatch
+from cachesim.model.arithmetic import LayerShape, Network, Place
+from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Token, Tokens
+
+
+@dataclass(slots=True)
+class Content:
+    """What belongs to the tokens of one node: their keys and values, and the state at the end."""
+
+    keys: dict[int, tuple[Array, Array]]
+    state: dict[int, Array]
+
+    def parted(self, length: int) -> "tuple[Content, Content]":
+        """The first tokens, whose state is not known, and the rest."""
+        upper = {layer: (k[:length], v[:length]) for layer, (k, v) in self.keys.items()}
+        lower = {layer: (k[length:], v[length:]) for layer, (k, v) in self.keys.items()}
+        return Content(upper, {}), Content(lower, self.state)
+
+    def before(self, other: "Content") -> "Content":
+        """These tokens and then another node's."""
+        both = {
+            layer: (
+                np.concatenate((k, other.keys[layer][0])),
+                np.concatenate((v, other.keys[layer][1])),
+            )
+            for layer, (k, v) in self.keys.items()
+        }
+        return Content(both, other.state)
+
+
+@dataclass(slots=True)
+class Memory:
+    """The memory of the request that runs; a network's `Store` over positions from 0 on."""
+
+    network: Network
+    longest: int
+    planes: int = 1
+    length: int = 0
+    keys: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    state: dict[int, Array] = field(default_factory=dict)
+    count: int = 0  # tokens of the piece that runs now
+
+    def __post_init__(self) -> None:
+        """Room for every layer."""
+        room = -(-self.longest // BLOCK) * BLOCK
+        for shape in self.network.shapes:
+            if shape.place == "recurrent":
+                self.state[shape.layer] = np.zeros(shape.row, shape.dtype)
+            else:
+                self.keys[shape.layer] = (
+                    np.zeros((room, *shape.key), shape.dtype),
+                    np.zeros((room, *shape.value), shape.dtype),
+                )
+
+    def load(self, contents: list[Content]) -> None:
+        """Start from the nodes of a match: their keys one after the other, the last one's state."""
+        for content in contents:
+            count = 0
+            for layer, (keys, values) in content.keys.items():
+                count = len(keys)
+                held_keys, held_values = self.keys[layer]
+                held_keys[self.length : self.length + count] = keys
+                held_values[self.length : self.length + count] = values
+            self.length += count
+        if contents:
+            self.state = {layer: row.copy() for layer, row in contents[-1].state.items()}
+
+    def content(self, start: int, end: int, state: dict[int, Array]) -> Content:
+        """What a node of tokens `[start, end)` keeps."""
+        keys = {
+            layer: (k[start:end].copy(), v[start:end].copy()) for layer, (k, v) in self.keys.items()
+        }
+        return Content(keys, state)
+
+    def saved(self) -> dict[int, Array]:
+        """A copy of the running state."""
+        return {layer: row.copy() for layer, row in self.state.items()}
+
+    def _shape(self, layer: int) -> LayerShape:
+        return next(shape for shape in self.network.shapes if shape.layer == layer)
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Write the piece's keys and values, then look at all of the sequence."""
+        start, end = self.length, self.length + self.count
+        held_keys, held_values = self.keys[layer]
+        held_keys[start:end], held_values[start:end] = keys, values
+        window = self.network.spec.window if self._shape(layer).place == "window" else 0
+        frame = Frame.of_run(start, end, window)
+        first = int(frame.positions[0])
+        shown = slice(first, first + len(frame.positions))
+        return (frame.lane(held_keys[shown], held_values[shown]),)
+
+    def states(self, layer: int) -> Array:
+        """The running state."""
+        return self.state[layer][None].copy()
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """The state after the piece."""
+        self.state[layer] = states[0, 0].copy()
+
+
+def held(tree: Tree, network: Network) -> Held:
+    """Every node's tokens, and the state at its end."""
+    marks = Marks.of(network)
+    nodes = [(node, node.depth()) for node in tree.all() if node.content is not None]
+    places = {shape.place for shape in network.shapes}
+    cells = [_cells(place, nodes, marks) for place in ("attention", "window") if place in places]
+    layer = marks.layers.get("recurrent")
+    rows = [
+        RowHeld(
+            row=number,
+            position=depth - 1,
+            owners=0,
+            node=UNKNOWN if layer is None else int(node.content.state[layer][0]),
+        )
+        for number, (node, depth) in enumerate(nodes)
+        if node.content.state
+    ]
+    drawn = TreeHeld(
+        name="radix tree", of="memory", nodes=tuple(_node(*each, marks) for each in nodes)
+    )
+    return Held(cells=tuple(cells), rows=tuple(rows), tree=drawn)
+
+
+def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
+    """A node, its parent, and the state that every node has at its end."""
+    cells = _cells("attention", [(node, depth)], marks)
+    layer = marks.layers.get("recurrent")
+    has_state = bool(node.content.state)
+    return NodeHeld(
+        number=node.number,
+        parent=ROOT if node.parent is None else node.parent.number,
+        tokens=tuple(token for each in node.path() for token in each.key),
+        count=len(node.key),
+        runs=cells.runs,
+        saved="state" if has_state else "",
+        node=int(node.content.state[layer][0]) if has_state and layer is not None else UNKNOWN,
+    )
+
+
+def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHeld:
+    layer = marks.layers.get(place)
+    positions = [np.arange(depth - len(node.key), depth, dtype=np.int64) for node, depth in nodes]
+    at = np.concatenate(positions) if positions else np.zeros(0, np.int64)
+    births = None
+    if layer is not None and len(at):
+        keys = [node.content.keys[layer][0].reshape(len(node.key), -1)[:, 0] for node, _ in nodes]
+        births = np.concatenate(keys).astype(np.int64)
+    numbers = np.arange(len(at), dtype=np.int64)
+    return CellsHeld(
+        part=place,
+        stream=0,
+        size=len(at),
+        window=None,
+        runs=runs_of(numbers, at, np.zeros_like(numbers), births),
+    )
+
+
+def amounts(tree: Tree) -> Amounts:
+    """The same in numbers: a state at every node's end, a token's place in every layer."""
+    return Amounts(attention=tree.tokens, window=tree.tokens, states=tree.nodes)
+
 
 LONGEST = 1 << 17
 """Tokens of the longest request."""

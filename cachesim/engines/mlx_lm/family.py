@@ -5,8 +5,7 @@ from typing import Final
 from cachesim.engines.family import Family
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
-from cachesim.engines.mlx_lm.patches import PATCHES
-from cachesim.engines.mlx_lm.profiles import RELEASES, MlxRules
+from cachesim.engines.mlx_lm.profiles import PATCHES, RELEASES, MlxRules
 
 _SAMPLING: Final = "sampling changes nothing that is stored, and is greedy here"
 _PLACE: Final = "it is about the machine, not about what is stored"

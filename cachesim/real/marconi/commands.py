@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.marconi.costs import Costs
 from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
-from cachesim.engines.marconi.tree import Node, Tree
+from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import tell_difference
 from cachesim.real.playing import console, table_of_counts

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
 from cachesim.real.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
 from cachesim.units import as_tokens

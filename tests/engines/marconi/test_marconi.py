@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.marconi.costs import Costs
+from cachesim.engines.marconi.family import ARTIFACT, PAPER
 from cachesim.engines.marconi.options import MarconiOptions
-from cachesim.engines.marconi.rules import ARTIFACT, PAPER
-from cachesim.engines.marconi.tree import Tree
+from cachesim.engines.marconi.tree import Costs, Tree
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.units import Tokens, as_tokens

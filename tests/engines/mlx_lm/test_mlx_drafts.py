@@ -9,7 +9,7 @@ from cachesim.engines import Engine, Request
 from cachesim.engines.base import Reply
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion, ModelCalled, RequestAdmitted
-from cachesim.engines.mlx_lm.server import speculative
+from cachesim.engines.mlx_lm.server import single
 from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
@@ -115,13 +115,13 @@ def test_what_was_not_accepted_is_taken_back_of_both_models(
 ) -> None:
     """The draft model has not fed its last draft, so it takes back one token less."""
     trims: list[int] = []
-    trim = speculative.trim_prompt_cache
+    trim = single.trim_prompt_cache
 
     def trimming(cache: Any, tokens: int) -> int:
         trims.append(tokens)
         return trim(cache, tokens)
 
-    monkeypatch.setattr(speculative, "trim_prompt_cache", trimming)
+    monkeypatch.setattr(single, "trim_prompt_cache", trimming)
     said = as_tokens([40, 41, 42, 43, 44, 45, 46, 47])
     drafts = tuple(map(as_tokens, ([40, 41], [43, 50], [51, 52], [46, 47])))
     ask(server(), Request(prompt=PROMPT, predict=8, reply=said, drafts=drafts))

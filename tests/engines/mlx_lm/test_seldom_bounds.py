@@ -7,7 +7,7 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.masks import Bounds
 from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.generate.lanes import Sight
+from cachesim.engines.mlx_lm.generate.forward import Sight
 from cachesim.engines.mlx_lm.server.segments import _before_thinking, tail_start
 from cachesim.units import Token, as_tokens
 

@@ -5,7 +5,7 @@ from chat_kit import ATTN, HYB, PLAIN_REPLY, Chat, said, system, user
 
 from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.mlx_lm.rules import SnapshotRules
 from cachesim.engines.profile import Profile
 
 S = system()

@@ -5,7 +5,7 @@ import pytest
 from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamKeyError
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.mlx_lm.rules import SnapshotRules
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
     checkpoint_positions,

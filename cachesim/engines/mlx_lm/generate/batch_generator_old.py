@@ -39,7 +39,7 @@ from cachesim.engines.mlx_lm.generate.shared import (
     right_padded,
 )
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.units import Integers, Token, Tokens
 
 Progress: TypeAlias = Callable[[int, int, int], None]

@@ -8,26 +8,537 @@ placeholders, one per column, so that their own rules decide where each column c
 what it may look at; then the network computes the columns that are tokens and fills them in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from math import prod
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.caches.arrays import every, same
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.layer_cache import is_batch
+from cachesim.engines.mlx_lm.caches.cache_list import CacheList
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, is_batch
+from cachesim.engines.mlx_lm.caches.masks import Bounds, Causal, Mask
+from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
 from cachesim.engines.mlx_lm.families import RecurrentRules
-from cachesim.engines.mlx_lm.generate.lanes import Sight
-from cachesim.engines.mlx_lm.generate.layout import Layout
-from cachesim.engines.mlx_lm.generate.rows import CachedRows, RecurrentRows
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.model.arithmetic import Network
+from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.build import arithmetic_of
-from cachesim.model.spec import F16_BYTES
-from cachesim.model.store import Lane, Lanes, Ubatch
+from cachesim.model.spec import F16_BYTES, F32_BYTES
+from cachesim.model.store import ABSENT, BLOCK, FAR, Frame, Lane, Lanes, Padding, Ubatch, lowest
 from cachesim.units import Array, Integers
+
+
+class Layout:
+    """The shapes of a network, as the models of mlx-lm lay out their caches.
+
+    Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a chunk a
+    `ChunkedKVCache`, a recurrent layer an `ArraysCache` with the convolution's rows and the state;
+    some families put a recurrent layer and the attention after it into one `CacheList`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        rules: CacheRules,
+        recurrent: RecurrentRules,
+        element_bytes: int = F16_BYTES,
+    ) -> None:
+        self.network = network
+        self.shapes = network.shapes
+        self.rules = rules
+        self.recurrent = recurrent
+        self.row_bytes = {
+            shape.layer: (self._row_bytes(shape, element_bytes), self._row_bytes(shape, F32_BYTES))
+            for shape in network.shapes
+        }
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches for one sequence. Follows `make_prompt_cache`."""
+        caches: PromptCache = []
+        for shape in self.shapes:
+            cache = self._cache(shape)
+            paired = self.recurrent.paired and not shape.marks and shape.place == "attention"
+            if paired and caches and isinstance(caches[-1], ArraysCache):
+                cache = CacheList(self.rules, caches.pop(), cache)
+            caches.append(cache)
+        return caches
+
+    def window_of(self, shape: LayerShape) -> int | None:
+        """The window that the layer asks its cache's mask for."""
+        return self.network.spec.window if shape.place == "window" else None
+
+    def _cache(self, shape: LayerShape) -> LayerCache:
+        cache: LayerCache
+        match shape.place:
+            case "attention" | "window" if self.recurrent.sparse:
+                window = self.network.spec.window
+                cache = SparseCache(self.rules, window, groups=shape.place == "attention")
+            case "attention":
+                cache = KVCache(self.rules)
+            case "window" if self.network.spec.chunked:
+                cache = ChunkedKVCache(self.rules, self.network.spec.window)
+            case "window":
+                cache = RotatingKVCache(self.rules, self.network.spec.window)
+            case "recurrent":
+                cache = ArraysCache(
+                    self.rules,
+                    self.recurrent.slots,
+                    is_mamba=self.recurrent.merges_slots_as_padding,
+                )
+        cache.row_bytes, cache.wide_row_bytes = self.row_bytes[shape.layer]
+        return cache
+
+    def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:
+        """Numbers are in the model's own type, states proper in float32 too; marks take none."""
+        spec = self.network.spec
+        if shape.marks:
+            return 0
+        if shape.place == "recurrent":
+            state = F32_BYTES if self.recurrent.float32_state else element_bytes
+            return element_bytes * spec.conv_row(shape.layer) + state * spec.state_row(shape.layer)
+        if self.recurrent.sparse:
+            return spec.head_size * element_bytes  # one latent, keys and values at once
+        halves = spec.key_bytes(shape.layer) + spec.value_bytes(shape.layer)
+        return halves * element_bytes // F16_BYTES
+
+
+NOWHERE: Final = -1
+"""The position of a row that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How rows of a cache come into a lane: row `of[i]` lies at place `to[i]`."""
+
+    of: Integers | slice
+    to: Integers | slice
+    frame: Frame
+
+    def lane(self, keys: Array, values: Array) -> Lane:
+        """The lane of one layer's keys and values, as they lie in its cache."""
+        return self.frame.lane(self._brought(keys), self._brought(values))
+
+    def _brought(self, held: Array) -> Array:
+        lane = np.zeros((len(self.frame.positions), *held.shape[1:]), held.dtype)
+        lane[self.to] = held[self.of]
+        return lane
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the columns of one row see, worked out once for all layers of which the same is true."""
+
+    marks: Array  # (n,) the position of each key plus one
+    visible: Array | Bounds | None  # (columns, n)
+    ways: tuple[Way, ...]
+
+    @classmethod
+    def of(
+        cls,
+        marks: Array,
+        visible: Array | Bounds | None,
+        rows: Integers,
+        low: Integers,
+        high: Integers,
+    ) -> "Sight":
+        """One lane where every column sees what it should by position, else a lane per column.
+
+        `visible` says which column may look at which key, all of them at all where it is None; a
+        column should see the positions from its `low` to its `high`.
+        """
+        places = marks.astype(np.int64) - 1
+        way = _common_way(places, visible, rows, low, high)
+        if way is not None:
+            return cls(marks, visible, (way,))
+        ways = (
+            _way_of_one(places, np.flatnonzero(seen), row=int(row), position=int(position))
+            for row, position, seen in zip(
+                rows, high, _written(visible, len(rows), len(places)), strict=True
+            )
+        )
+        return cls(marks, visible, tuple(ways))
+
+    def is_of(self, marks: Array, visible: Array | Bounds | None) -> bool:
+        """Whether these keys lie at the same positions, under the same mask."""
+        if not same(self.marks, marks):
+            return False
+        if isinstance(visible, np.ndarray) and isinstance(self.visible, np.ndarray):
+            return same(self.visible, visible)
+        return type(visible) is type(self.visible) and visible == self.visible
+
+    def lanes(self, keys: Array, values: Array) -> list[Lane]:
+        """The lanes of a layer's keys and values."""
+        return [way.lane(keys, values) for way in self.ways]
+
+
+def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
+    if visible is None:
+        return np.ones((columns, keys), bool)
+    return visible.dense(keys) if isinstance(visible, Bounds) else visible
+
+
+def _common_way(
+    places: Integers,
+    visible: Array | Bounds | None,
+    rows: Integers,
+    low: Integers,
+    high: Integers,
+) -> Way | None:
+    """The lane of all columns, if their masks show just the rows between `low` and `high`.
+
+    Rows that are missing there stay missing; rows without a position, and second ones of one
+    position, have no place in such a lane.
+    """
+    used: Integers | slice = slice(0, len(places))
+    if isinstance(visible, Bounds):
+        used = visible.seen
+    elif visible is not None and not every(visible[-1]):  # the last column sees most
+        some = np.flatnonzero(visible.any(axis=0))
+        used = _as_slice(some) if len(some) else some
+    seen = places[used]
+    if not len(seen):
+        return None
+    where = _as_slice(seen)
+    first, last = _ends(where)
+    if first == NOWHERE or (isinstance(where, np.ndarray) and not _differ(where)):
+        return None
+    shown = len(high) == 1 and low[0] <= first and last <= high[0]
+    if not shown and isinstance(visible, Bounds) and isinstance(where, slice):
+        shown = visible.shows(first, low, high)
+    if not shown:
+        mask = _written(visible, len(high), len(places))[:, used]
+        if not same(mask, _between(seen, low, high)):
+            return None
+    base, size = _blocks(first, last)
+    to = slice(first - base, last + 1 - base) if isinstance(where, slice) else where - base
+    positions = np.full(size, ABSENT)
+    positions[to] = seen
+    return Way(used, to, Frame(rows, positions, low, high))
+
+
+def _between(seen: Integers, low: Integers, high: Integers) -> Array:
+    between: Array = seen <= high[:, None]
+    if low[-1] > seen.min():  # the bounds rise from column to column
+        between &= seen >= low[:, None]
+    return between
+
+
+def _as_slice(numbers: Integers) -> Integers | slice:
+    """Consecutive numbers as a slice: whole blocks are copied instead of row after row."""
+    first, stop = int(numbers[0]), int(numbers[-1]) + 1
+    if stop - first == len(numbers) and same(numbers, np.arange(first, stop)):
+        return slice(first, stop)
+    return numbers
+
+
+def _ends(numbers: Integers | slice) -> tuple[int, int]:
+    if isinstance(numbers, slice):
+        return numbers.start, numbers.stop - 1
+    return int(numbers.min()), int(numbers.max())
+
+
+def _rise(numbers: Integers) -> bool:
+    return every(numbers[1:] > numbers[:-1])
+
+
+def _differ(places: Integers) -> bool:
+    """Whether no position comes twice; nearly always they rise, and no search is needed."""
+    return _rise(places) or len(np.unique(places)) == len(places)
+
+
+def _blocks(first: int, last: int) -> tuple[int, int]:
+    """The place of the first block that positions lie in, and the size of all up to the last."""
+    base = first // BLOCK * BLOCK
+    return base, -(-(last + 1 - base) // BLOCK) * BLOCK
+
+
+def _way_of_one(places: Integers, used: Integers, row: int, position: int) -> Way:
+    """What one column sees, rows without a position and second rows of one at the end.
+
+    | by position, whole blocks | the others, padded to a block |
+    """
+    _, firsts = np.unique(places[used], return_index=True)
+    regular = np.zeros(len(used), bool)
+    regular[firsts] = True
+    regular &= places[used] != NOWHERE
+    seen, others = places[used[regular]], np.flatnonzero(~regular)
+    base, size = _blocks(*_ends(seen)) if len(seen) else (0, 0)
+    more = max(BLOCK, -(-len(others) // BLOCK) * BLOCK) if len(others) or not len(used) else 0
+    positions = np.full(size + more, ABSENT)
+    positions[seen - base] = seen
+    positions[size : size + max(1, len(others))] = position  # where there are more
+    return Way(
+        of=np.concatenate((used[regular], used[others])),
+        to=np.concatenate((seen - base, np.arange(size, size + len(others)))),
+        frame=Frame(np.array([row]), positions, np.array([0]), np.array([FAR])),
+    )
+
+
+MARK: Final = 1 << 40
+"""Above every position: the mark of a placeholder, which says which column it stands for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedRows:
+    """One attention layer: the buffers that its cache handed back, columns not yet filled in."""
+
+    shape: LayerShape
+    keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
+    values: Array
+    mask: Array | Causal | None  # (batch, columns, n); None: every column sees every row
+    landed: Integers | None  # (batch, columns), -1: the cache lost it; None: the last rows
+    columns: int
+    offsets: list[int]  # (batch,), the position of each row's first column
+    window: int | None
+    chunked: bool
+    quantized: QuantizedKVCache | None = None  # what rounds the numbers that are written
+
+    @classmethod
+    def place(
+        cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
+    ) -> "CachedRows":
+        """Ask the cache for its mask and let it take up the columns."""
+        chunked = isinstance(layer, ChunkedKVCache)
+        if isinstance(layer, ChunkedKVCache):
+            layer.maybe_trim_front()
+        offsets = offsets_of(layer, batch)
+        mask = layer.mask_of(columns, window_size=window)
+        fresh = np.zeros((batch, 1, columns, prod(shape.key) + 1), shape.dtype)
+        fresh[..., -1] = _marks(columns, fresh.dtype.char)
+        blank = np.zeros((batch, 1, columns, prod(shape.value)), shape.dtype)
+        keys, values = layer.update_and_fetch(fresh, blank)
+        landed = _landed(keys[:, 0, :, -1], columns)
+        return cls(
+            shape=shape,
+            keys=keys,
+            values=values,
+            mask=as_visible(mask, batch, columns, keys.shape[2]),
+            landed=landed,
+            columns=columns,
+            offsets=offsets,
+            window=window,
+            chunked=chunked,
+            quantized=layer if isinstance(layer, QuantizedKVCache) else None,
+        )
+
+    def write(
+        self, row: int, columns: range, positions: Integers, keys: Array, values: Array
+    ) -> None:
+        """Fill in columns of one row."""
+        if self.quantized is not None:
+            keys, values = self.quantized.rounded_keys(keys), self.quantized.rounded(values)
+        keys, values = keys.reshape(len(keys), -1), values.reshape(len(values), -1)
+        places: slice | Integers
+        if self.landed is None:
+            end = self.keys.shape[2] - self.columns
+            places = slice(end + columns.start, end + columns.stop)
+        else:
+            places = self.landed[row, columns.start : columns.stop]
+            kept = places >= 0
+            places, positions = places[kept], positions[kept]
+            keys, values = keys[kept], values[kept]
+        self.keys[row, 0, places, :-1] = keys
+        self.keys[row, 0, places, -1] = positions + 1
+        self.values[row, 0, places] = values
+
+    def lowest(self, positions: Integers) -> Integers:
+        """The first position that each column sees, if its row lies as it should."""
+        return lowest(positions, self.window or 0, chunked=self.chunked)
+
+    def of_row(self, row: int) -> tuple[Array, Array, Array]:
+        """The keys and values of one row of the batch, and the position of each plus one."""
+        keys, values = self.keys[row, 0], self.values[row, 0]
+        rows, count = keys[:, :-1], len(keys)
+        if len(self.shape.key) > 1:
+            rows, values = (
+                rows.reshape(count, *self.shape.key),
+                values.reshape(count, *self.shape.value),
+            )
+        return rows, values, keys[:, -1]
+
+    def visible(self, row: int, columns: range) -> Array | Bounds | None:
+        """Which keys of one row its columns may look at, (columns, n); None: all."""
+        if isinstance(self.mask, Causal):
+            return self.mask.of_row(row, columns)
+        return None if self.mask is None else self.mask[row, columns.start : columns.stop]
+
+
+@lru_cache(maxsize=64)
+def _marks(columns: int, dtype: str) -> Array:
+    """The marks of so many placeholders; they are the same in every layer."""
+    marks = np.arange(MARK, MARK + columns).astype(dtype)
+    marks.flags.writeable = False
+    return marks
+
+
+def _landed(marks: Array, columns: int) -> Integers | None:
+    """Where each column lies, (batch, columns), -1 where it is lost; the marks are taken away.
+
+    Nearly always they are the last rows: then the others need not be looked at, and this is None.
+    """
+    batch, count = marks.shape
+    last = marks[:, count - columns :]
+    if count >= columns and last.tobytes() == batch * _marks(columns, marks.dtype.char).tobytes():
+        last[...] = 0
+        return None
+    landed = np.full((batch, columns), -1, np.int64)
+    rows, places = np.nonzero(marks >= MARK)
+    landed[rows, marks[rows, places].astype(np.int64) - MARK] = places
+    marks[rows, places] = 0
+    return landed
+
+
+def offsets_of(layer: LayerCache, batch: int) -> list[int]:
+    """The position of the next token of each row, as the layer's own rotation takes it."""
+    offset: Any = layer.offset  # type: ignore[attr-defined]
+    if isinstance(offset, int):
+        return [offset] * batch
+    offsets: list[int] = offset.tolist()
+    return offsets if len(offsets) == batch else np.broadcast_to(offset, (batch,)).tolist()
+
+
+def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Array | Causal | None:
+    """A mask in any of its forms as (batch, columns, rows); one of another size raises.
+
+    A causal one need not be written out where it has that size already.
+    """
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        mask = Causal(columns, rows - columns)
+    if isinstance(mask, Causal):
+        if mask.shape in ((columns, rows), (batch, 1, columns, rows)):
+            return mask
+        mask = mask.dense()
+    wide = mask[:, 0] if mask.ndim == 4 else mask
+    if wide.shape == (batch, columns, rows):
+        return wide
+    try:
+        return np.broadcast_to(wide, (batch, columns, rows))
+    except ValueError as error:
+        msg = f"a mask of shape {mask.shape} for {rows} rows"
+        raise UpstreamValueError(msg) from error
+
+
+@dataclass(slots=True, kw_only=True)
+class RecurrentRows:
+    """One recurrent layer: its states before, what it does with padding, its states after."""
+
+    cache: ArraysCache
+    rules: RecurrentRules
+    conv: int  # numbers in the first slot, where there are two
+    mask: Array | None  # (batch, columns), True where a column goes into the state; None: all do
+    lengths: Integers | None  # (batch,), where the cache believes the tokens to end
+    before: Array  # (batch, row)
+    after: Array  # (batch, row); the states before, as long as nothing was computed
+    columns: int
+
+    @classmethod
+    def of(
+        cls, shape: LayerShape, cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int
+    ) -> "RecurrentRows":
+        """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
+        sizes = (shape.conv, shape.row - shape.conv) if len(cache.cache) > 1 else (shape.row,)
+        slots = [
+            np.zeros((batch, size), shape.dtype) if state is None else state
+            for state, size in zip(cache.cache, sizes, strict=True)
+        ]
+        for state in slots:
+            if len(state) != batch:
+                msg = f"states of {[len(each) for each in slots]} rows for a batch of {batch}"
+                raise UpstreamValueError(msg)
+        before = np.concatenate(slots, axis=1)
+        mask = lengths = None
+        if cache.may_pad(batch, columns):
+            if cache.lengths is not None:
+                lengths = np.broadcast_to(cache.lengths, (batch,))
+            mask = _mask_of(cache, rules, batch, columns)
+        return cls(
+            cache=cache,
+            rules=rules,
+            conv=shape.conv,
+            mask=mask,
+            lengths=lengths,
+            before=before,
+            after=before,
+            columns=columns,
+        )
+
+    def computed(self, row: int) -> range:
+        """The columns of a row that matter to the layer.
+
+        Padding in front does not where the layer looks at its mask; padding behind is computed
+        where the layer makes something of it.
+        """
+        if self.mask is None:
+            return range(self.columns)
+        rules, tokens = self.rules, np.flatnonzero(self.mask[row])
+        start = int(tokens[0]) if len(tokens) else self.columns
+        scans_well = rules.scan_at_lengths and not rules.padding_decays
+        if self.lengths is None or not rules.conv_at_lengths or (rules.chunked and not scans_well):
+            return range(start, self.columns)
+        return range(start, int(tokens[-1]) + 1 if len(tokens) else 0)
+
+    def padding(self, rows: Sequence[int], columns: Sequence[range]) -> Padding | None:
+        """How the layer meets some columns of some rows; None: all are tokens."""
+        if self.mask is None:
+            return None
+        real = np.array(
+            [self.mask[row, one.start : one.stop] for row, one in zip(rows, columns, strict=True)]
+        )
+        starts = np.array([one.start for one in columns])
+        ends = None if self.lengths is None else self.lengths[list(rows)] - starts
+        if real.all() and (ends is None or (ends >= real.shape[1]).all()):
+            return None
+        rules = self.rules
+        return Padding(
+            real=real,
+            conv_ends=ends if rules.conv_at_lengths else None,
+            chunked=rules.chunked,
+            scan_ends=ends if rules.scan_at_lengths else None,
+            scan_decays=rules.padding_decays,
+        )
+
+    def keep(self, rows: Sequence[int], states: Array) -> None:
+        """What the layer made of some rows, (rows, 1, row)."""
+        if len(rows) == len(self.before):  # in their order: all of them run together
+            self.after = states[:, 0].copy()
+            return
+        if self.after is self.before:
+            self.after = self.before.copy()
+        self.after[list(rows)] = states[:, 0]
+
+    def finish(self) -> None:
+        """Put the states into the slots and count the columns."""
+        slots = self.cache.cache
+        if len(slots) > 1:
+            slots[0], slots[1] = self.after[:, : self.conv], self.after[:, self.conv :]
+        else:
+            slots[0] = self.after
+        if self.rules.advances:
+            self.cache.advance(self.columns)
+
+
+def _mask_of(cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int) -> Array:
+    """Follows `create_ssm_mask`, which is always asked, and whether the class looks at it."""
+    mask = cache.make_mask(columns)
+    if not rules.masks:
+        mask = None
+    allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
+    if allowed.shape not in ((1, columns), (batch, columns)):
+        msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"
+        raise UpstreamValueError(msg)
+    return np.broadcast_to(allowed, (batch, columns))
+
 
 Group: TypeAlias = tuple[list[int], list[range]]
 """Rows of the batch, and for each of them the columns that are tokens, equally many."""

@@ -13,8 +13,8 @@ from cachesim.engines.mlx_lm.generate.batch_generator_old import OldBatchGenerat
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.request import Job
-from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import (
     Segment,
     cut,

@@ -13,7 +13,7 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import Checkpoint, SegmentType, tokenize
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.chat import ChatTokenizer, LongMarks
 from cachesim.engines.chat_templates import Message
-from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token, Tokens
 

@@ -17,8 +17,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import StoreRules
-from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.mlx_lm.rules import SnapshotRules, StoreRules
 from cachesim.engines.mlx_lm.store.events import (
     PromptCacheConsumed,
     PromptCacheInserted,
