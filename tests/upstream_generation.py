@@ -23,8 +23,7 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
 from cachesim.engines.mlx_lm.generate.batch_generator_old import OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
-from cachesim.engines.mlx_lm.generate.shared import PromptCache, extend_cache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, Sampler, Stopper, extend_cache
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.single import stream

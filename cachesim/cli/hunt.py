@@ -7,8 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.check.budget import Budget, bar
-from cachesim.cli.check.plan import MOST_MINUTES, check_folder
+from cachesim.cli.check import MOST_MINUTES, Budget, bar, check_folder
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError

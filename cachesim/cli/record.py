@@ -14,8 +14,7 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.logs.live import Live
-from cachesim.logs.recorded import causes_of, told_of_live
+from cachesim.logs.live import Live, causes_of, told_of_live
 from cachesim.logs.whole import Wanted
 from cachesim.record.file import RecordFile
 from cachesim.record.plan import Plan, check_no_circle, place_of, upstream_of

@@ -28,9 +28,8 @@ from cachesim.files import Output
 from cachesim.logs.dump import Recorded
 from cachesim.logs.extract import worst_of_recording, worst_scenario
 from cachesim.logs.following import Following
-from cachesim.logs.live import Live
+from cachesim.logs.live import Live, told_of_dump
 from cachesim.logs.other import workload_of
-from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.rerun import asked_of
 from cachesim.logs.telling import worst as worst_of
@@ -44,7 +43,7 @@ from cachesim.report.why import request as request_text
 from cachesim.report.why import why_report
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.writing import to_toml
-from cachesim.traces.runs import line_of
+from cachesim.traces.reading import line_of
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:

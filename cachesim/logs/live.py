@@ -7,7 +7,7 @@ The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file;
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,10 +19,12 @@ from cachesim.logs.dump import Recorded
 from cachesim.logs.parting import CONVERSATIONS, Candidate, Kin, Parting, kin_of, parting_of
 from cachesim.logs.player import FAILED, Replayed
 from cachesim.logs.prompts import Prompt, Prompts
-from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, profile_of
+from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, others, profile_of
+from cachesim.logs.rerun import elsewhere as played_elsewhere
 from cachesim.logs.segments import BLOCK
 from cachesim.logs.settings import kind_of
 from cachesim.logs.slot_actions import ADVICE, SLOT_TAKEN, SlotAction, Slots
+from cachesim.logs.telling import FORMAT
 from cachesim.logs.whole import Wanted
 from cachesim.model.presets import PRESETS, preset
 
@@ -404,3 +406,85 @@ class Live:
         if found["again"] is not None:
             group["tokens"] = (group["tokens"] or 0) + found["again"]
         group["requests"].append(found["number"])
+
+
+FEW: Final = 2_000
+"""So many requests are played on other engines too without being asked."""
+
+
+def told_of_dump(
+    requests: Sequence[Recorded],
+    *,
+    source: str,
+    about: Wanted | None = None,
+    what_if: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Everything, as one mapping: what `--format json` prints."""
+    about = about or Wanted()
+    live = Live(about)
+    entries = live.add_all(requests)
+    if live.rerun is not None and live.model_how == "computed":
+        live = Live(replace(about, model=live.rerun.model), model_how="computed")
+        entries = live.add_all(requests)
+    if not any(live.totals.reported.values()) and all(
+        each["continues"] is None and not each["equal_characters"] for each in entries
+    ):
+        msg = (
+            f"{source}: no answer's `usage` or `timings`, and no two requests that begin alike: "
+            "there is nothing to explain; `cachesim record` records the answers too"
+        )
+        raise InputError(msg)
+    found = told_of_live(live, source=source)
+    found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
+    found["requests"] = entries
+    if len(requests) <= FEW or what_if:
+        found["what_if"] = list(elsewhere(live, what_if))
+    return found
+
+
+def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
+    """What is known after some requests, without the requests themselves."""
+    totals = live.totals
+    return {
+        "format": FORMAT,
+        "dump": {"sources": [source], "requests": totals.requests},
+        "server": server_of(live),
+        "totals": totals.as_dict(),
+        "agreement": {
+            "requests": totals.requests,
+            "comparable": totals.comparable,
+            "agreeing": totals.agreeing,
+        },
+        "causes": causes_of(live),
+        "requests": [],
+        "what_if": [],
+    }
+
+
+def server_of(live: Live) -> dict[str, Any] | None:
+    """The server that is played, and how it is known."""
+    if live.rerun is None:
+        return None
+    return {
+        "profile": live.profile,
+        "profile_known": live.profile_how,
+        "model": live.rerun.model,
+        "model_known": live.model_how,
+        "problem": live.rerun.problem,
+    }
+
+
+def causes_of(live: Live) -> list[dict[str, Any]]:
+    """Causes of one kind in one part of the prompt, those that cost most first."""
+    groups = live.groups.values()
+    return sorted(groups, key=lambda g: (-(g["tokens"] or 0), -len(g["requests"]), g["kind"]))
+
+
+def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The same requests on other engines, releases: tokens prefilled, and requests that reuse."""
+    if live.rerun is None or live.profile is None:
+        return
+    for profile in map(full_name, asked) if asked else others(live.profile):
+        yield played_elsewhere(
+            profile, live.rerun.model, live.about.window, live.about.options, live.prompts
+        )

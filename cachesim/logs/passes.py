@@ -12,9 +12,8 @@ from typing import Final
 
 from cachesim.engines.rope import Rope
 from cachesim.logs.evidence import common_with_holder, lengths_of
-from cachesim.logs.marks import TURN
 from cachesim.logs.observed import Observed, ServerLog
-from cachesim.logs.rebuild import Rebuilder
+from cachesim.logs.rebuild import TURN, Rebuilder
 from cachesim.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
 from cachesim.logs.settings import Settings
 
@@ -40,7 +39,7 @@ def rebuild(
             no_turn=no_turn,
             openings=best.openings,
             marks=_merged(_without_turns(best.marks, no_turn), _marks_wanted(best)),
-            grafts=best.hints.grafts | best.grafts,
+            prefixes=best.hints.prefixes | best.prefixes,
             lengths=best.hints.lengths | _lengths_wanted(best),
             files=best.hints.files,
         )
@@ -115,7 +114,7 @@ HEADER: Final = 3
 """Tokens with which a template begins every chat: a mark, a role, the end of a line."""
 
 
-def other_ways(replay: Replay) -> Replay | None:
+def other_candidates(replay: Replay) -> Replay | None:
     """The same log with the last instead of the first way where several agree with it.
 
     Prompts that no line compares with anything begin with the same few tokens, as chats do. None
@@ -126,8 +125,8 @@ def other_ways(replay: Replay) -> Replay | None:
         for each in replay.requests[1:]
         if not each.common.value and each.observed.road in {"age", "id"} and not each.is_told
     }
-    if not strangers and all(each.ways < 2 for each in replay.requests):
+    if not strangers and all(each.candidates < 2 for each in replay.requests):
         return None
-    hints = replace(replay.hints, grafts=strangers | replay.hints.grafts)
+    hints = replace(replay.hints, prefixes=strangers | replay.hints.prefixes)
     other = Rebuilder(replay.log, replay.settings, hints, likeliest_first=False).play()
     return other if other.agreeing >= replay.agreeing else None

@@ -26,7 +26,7 @@ class Rebuilt:
     common: Known = UNKNOWN
     holder: str = "nothing"
     replayed: Replayed = FAILED
-    ways: int = 1
+    candidates: int = 1
     is_told: bool = True  # the log's level prints what memory and checkpoints did
     is_played: bool = True  # otherwise only the log's own lines are told
 
@@ -48,7 +48,7 @@ class Hints:
     """What later requests showed of earlier ones, the last time a log was gone through."""
 
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
-    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+    prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
     lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
     no_turn: frozenset[int] = frozenset()  # texts that do not begin with a turn's end
@@ -64,7 +64,7 @@ class Replay:
     hints: Hints = field(default_factory=Hints)
     requests: list[Rebuilt] = field(default_factory=list)
     marks: dict[int, set[int]] = field(default_factory=dict)
-    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+    prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
     no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
     openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is

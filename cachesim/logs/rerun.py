@@ -6,19 +6,19 @@ work together where the times are known: these are launched before the first of 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.base import Engine, Request
+from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
-from cachesim.logs.answers import VOCABULARY, numbered
 from cachesim.logs.dump import Recorded
-from cachesim.logs.player import FAILED, Asked, Player, Replayed, replayed
+from cachesim.logs.other import Workload
+from cachesim.logs.player import FAILED, Asked, Player, Replayed, knows_messages, replayed
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.segments import whole
 from cachesim.logs.settings import RELEASES
@@ -27,7 +27,75 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.abilities import SlotActions
 from cachesim.scenario.session import SlotFiles
+from cachesim.scenario.spans import mixed
 from cachesim.typed import mapping
+from cachesim.units import Token, Tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+VOCABULARY: Final = 65_536
+FIRST: Final = 300
+
+MOST_TURNS: Final = 200_000
+
+
+def wrong_answers(
+    workload: Workload, profile: str, options: dict[str, Any], *, most: int
+) -> int | None:
+    """How many answers are wrong on a server; None where it has more than so many prompt tokens."""
+    if sum(len(each.prompt) for each in workload.asked.values()) > most:
+        return None
+    spec = replace(workload.spec, vocabulary=VOCABULARY)
+    engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
+    oracle = Oracle(engine.network)
+    tickets: dict[int, Ticket] = {}
+    wrong = 0
+    try:
+        for what, number in workload.order:
+            if what == "erase":
+                continue
+            asked = workload.asked[number]
+            if what == "launch":
+                tickets[number] = engine.submit(_request(asked, profile))
+            else:
+                wrong += _is_wrong(engine, tickets[number], oracle)
+    except UpstreamAbort:
+        return wrong
+    return wrong
+
+
+def _request(asked: Asked, profile: str) -> Request:
+    options: dict[str, Any] = {} if len(asked.prompt) else {"prompt_string": True}
+    if asked.user_starts and knows_messages(profile):
+        spans = [{"role": "user", "start": at} for at in asked.user_starts]
+        options["message_spans"] = spans
+    held = asked.cancel_at
+    most = len(asked.reply) if held is None else max(1, held - len(asked.prompt) + 1)
+    reply = numbered(asked.reply[:most])
+    return Request(
+        prompt=numbered(asked.prompt),
+        predict=max(1, len(reply)),
+        reply=reply,
+        slot=asked.slot,
+        cache_prompt=asked.cache_prompt,
+        options=options or None,
+    )
+
+
+def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
+    for _ in range(MOST_TURNS):
+        reply = engine.reply(ticket)
+        if reply is not None:
+            verdict = judge(reply, oracle)
+            return verdict is not None and verdict.answer == "diverged"
+        engine.step()
+    return False
+
+
+def numbered(rope: Rope) -> Tokens:
+    """The tokens of a rope as numbers of a vocabulary, the same for the same place of a text."""
+    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in rope)
+
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")

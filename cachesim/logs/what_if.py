@@ -8,9 +8,8 @@ from typing import Any, Final
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
-from cachesim.logs.answers import wrong_answers
+from cachesim.logs.alternatives import workloads_of
 from cachesim.logs.cures import cure_of
-from cachesim.logs.doubt import workloads_of
 from cachesim.logs.other import (
     Otherwise,
     Workload,
@@ -19,6 +18,7 @@ from cachesim.logs.other import (
     play_workload,
 )
 from cachesim.logs.replay import Replay
+from cachesim.logs.rerun import wrong_answers
 from cachesim.logs.settings import RELEASES, Settings, flag_of
 from cachesim.logs.sizes import context_bytes
 from cachesim.logs.tuning import Tried

@@ -7,8 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.report.cells import short_profile
-from cachesim.report.tables import side_by_side
+from cachesim.report.tables import short_profile, side_by_side
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Fate, Run, Step
 

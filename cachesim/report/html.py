@@ -14,16 +14,192 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
+from html import escape
 from importlib import resources
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines.events import Event
 from cachesim.errors import InputError
-from cachesim.report.chain import chain
-from cachesim.report.html_fragment import fragment
+from cachesim.report.findings import is_of_interest
 from cachesim.report.picture import Texts, held, positions_of, request
+from cachesim.report.ribbon import letters, prompt_parts, scale_of
 from cachesim.report.svg import AXIS, LINE, STYLE, axis_svg, patterns, row_svg
-from cachesim.scenario.result import Run
+from cachesim.report.tables import SHOWN, count, worst_answer
+from cachesim.scenario.result import Run, Step
 from cachesim.typed import Json
+
+PLACE: Final = ("n_tokens", "pos_min", "pos_max")
+"""What tells one checkpoint from another in events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One station: a word, the event to look at, and what is to be said of it."""
+
+    word: str
+    step: int
+    event: int
+    sentence: str
+
+
+def chain(run: Run, index: int) -> tuple[Link, ...]:
+    """The stations of a step that was wrong or lost tokens; none for one that did neither."""
+    step = run.steps[index]
+    if not step.events or step.finding.fate == "right":
+        return ()
+    return tuple(_wrong(run, index) if step.answer == "diverged" else _lost(run, index))
+
+
+def _link(word: str, run: Run, step: int, event: int) -> Link:
+    return Link(word=word, step=step, event=event, sentence=run.steps[step].events[event].sentence)
+
+
+def _wrong(run: Run, index: int) -> Iterator[Link]:
+    step = run.steps[index]
+    names = [event.name() for event in step.events]
+    at = names.index("checkpoint-restored") if "checkpoint-restored" in names else None
+    if at is not None:
+        yield from _way_of(run, index, at)
+        yield _link("restored", run, index, at)
+    else:
+        loud = [i for i, event in enumerate(step.events) if event.loudness() == "warn"]
+        yield from (_link("handed on", run, index, i) for i in loud)
+    said = next((fact.sentence for fact in step.facts if fact.word == "wrong"), "")
+    yield Link(word="wrong", step=index, event=len(step.events) - 1, sentence=said)
+
+
+def _way_of(run: Run, index: int, at: int) -> Iterator[Link]:
+    restored = run.steps[index].events[at]
+    earlier = [
+        (i, j, event)
+        for i, step in enumerate(run.steps[: index + 1])
+        for j, event in enumerate(step.events)
+        if (i, j) < (index, at) and _is_same(event, restored)
+    ]
+    made = [n for n, (_, _, event) in enumerate(earlier) if event.name() == "checkpoint-created"]
+    for i, j, event in earlier[made[-1] if made else 0 :]:
+        if event.name() == "checkpoint-created":
+            yield _link("made", run, i, j)
+        elif event.name() == "checkpoint-kept":
+            yield _link("kept", run, i, j)
+
+
+def _is_same(one: Event, other: Event) -> bool:
+    told, wanted = one.as_dict(), other.as_dict()
+    named = [name for name in PLACE if name in told and name in wanted]
+    return bool(named) and all(told[name] == wanted[name] for name in named)
+
+
+def _lost(run: Run, index: int) -> Iterator[Link]:
+    step = run.steps[index]
+    tones = [event.loudness() for event in step.events]
+    names = [event.name() for event in step.events]
+    if "prompt-started" in names:
+        yield _link("equal", run, index, names.index("prompt-started"))
+    taken = [i for i, tone in enumerate(tones) if tone in {"loss", "warn"}]
+    yield from (_link("lost", run, index, i) for i in taken)
+    yield _outcome(step, index)
+
+
+def _outcome(step: Step, index: int) -> Link:
+    last = len(step.events) - 1
+    if step.error is not None or step.cached is None:
+        return Link(word="ended", step=index, event=last, sentence=step.finding.title)
+    said = f"{step.cached} of {step.prompt_tokens} tokens reused"
+    return Link(word="answered", step=index, event=last, sentence=said)
+
+
+FRAGMENT_STYLE: Final = """\
+<style>
+.cachesim { font: 14px/1.5 system-ui, sans-serif; max-width: 60em; margin: 0 0 1.4em;
+  padding-left: 1em; border-left: 4px solid #3a9060; }
+.cachesim.diverged { border-left-color: #d0453c; }
+.cachesim.by-design, .cachesim.lost { border-left-color: #c98a1b; }
+.cachesim table { border-collapse: collapse; margin: .6em 0; font: inherit; }
+.cachesim th, .cachesim td { text-align: left; padding: .15em 1.2em .15em 0; font-weight: 400; }
+.cachesim td.n, .cachesim th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.cachesim tbody th, .cachesim .what { font-weight: 600; }
+.cachesim dt { float: left; clear: left; width: 6em; opacity: .65; }
+.cachesim dd { margin: 0 0 .15em 6.5em; }
+.cachesim code { white-space: pre-wrap; overflow-wrap: anywhere; background: none; }
+.cachesim .wrong { background: #d0453c60; }
+.cachesim .reused { background: #3a906040; }
+.cachesim .again { background: #e0a02050; }
+.cachesim .computed { background: #4a86d040; }
+</style>"""
+
+WIDEST: Final = 48
+"""Letters of a ribbon."""
+
+
+def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
+    """One entry of "runs": its verdict, a row per step, and the facts of steps of interest.
+
+    The verdict is of all steps; `steps` says how many of them are shown.
+    """
+    name, profile = escape(run.scenario), escape(run.profile)
+    shown = run.steps[:steps]
+    rows = "".join(map(_row, shown))
+    told = "".join(_facts(shown))
+    if len(shown) < len(run.steps):
+        told += f"<p>The first {len(shown)} of {len(run.steps)} steps.</p>"
+    tone = worst_answer(run.steps) or ""
+    if tone == "same" and any(step.reuse == "lost" for step in run.steps):
+        tone = "lost"
+    return (
+        f'{FRAGMENT_STYLE if styled else ""}<section class="cachesim {escape(tone)}">'
+        f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
+        '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
+        '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>{told}</section>"
+    )
+
+
+def _verdict(steps: Sequence[Step]) -> str:
+    answer = worst_answer(steps)
+    words = {
+        None: "not compared with a cold run",
+        "same": "every answer is the cold answer",
+        "rounding": "every answer is the cold answer, but for rounding",
+        "by-design": "answers differ, by design of the server",
+        "diverged": "an answer is WRONG",
+    }
+    missed = sum(step.lost for step in steps if step.reuse == "lost")
+    return words[answer] + (f"; {missed} tokens of reuse were lost" if missed else "")
+
+
+def _row(step: Step) -> str:
+    answer = step.error or SHOWN.get(step.answer or "", step.answer or "-")
+    missed = str(step.lost) if step.reuse == "lost" else ""
+    cells = (
+        f'<th scope="row">{escape(step.name)}</th>',
+        f'<td class="n">{step.prompt_tokens}</td>',
+        f'<td class="n">{count(step.cached)}</td>',
+        f"<td><code>{_ribbon_letters(step)}</code></td>",
+        f"<td>{escape(answer)}</td>",
+        f'<td class="n">{missed}</td>',
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _ribbon_letters(step: Step) -> str:
+    """R reused, F foreign, r processed again, C computed: to scale where there are many."""
+    if step.cached is None or not step.explanation:
+        return ""
+    parts = prompt_parts(step)
+    shown = letters(parts, scale_of(parts, widest=WIDEST))
+    return "".join(f'<span class="{style}">{word}</span>' for word, style in shown)
+
+
+def _facts(steps: Sequence[Step]) -> Iterator[str]:
+    for step in steps:
+        if is_of_interest(step):
+            told = "".join(
+                f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"
+                for each in step.statements
+            )
+            yield f'<p class="what">step {escape(step.name)}</p><dl>{told}</dl>'
+
 
 SMALL: Final = 24
 """Parts below this many characters are not worth a name."""

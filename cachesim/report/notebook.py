@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from cachesim.report.cells import cached_row, worst_answer
-from cachesim.report.html import page
-from cachesim.report.html_fragment import fragment
+from cachesim.report.html import fragment, page
+from cachesim.report.tables import cached_row, worst_answer
 from cachesim.scenario.result import Run
 
 

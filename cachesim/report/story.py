@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.events import Event, Tone
-from cachesim.report.cells import answer_text
 from cachesim.report.picture import Texts, tree_rows
 from cachesim.report.ribbon import LEGEND, Parts, prompt_parts, reused_parts, ribbon, scale_of
+from cachesim.report.tables import answer_text
 from cachesim.scenario.provenance import Piece, size_of
 from cachesim.scenario.result import Run, SlotCount, Step
 from cachesim.scenario.states import CellPart, TreeState

@@ -17,8 +17,7 @@ from cachesim.engines.base import Engine, Reply
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.scenario.labels import Evidence, label_of_release
-from cachesim.traces.replay import Cell
-from cachesim.traces.serving import Served, serve
+from cachesim.traces.replay import Cell, Served, serve
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge

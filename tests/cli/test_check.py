@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from cachesim.cli.check.telling import tell_comparison
+from cachesim.cli.check import tell_comparison
 from cachesim.cli.main import main
 from cachesim.cli.workers import processes
 from cachesim.engines import Profile
@@ -76,7 +76,7 @@ def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) 
         begun.append(count)
         return processes(count)
 
-    monkeypatch.setattr("cachesim.cli.check.command.processes", counted)
+    monkeypatch.setattr("cachesim.cli.check.processes", counted)
     main(["check", SOUND, "llama.cpp@b9538", "--examples", "60", "--model", "dense", "--jobs", "2"])
 
     assert [2] == begun

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.cli.check.plan import Plan
-from cachesim.cli.check.telling import tell_search
+from cachesim.cli.check import Plan, tell_search
 from cachesim.engines import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.search import Counterexample, Report

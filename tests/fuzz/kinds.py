@@ -22,8 +22,7 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
 from cachesim.logs.dump import is_dump
-from cachesim.logs.live import Live
-from cachesim.logs.recorded import told_of_dump, told_of_live
+from cachesim.logs.live import Live, told_of_dump, told_of_live
 from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.recorded import told_of_dump
+from cachesim.logs.live import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.what_if import answers, asked_by
 from cachesim.logs.whole import Wanted, read_files, replays_of, why

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.recorded import told_of_dump
+from cachesim.logs.live import told_of_dump
 from cachesim.record.plan import check_no_circle, place_of, upstream_of
 from tests.dumps import read_dump
 from tests.record.kit import (

@@ -22,13 +22,13 @@ from cachesim.report.html import (
     TooLargeError,
     beginning,
     drawn,
+    fragment,
     island,
     packed,
     page,
     page_of_most,
     thinner,
 )
-from cachesim.report.html_fragment import fragment
 from cachesim.scenario import full_profile, load, loads, run
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file

@@ -18,7 +18,7 @@ from time import sleep
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.logs.doubt import cached_over, workloads_of
+from cachesim.logs.alternatives import cached_over, workloads_of
 from cachesim.logs.lines import lines_of
 from cachesim.logs.other import default_step, options_for, play_workload
 from cachesim.logs.passes import rebuild

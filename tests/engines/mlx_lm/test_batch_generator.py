@@ -10,8 +10,13 @@ from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamVa
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
-from cachesim.engines.mlx_lm.generate.shared import PromptCache, PromptResponse, TokenResponse
+from cachesim.engines.mlx_lm.generate.shared import (
+    PromptCache,
+    PromptResponse,
+    Sampler,
+    Stopper,
+    TokenResponse,
+)
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build

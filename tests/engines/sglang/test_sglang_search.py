@@ -8,8 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from cachesim.cli.check.command import shape_for
-from cachesim.cli.check.plan import EXAMPLES
+from cachesim.cli.check import EXAMPLES, shape_for
 from cachesim.engines import Profile
 from cachesim.testing.draws import Seeded
 from cachesim.testing.flags import corners, draw_corner

@@ -13,11 +13,12 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamValueError
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.generate.shared import (
     PromptCache,
     PromptResponse,
     Row,
+    Sampler,
+    Stopper,
     TokenResponse,
     as_columns,
     copy_cache,

@@ -25,10 +25,11 @@ from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, inherit_bytes
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.generate.shared import (
     PromptCache,
     Row,
+    Sampler,
+    Stopper,
     TokenResponse,
     as_columns,
     extract_cache,

@@ -11,7 +11,7 @@ from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.chat import ChatTokenizer, TemplateArguments
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
+from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import Checkpoint, SegmentType, tokenize

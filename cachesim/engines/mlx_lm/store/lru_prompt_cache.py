@@ -19,8 +19,7 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamIndexError,
     UpstreamValueError,
 )
-from cachesim.engines.mlx_lm.rules import StoreRules
-from cachesim.engines.mlx_lm.store.events import (
+from cachesim.engines.mlx_lm.events import (
     PromptCacheChange,
     PromptCacheConsumed,
     PromptCacheEvicted,
@@ -29,6 +28,7 @@ from cachesim.engines.mlx_lm.store.events import (
     PromptCacheRefused,
     PromptCacheReplaced,
 )
+from cachesim.engines.mlx_lm.rules import StoreRules
 from cachesim.engines.mlx_lm.store.trie import Key, PromptTrie, PromptTrieResult
 from cachesim.units import Count
 

@@ -17,12 +17,12 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import SnapshotRules, StoreRules
-from cachesim.engines.mlx_lm.store.events import (
+from cachesim.engines.mlx_lm.events import (
     PromptCacheConsumed,
     PromptCacheInserted,
     PromptCacheReplaced,
 )
+from cachesim.engines.mlx_lm.rules import SnapshotRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     UNLIMITED,
     CacheEntry,

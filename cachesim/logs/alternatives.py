@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cachesim.logs.other import Workload, play_workload, workload_of
-from cachesim.logs.passes import other_ways
+from cachesim.logs.passes import other_candidates
 from cachesim.logs.player import Asked, Replayed
 from cachesim.logs.replay import FRESH, Replay, text_of
 
@@ -44,7 +44,7 @@ def workloads_of(replay: Replay) -> list[Workload]:
     likeliest = workload_of(replay)
     found = [likeliest]
     found += _with_other_starts(replay, likeliest)
-    other = other_ways(replay)
+    other = other_candidates(replay)
     if other is not None:
         found.append(workload_of(other))
     return found

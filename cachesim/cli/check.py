@@ -1,0 +1,447 @@
+"""`cachesim check`: random workloads searched for wrong answers, or two profiles compared."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Annotated, Any, Final, TypeAlias
+
+from cyclopts import Parameter
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.jobs import setting
+from cachesim.cli.workers import crew, processes, processes_wanted, processors
+from cachesim.engines.profile import Profile
+from cachesim.engines.words import counted
+from cachesim.errors import InputError
+from cachesim.files import free_name
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import PRESETS
+from cachesim.real.hunt.proof import proof_command
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.document import FittingTable
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.labels import label_of_release
+from cachesim.scenario.writing import to_toml
+from cachesim.testing.against import Comparison, Side, compare
+from cachesim.testing.chunks import CHUNK, search_by, survey_by
+from cachesim.testing.flags import try_flags
+from cachesim.testing.search import Counterexample, Report, search
+from cachesim.testing.story import story
+from cachesim.testing.survey import Cause, Find, Survey, made_small, survey
+from cachesim.testing.trial import EXERCISED
+from cachesim.testing.workloads import Shape
+
+
+class Budget:
+    """So many minutes from now on, or no end."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._minutes = minutes
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._start
+
+    def left(self) -> bool:
+        """Whether there is time for one more workload."""
+        return self._minutes is None or self.seconds < 60 * self._minutes
+
+    def rate(self, workloads: int) -> float:
+        """Workloads a second since the start."""
+        return workloads / max(self.seconds, 1e-9)
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Workloads played so far, on standard error, where that is a terminal."""
+    text = TextColumn("{task.description}  {task.fields[said]}")
+    with Progress(text, TimeElapsedColumn(), console=notes(), transient=True) as shown:
+        task = shown.add_task(title, total=None, said="")
+        yield lambda workloads, requests: shown.update(
+            task, said=f"{counted(workloads, 'workload')}, {counted(requests, 'request')}"
+        )
+
+
+WORDS: Final = ("reuse", *EXERCISED, "refusal")
+"""What a search may be required to have exercised."""
+
+MOST_MINUTES: Final = 7 * 24 * 60
+
+EXAMPLES: Final = 200
+"""Workloads where nobody says how many, nor how long."""
+
+WITHOUT_END: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to play, and for how long."""
+
+    profiles: tuple[Profile, ...]
+    against: Profile | None
+    model: str
+    examples: int
+    minutes: float | None
+    seed: int
+    arithmetic: ArithmeticName
+    shape: Shape
+    jobs: int
+    emit: Path | None
+    require: frozenset[str]
+    find: Find = "wrong"
+    everything: bool = False  # go on past the first finding
+    dask: str | None = None  # whose workers search: an address, or a number of own ones
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be played, before anything is."""
+        if not self.profiles:
+            msg = "name a profile to check, such as llama.cpp@b11549+erase-equal"
+            raise InputError(msg)
+        if self.model not in PRESETS:
+            msg = f"there is no preset {self.model!r}; there are {', '.join(PRESETS)}"
+            raise InputError(msg)
+        for unknown in sorted(self.require - set(WORDS)):
+            msg = f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}"
+            raise InputError(msg)
+        if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
+            msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
+            raise InputError(msg)
+        processes_wanted(self.jobs)
+        self._check_folder()
+        if self.examples < 1:
+            msg = f"--examples is {self.examples}; write a whole number from 1"
+            raise InputError(msg)
+        if self.against is not None and self.dask is not None:
+            msg = "--dask is for a search; --against compares on this machine: give one of them"
+            raise InputError(msg)
+        if self.against is not None and self.goes_on:
+            msg = "--against compares two profiles; --all and --find search one: give one of them"
+            raise InputError(msg)
+        for profile in self.profiles:
+            if self.against is not None and self.against.engine != profile.engine:
+                msg = (
+                    f"{self.against} is another engine than {profile}: its flags and requests are"
+                    " others; --against takes a profile of the same one, `cachesim diff` any"
+                )
+                raise InputError(msg)
+        for profile in (*self.profiles, *((self.against,) if self.against else ())):
+            try_flags(profile, self.model, self.shape.fixed)
+
+    def _check_folder(self) -> None:
+        if self.emit is not None:
+            check_folder(self.emit)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether findings are grouped by their cause, and the search goes on past each."""
+        return self.everything or self.find == "lost"
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What a search and a comparison are told alike."""
+        return {
+            "examples": self.examples,
+            "seed": self.seed,
+            "arithmetic": self.arithmetic,
+            "shape": self.shape,
+        }
+
+
+def many(examples: int | None, minutes: float | None) -> int:
+    """How many workloads: as many as time allows where only a time is given."""
+    if examples is not None:
+        return examples
+    return EXAMPLES if minutes is None else WITHOUT_END
+
+
+def workers_for(jobs: int | None) -> int:
+    """How many processes: all processors where nobody says."""
+    return processors() if jobs is None else jobs
+
+
+def check_folder(emit: Path) -> None:
+    """Refuse a folder that cannot be written to: no search begins whose finding is not kept."""
+    try:
+        emit.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=emit):
+            pass
+    except OSError as error:
+        msg = f"--emit {emit}: cannot be written to: {error.strerror or error}"
+        raise InputError(msg) from None
+
+
+def tell_search(report: Report, plan: Plan) -> int:
+    """Say what was exercised and what was found; the exit status."""
+    lines = _played(report)
+    status = AS_EXPECTED
+    if report.counterexample is None:
+        lines.append("  nothing wrong was found")
+    else:
+        lines += story(report.counterexample, report.profile)
+        lines += _evidence(report.profile)
+        lines += _emitted(report.counterexample, report.profile, plan.emit)
+        status = NOT_AS_EXPECTED
+    return _told(lines, report, plan, status)
+
+
+def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
+    """Say every cause that was found, how often, and the smallest workload that shows it."""
+    report, nothing = found.report, "lost" if plan.find == "lost" else "wrong"
+    lines = _played(report)
+    causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
+    lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
+    for number, (cause, shown) in enumerate(smallest.items(), 1):
+        count = found.counts[cause]
+        often = f"{count} workloads" if count != 1 else "one workload"
+        lines.append(f"  {number}. {cause} ({often})")
+        one = replace(shown, scenario=_renamed(shown.scenario, number))
+        lines += [f"  {line}" for line in story(one, report.profile)]
+        if plan.find != "lost":
+            lines += [f"  {line}" for line in _evidence(report.profile)]
+        lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
+    return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
+
+
+def _renamed(scenario: Scenario, number: int) -> Scenario:
+    """Two causes may come from one workload: each file has a name of its own."""
+    return replace(scenario, name=f"{scenario.name}-{number}")
+
+
+def _played(report: Report) -> list[str]:
+    count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
+    lines = [
+        f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
+        f"  exercised: {_exercised(report.exercised)}",
+    ]
+    never = [word for word in WORDS if not report.exercised[word]]
+    return [*lines, f"  never exercised: {', '.join(never)}"] if never else lines
+
+
+def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
+    missing = sorted(word for word in plan.require if not report.exercised[word])
+    if missing:
+        lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
+        status = NOT_AS_EXPECTED
+    show(results(), *lines)
+    return status
+
+
+def _exercised(counts: Counter[str]) -> str:
+    said = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
+    return ", ".join(said) or "nothing"
+
+
+def _evidence(profile: Profile) -> list[str]:
+    label = label_of_release(profile)
+    return [f"  evidence: {label}"] if label else []
+
+
+def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
+    if folder is None:
+        return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
+    path = free_name(folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml")
+    text = to_toml(found.scenario)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # the finding is worth more than the file
+        return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
+    lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    command = proof_command(found.scenario, profile, path)
+    return [*lines, f"  on the real server: {command}"] if command else lines
+
+
+def tell_comparison(found: Comparison) -> int:
+    """Say who reuses more and who answers wrong; the exit status."""
+    if not found.workloads:
+        msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
+        raise InputError(msg)
+    show(results(), _table(found), *found.verdict, *_evidence_of_sides(found))
+    return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
+
+
+def _evidence_of_sides(found: Comparison) -> Iterator[str]:
+    for side in (found.one, found.other):
+        if side.wrong or side.crashed:
+            yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
+
+
+def _table(found: Comparison) -> Table:
+    counts = {
+        "workload": found.workloads,
+        "request": found.requests,
+        "token": found.prompt_tokens,
+    }
+    title = ", ".join(counted(number, noun) for noun, number in counts.items())
+    table = FittingTable(title=title, title_style="", box=None)
+    for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
+        table.add_column(head, justify="left" if head == "profile" else "right")
+    for side in (found.one, found.other):
+        table.add_row(*_row(side, found))
+    return table
+
+
+def _row(side: Side, found: Comparison) -> tuple[str, ...]:
+    share = 100 * side.cached / max(1, found.prompt_tokens)
+    return (
+        str(side.profile),
+        str(side.cached),
+        f"{share:.1f} %",
+        str(side.more),
+        str(side.wrong),
+        str(side.crashed),
+    )
+
+
+Hands: TypeAlias = tuple[Executor | None, int]
+"""Whoever searches beside this process, and how many they are."""
+
+
+def check(
+    *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
+    model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
+    examples: Annotated[int | None, Parameter(help="At most this many workloads.")] = None,
+    minutes: Annotated[float | None, Parameter(help="At most this many minutes.")] = None,
+    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
+    arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
+    against: Annotated[
+        str | None, Parameter(help="A second profile on the same workloads.")
+    ] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
+    dask: Annotated[
+        str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
+    ] = None,
+    emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
+    everything: Annotated[
+        bool,
+        Parameter("--all", negative="", help="Continue past findings, and group them by cause."),
+    ] = False,
+    find: Annotated[
+        Find,
+        Parameter(
+            help="wrong: wrong answers and crashes; lost: reuse lost although states were there."
+        ),
+    ] = "wrong",
+    require: Annotated[
+        list[str] | None,
+        Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
+    ] = None,
+) -> int:
+    """Search random workloads for an answer that differs from the cold answer.
+
+    Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
+    """
+    plan = Plan(
+        profiles=tuple(map(Profile.parse, profiles)),
+        against=None if against is None else Profile.parse(against),
+        model=model,
+        examples=many(examples, minutes),
+        minutes=minutes,
+        seed=seed,
+        arithmetic=arithmetic,
+        shape=shape_for(settings or (), goes_on=everything or find == "lost"),
+        jobs=workers_for(jobs),
+        emit=emit,
+        require=frozenset(require or ()),
+        find=find,
+        everything=everything,
+        dask=dask,
+    )
+    return _carried_out(plan)
+
+
+def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
+    """What happens in workloads: a search that continues past findings tries everything."""
+    fixed = dict(map(setting, settings))
+    return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
+
+
+def _carried_out(plan: Plan) -> int:
+    status = AS_EXPECTED
+    if plan.against is not None:
+        for profile in plan.profiles:
+            status |= _compare(profile, plan.against, plan)
+        return status
+    with _hands(plan) as hands:  # begin once for all profiles
+        for profile in plan.profiles:
+            status |= (_survey if plan.goes_on else _search)(profile, plan, hands)
+    return status
+
+
+def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
+    pool, count = hands
+    search_with = search if pool is None else partial(search_by, pool, count)
+    with bar(f"{profile} {plan.model}") as advance:
+        budget = Budget(plan.minutes)
+
+        def going(report: Report) -> bool:
+            report.rate = budget.rate(report.workloads)
+            advance(report.workloads, report.requests)
+            return budget.left()
+
+        report = search_with(profile, plan.model, **plan.how, going=going)
+        if report.counterexample is None:  # else time went into making it small
+            report.rate = budget.rate(report.workloads)
+    return tell_search(report, plan)
+
+
+def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
+    pool, count = hands
+    budget = Budget(plan.minutes)
+    with bar(f"{profile} {plan.model}") as advance:
+
+        def going(report: Report) -> bool:
+            advance(report.workloads, report.requests)
+            return budget.left()
+
+        how = {**plan.how, "find": plan.find, "going": going}
+        if pool is None:
+            found = survey(profile, plan.model, **how)
+        else:
+            found = survey_by(pool, profile, plan.model, ahead=2 * count, **how)
+        found.report.rate = budget.rate(found.report.workloads)
+        order = [cause for cause, _ in found.counts.most_common()]
+        shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+        do = map if pool is None else pool.map
+        smallest = list(do(shrunk, order, [found.first[each] for each in order]))
+    return tell_survey(found, dict(zip(order, smallest, strict=True)), plan)
+
+
+@contextmanager
+def _hands(plan: Plan) -> Iterator[Hands]:
+    """Whoever searches: this process alone, several where that is asked for and pays, a cluster."""
+    if plan.dask is not None:
+        with crew(plan.dask) as found:
+            yield found
+        return
+    count = min(plan.jobs, -(-plan.examples // CHUNK))
+    if count == 1:
+        yield None, 1
+        return
+    with processes(count) as pool:
+        yield pool, count
+
+
+def _compare(one: Profile, other: Profile, plan: Plan) -> int:
+    budget = Budget(plan.minutes)
+    with bar(f"{one} against {other}, {plan.model}") as advance:
+
+        def going(found: Comparison) -> bool:
+            advance(found.workloads, found.requests)
+            return budget.left()
+
+        found = compare(one, other, plan.model, **plan.how, going=going)
+    return tell_comparison(found)
