@@ -54,7 +54,23 @@ def test_many_runs_are_counted_by_engine_and_class(capsys: Capture) -> None:
         ["llama.cpp", "2", "0", "0"],
         ["all", "2", "0", "0"],
         [],
-        ["9", "runs,", "9", "as", "expected;", "2", "show", "a", "wrong", "answer"],
+        [
+            "9",
+            "runs,",
+            "9",
+            "as",
+            "expected;",
+            "2",
+            "runs",
+            "with",
+            "a",
+            "wrong",
+            "answer,",
+            "as",
+            "their",
+            "scenario",
+            "expects",
+        ],
     ] == shown[9:]
 
 

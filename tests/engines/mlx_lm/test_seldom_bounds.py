@@ -7,7 +7,7 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.masks import Bounds
 from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.generate.forward import Sight
+from cachesim.engines.mlx_lm.generate.forward import Visibility
 from cachesim.engines.mlx_lm.server.segments import _before_thinking, tail_start
 from cachesim.units import Token, as_tokens
 
@@ -44,7 +44,7 @@ def test_a_view_is_taken_again_under_the_same_mask_only() -> None:
     views = (None, Bounds(0, 3, 2), Bounds(0, 4, 2), seen, ~seen)
 
     for one in range(len(views)):
-        view = Sight(marks, views[one], ())
+        view = Visibility(marks, views[one], ())
         assert [one == other for other in range(len(views))] == [
             view.is_of(marks.copy(), each) for each in views
         ]

@@ -116,8 +116,8 @@ NOWHERE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How rows of a cache come into a lane: row `of[i]` lies at place `to[i]`."""
+class Gather:
+    """Index arrays from a cache's rows to a lane's places: row `of[i]` goes to place `to[i]`."""
 
     of: Integers | slice
     to: Integers | slice
@@ -125,21 +125,21 @@ class Way:
 
     def lane(self, keys: Array, values: Array) -> Lane:
         """The lane of one layer's keys and values, as they lie in its cache."""
-        return self.frame.lane(self._brought(keys), self._brought(values))
-
-    def _brought(self, held: Array) -> Array:
-        lane = np.zeros((len(self.frame.positions), *held.shape[1:]), held.dtype)
-        lane[self.to] = held[self.of]
-        return lane
+        gathered = []
+        for held in (keys, values):
+            rows = np.zeros((len(self.frame.positions), *held.shape[1:]), held.dtype)
+            rows[self.to] = held[self.of]
+            gathered.append(rows)
+        return self.frame.lane(*gathered)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the columns of one row see, worked out once for all layers of which the same is true."""
+class Visibility:
+    """The keys that the columns of one row attend to, shared by layers with the same mask."""
 
     marks: Array  # (n,) the position of each key plus one
     visible: Array | Bounds | None  # (columns, n)
-    ways: tuple[Way, ...]
+    gathers: tuple[Gather, ...]
 
     @classmethod
     def of(
@@ -149,23 +149,23 @@ class Sight:
         rows: Integers,
         low: Integers,
         high: Integers,
-    ) -> "Sight":
+    ) -> "Visibility":
         """One lane where every column sees what it should by position, else a lane per column.
 
         `visible` says which column may look at which key, all of them at all where it is None; a
         column should see the positions from its `low` to its `high`.
         """
         places = marks.astype(np.int64) - 1
-        way = _common_way(places, visible, rows, low, high)
-        if way is not None:
-            return cls(marks, visible, (way,))
-        ways = (
-            _way_of_one(places, np.flatnonzero(seen), row=int(row), position=int(position))
+        gather = _common_gather(places, visible, rows, low, high)
+        if gather is not None:
+            return cls(marks, visible, (gather,))
+        gathers = (
+            _gather_of_one(places, np.flatnonzero(seen), row=int(row), position=int(position))
             for row, position, seen in zip(
                 rows, high, _written(visible, len(rows), len(places)), strict=True
             )
         )
-        return cls(marks, visible, tuple(ways))
+        return cls(marks, visible, tuple(gathers))
 
     def is_of(self, marks: Array, visible: Array | Bounds | None) -> bool:
         """Whether these keys lie at the same positions, under the same mask."""
@@ -177,7 +177,7 @@ class Sight:
 
     def lanes(self, keys: Array, values: Array) -> list[Lane]:
         """The lanes of a layer's keys and values."""
-        return [way.lane(keys, values) for way in self.ways]
+        return [gather.lane(keys, values) for gather in self.gathers]
 
 
 def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
@@ -186,13 +186,13 @@ def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
     return visible.dense(keys) if isinstance(visible, Bounds) else visible
 
 
-def _common_way(
+def _common_gather(
     places: Integers,
     visible: Array | Bounds | None,
     rows: Integers,
     low: Integers,
     high: Integers,
-) -> Way | None:
+) -> Gather | None:
     """The lane of all columns, if their masks show just the rows between `low` and `high`.
 
     Rows that are missing there stay missing; rows without a position, and second ones of one
@@ -222,7 +222,7 @@ def _common_way(
     to = slice(first - base, last + 1 - base) if isinstance(where, slice) else where - base
     positions = np.full(size, ABSENT)
     positions[to] = seen
-    return Way(used, to, Frame(rows, positions, low, high))
+    return Gather(used, to, Frame(rows, positions, low, high))
 
 
 def _between(seen: Integers, low: Integers, high: Integers) -> Array:
@@ -261,7 +261,7 @@ def _blocks(first: int, last: int) -> tuple[int, int]:
     return base, -(-(last + 1 - base) // BLOCK) * BLOCK
 
 
-def _way_of_one(places: Integers, used: Integers, row: int, position: int) -> Way:
+def _gather_of_one(places: Integers, used: Integers, row: int, position: int) -> Gather:
     """What one column sees, rows without a position and second rows of one at the end.
 
     | by position, whole blocks | the others, padded to a block |
@@ -276,7 +276,7 @@ def _way_of_one(places: Integers, used: Integers, row: int, position: int) -> Wa
     positions = np.full(size + more, ABSENT)
     positions[seen - base] = seen
     positions[size : size + max(1, len(others))] = position  # where there are more
-    return Way(
+    return Gather(
         of=np.concatenate((used[regular], used[others])),
         to=np.concatenate((seen - base, np.arange(size, size + len(others)))),
         frame=Frame(np.array([row]), positions, np.array([0]), np.array([FAR])),
@@ -713,7 +713,7 @@ class _GroupStore:
         self._positions = positions
         self._length = len(columns[0])
         self._writes = writes
-        self._sights: dict[tuple[int, int | None], Sight] = {}  # by row and window
+        self._visibility: dict[tuple[int, int | None], Visibility] = {}  # by row and window
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
@@ -745,12 +745,12 @@ class _GroupStore:
             back = np.full(len(keys), -shift)
             keys = self._call.network.rotate(cached.shape.layer, keys, back)
             marks = np.where(marks > 0, marks.astype(np.int64) - shift, 0)
-        sight = self._sights.get((index, cached.window))
-        if sight is None or not sight.is_of(marks, visible):
+        visibility = self._visibility.get((index, cached.window))
+        if visibility is None or not visibility.is_of(marks, visible):
             mine = np.arange(index * self._length, (index + 1) * self._length)
-            sight = Sight.of(marks, visible, mine, cached.lowest(positions), positions)
-            self._sights[index, cached.window] = sight
-        return sight.lanes(keys, values)
+            visibility = Visibility.of(marks, visible, mine, cached.lowest(positions), positions)
+            self._visibility[index, cached.window] = visibility
+        return visibility.lanes(keys, values)
 
     def states(self, layer: int) -> Array:
         """The state that each row starts from."""
