@@ -34,7 +34,8 @@ OURS: Final = frozenset(
         "check_tokens",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
         "_landed",
-        "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi", "held", "_Sight", "_serve",
+        "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi", "_Sight",
+        "_serve",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_queue_rows", "_checkpoint", "_put_back",
         # shortcuts; a property holds each to what it stands for

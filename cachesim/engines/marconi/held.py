@@ -1,0 +1,80 @@
+"""What the tree holds at one moment, in the form that pages are drawn from."""
+
+import numpy as np
+
+from cachesim.engines.held import (
+    ROOT,
+    UNKNOWN,
+    Amounts,
+    CellsHeld,
+    Held,
+    Marks,
+    NodeHeld,
+    RowHeld,
+    TreeHeld,
+    runs_of,
+)
+from cachesim.engines.marconi.tree import Node, Tree
+from cachesim.model.arithmetic import Network, Place
+
+
+def held(tree: Tree, network: Network) -> Held:
+    """Every node's tokens, and the state at its end."""
+    marks = Marks.of(network)
+    nodes = [(node, node.depth()) for node in tree.all() if node.content is not None]
+    places = {shape.place for shape in network.shapes}
+    cells = [_cells(place, nodes, marks) for place in ("attention", "window") if place in places]
+    layer = marks.layers.get("recurrent")
+    rows = [
+        RowHeld(
+            row=number,
+            position=depth - 1,
+            owners=0,
+            node=UNKNOWN if layer is None else int(node.content.state[layer][0]),
+        )
+        for number, (node, depth) in enumerate(nodes)
+        if node.content.state
+    ]
+    drawn = TreeHeld(
+        name="radix tree", of="memory", nodes=tuple(_node(*each, marks) for each in nodes)
+    )
+    return Held(cells=tuple(cells), rows=tuple(rows), tree=drawn)
+
+
+def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
+    """A node, its parent, and the state that every node has at its end."""
+    cells = _cells("attention", [(node, depth)], marks)
+    layer = marks.layers.get("recurrent")
+    has_state = bool(node.content.state)
+    return NodeHeld(
+        number=node.number,
+        parent=ROOT if node.parent is None else node.parent.number,
+        tokens=tuple(token for each in node.path() for token in each.key),
+        count=len(node.key),
+        runs=cells.runs,
+        saved="state" if has_state else "",
+        node=int(node.content.state[layer][0]) if has_state and layer is not None else UNKNOWN,
+    )
+
+
+def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHeld:
+    layer = marks.layers.get(place)
+    positions = [np.arange(depth - len(node.key), depth, dtype=np.int64) for node, depth in nodes]
+    at = np.concatenate(positions) if positions else np.zeros(0, np.int64)
+    births = None
+    if layer is not None and len(at):
+        keys = [node.content.keys[layer][0].reshape(len(node.key), -1)[:, 0] for node, _ in nodes]
+        births = np.concatenate(keys).astype(np.int64)
+    numbers = np.arange(len(at), dtype=np.int64)
+    return CellsHeld(
+        part=place,
+        stream=0,
+        size=len(at),
+        window=None,
+        runs=runs_of(numbers, at, np.zeros_like(numbers), births),
+    )
+
+
+def amounts(tree: Tree) -> Amounts:
+    """The same in numbers: a state at every node's end, a token's place in every layer."""
+    return Amounts(attention=tree.tokens, window=tree.tokens, states=tree.nodes)
