@@ -112,7 +112,7 @@ def workloads_agree(release: Release) -> tuple[bool, str]:
         for number in range(AGENTS if release in CLOSELY else 0):
             if not _agrees(tally, pair.play_agents, number):
                 break
-    requests, agreeing = tally.requests.total(), tally.agreeing.total()
+    requests, agreeing = tally.total("requests"), tally.total("agreeing")
     return tally.all_agree, f"{agreeing} of {requests} requests agree"
 
 

@@ -1,92 +1,104 @@
-"""How many workloads a release's own scheduler and the simulated one played alike."""
+"""A real engine beside the simulator: where two runs first differ, and how many agree, by kind."""
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from typing import Any, Final
 
 from rich.table import Table
 
 from cachesim.real.playing import console, table_of_counts
-from cachesim.real.vectors.replay import differing
 from cachesim.typed import Json
 
 Workload = dict[str, Any]
 
 MOST_LINES: Final = 12
-NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
+"""Fields of a difference that are printed."""
+
+MOST_CHARACTERS: Final = 300
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first step of a run at which the simulator differs from the real engine."""
+
+    step: int
+    real: Json = None
+    simulated: Json
+
+    def lines(self) -> Iterator[str]:
+        """One line for each field that differs, as many as fit on a screen."""
+        found = list(islice(differing(self.real, self.simulated, ""), MOST_LINES + 1))
+        for where, real, simulated in found[:MOST_LINES]:
+            yield f"  {where}: real {_short(real)}, simulated {_short(simulated)}"
+        if len(found) > MOST_LINES:
+            yield "  ..."
+
+
+def _short(value: Json) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+
+
+def first_difference(real: Iterable[Json], simulated: Iterable[Json]) -> Difference | None:
+    """The first results that are not equal; one that is missing on a side is null."""
+    for step, (one, other) in enumerate(zip_longest(real, simulated)):
+        if one != other:
+            return Difference(step=step, real=one, simulated=other)
+    return None
+
+
+def differing(real: Json, simulated: Json, where: str) -> Iterator[tuple[str, Json, Json]]:
+    """The places where two JSON values differ, as deep as both have the same shape."""
+    if isinstance(real, dict) and isinstance(simulated, dict):
+        for key in sorted({*real, *simulated}):
+            inside = f"{where}.{key}" if where else str(key)
+            yield from differing(real.get(key), simulated.get(key), inside)
+    elif isinstance(real, list) and isinstance(simulated, list) and len(real) == len(simulated):
+        for i, (one, other) in enumerate(zip(real, simulated, strict=True)):
+            yield from differing(one, other, f"{where}[{i}]")
+    elif real != simulated:
+        yield where, real, simulated
+
+
+@dataclass(slots=True, kw_only=True)
 class Agreement:
-    """How many workloads came out alike, by kind; the first that did not."""
+    """Counts of what was played on both, a column and a kind each, and the first difference."""
 
-    engine: str
-    release: str
-    fails_alike: bool = False  # where the release raises, the simulator must end, too
-    workloads: Counter[str] = field(default_factory=Counter)
-    agreeing: Counter[str] = field(default_factory=Counter)
-    requests: Counter[str] = field(default_factory=Counter)
-    cached: Counter[str] = field(default_factory=Counter)
-    raised: Counter[str] = field(default_factory=Counter)
-    difference: tuple[str, Any, Any] | None = None
+    title: str = ""
+    kinds: str = "kind"  # the head of the kinds
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    difference: tuple[Any, Difference] | None = None  # and what was played
 
     @property
     def all_agree(self) -> bool:
-        """Whether every workload came out alike."""
-        return self.difference is None
+        """True when nothing differs, and something was played."""
+        return self.difference is None and any(each.total() for each in self.counts.values())
 
-    def count(self, workload: Workload, real: Json, simulated: Json) -> None:
-        """Hold one workload's results against each other."""
-        kind = workload["id"].rpartition("-")[0]
-        self.workloads[kind] += 1
-        raised = _raised(real)
-        self.raised[kind] += raised
-        real, simulated = comparable(real, simulated, fails_alike=self.fails_alike)
-        requests = [each for group in real for each in group.get("requests", ())]
-        self.requests[kind] += len(requests)
-        self.cached[kind] += sum(each["cached"] or 0 for each in requests)
-        if real == simulated:
-            self.agreeing[kind] += 0 if raised else 1
-        elif self.difference is None:
-            self.difference = (workload["id"], real, simulated)
+    def add(self, kind: str, played: object, difference: Difference | None, **numbers: int) -> None:
+        """Count something that was played, and keep it if it is the first that differs."""
+        for column, number in numbers.items():
+            self.counts[column.replace("_", " ")][kind] += number
+        if difference is not None and self.difference is None:
+            self.difference = played, difference
 
-    def table(self, seed: int) -> Table:
-        """How many came out alike, kind by kind."""
-        title = f"{self.engine} {self.release}: scheduler, seed {seed}"
-        columns = {
-            "workloads": self.workloads,
-            "requests": self.requests,
-            "tokens cached": self.cached,
-            "agreeing": self.agreeing,
-            "raised": self.raised,
-        }
-        return table_of_counts(title, "groups", columns)
+    def total(self, column: str) -> int:
+        """The sum of a column."""
+        return self.counts[column].total()
 
-    def tell(self, seed: int) -> int:
-        """The table, and the first difference; the exit status."""
+    def table(self) -> Table:
+        """A row for each kind, and the sums."""
+        return table_of_counts(self.title, self.kinds, self.counts)
+
+    def show(self) -> int:
+        """Print the table and the first difference; the exit status."""
         out = console()
-        out.print(self.table(seed))
+        out.print(self.table())
         if self.difference is not None:
-            tell_difference(*self.difference)
+            played, difference = self.difference
+            out.print(f"first difference, workload {played}, step {difference.step}:")
+            for line in difference.lines():
+                out.print(line, markup=False)
         return 0 if self.all_agree else 1
-
-
-def _raised(real: Json) -> bool:
-    return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
-
-
-def comparable(real: Json, simulated: Json, *, fails_alike: bool) -> tuple[Json, Json]:
-    """The results of both that are compared: where the release raises, what came before."""
-    if _raised(real):
-        last = simulated[len(real) - 1 :]
-        if not fails_alike or (last and "error" in last[0]):
-            return real[:-1], simulated[: len(real) - 1]
-    return real, simulated
-
-
-def tell_difference(workload: object, real: Json, simulated: Json) -> None:
-    """The first fields that differ."""
-    out = console()
-    out.print(f"first difference, workload {workload}: real, then simulated")
-    for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
-        out.print(f"  {where}: {one!s:.200} | {other!s:.200}")

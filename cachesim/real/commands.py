@@ -20,7 +20,7 @@ from cachesim.files import GGUF, Output
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.llama_cpp.abilities import PRESETS
 from cachesim.real.llama_cpp.calls import RealServerError
-from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
+from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, title_of
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_adapter, write_model
@@ -37,7 +37,6 @@ from cachesim.real.playing import (
     Stage,
     comparing,
     console,
-    table_of_counts,
     table_of_numbers,
     watched,
 )
@@ -80,8 +79,11 @@ def real_vectors(*files: Path) -> int:
     for path in files:
         summary = replay(path)
         out.print(f"{path}: {summary}")
-        for line in summary.first.lines() if summary.first else ():
-            out.print(line)
+        if summary.first is not None:
+            where, difference = summary.first
+            out.print(f"first difference: {where}", markup=False)
+            for line in difference.lines():
+                out.print(line, markup=False)
         all_equal = all_equal and summary.first is None
     return 0 if all_equal else 1
 
@@ -167,7 +169,6 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             release=flags.release,
             workloads=flags.workloads,
             seed=flags.seed,
-            table=_table_of,
         )
     if flags.settings:
         release = flags.release or USUAL
@@ -217,7 +218,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     out = console()
     wheel = as_release(release)
     environment_for(wheel).ready()
-    tally, shown = Tally(), None
+    tally, shown = Tally(title=title_of(release, flags.seed)), None
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:
         play = _played_by(pair, flags)
@@ -230,7 +231,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
             tally.count(played)
             if played.difference is not None and shown is None:
                 shown = pair.shrunk(played.difference)
-    out.print(_table_of(release, flags.seed, tally))
+    out.print(tally.table())
     if not flags.arrivals:
         out.print(_features_table(tally))
         out.print(f"races, by another play of the same: {tally.races}")
@@ -289,21 +290,12 @@ def _count(value: int | None) -> str:
 def _features_table(tally: Tally) -> Table:
     heads = ("workloads", "requests", "agreeing", "share")
     table = table_of_numbers("by what a workload uses", "feature", *heads)
-    for name, share in sorted(tally.features.items()):
-        numbers = (share.workloads, share.requests, share.agreeing)
-        part = f"{100 * share.agreeing / max(1, share.requests):.2f} %"
+    counts = tally.features.counts
+    for name in sorted(counts["workloads"]):
+        numbers = [counts[head][name] for head in heads[:-1]]
+        part = f"{100 * numbers[2] / max(1, numbers[1]):.2f} %"
         table.add_row(name, *(f"{number:,}" for number in numbers), part)
     return table
-
-
-def _table_of(release: str, seed: int, tally: Tally) -> Table:
-    title = f"llama.cpp {release} beside the simulator, seed {seed}"
-    columns = {
-        "workloads": tally.workloads,
-        "requests": tally.requests,
-        "agreeing": tally.agreeing,
-    }
-    return table_of_counts(title, "preset", columns)
 
 
 __all__ = [

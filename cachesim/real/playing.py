@@ -115,7 +115,7 @@ def table_of_numbers(title: str, name: str, *heads: str) -> Table:
 def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) -> Table:
     """Counters side by side: a row for whatever the first of them counts, and the sums."""
     table = table_of_numbers(title, name, *columns)
-    for each in sorted(next(iter(columns.values()))):
+    for each in sorted(next(iter(columns.values()), ())):
         table.add_row(each, *(f"{column[each]:,}" for column in columns.values()))
     table.add_section()
     table.add_row("all", *(f"{column.total():,}" for column in columns.values()))

@@ -7,7 +7,6 @@ tokens, for no kernel runs there, and must take the same decisions.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, Final, Generic, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -17,9 +16,9 @@ from cachesim.engines.base import Engine
 from cachesim.engines.family import Family
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.agreement import NOT_RAISED, Agreement, Workload, comparable
+from cachesim.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.real.environment import Environment, package_of
-from cachesim.real.fit.newest import Difference, Played, explain
+from cachesim.real.fit.newest import Played, explain
 from cachesim.real.playing import Stage, console, watched
 from cachesim.real.prompts import spell
 from cachesim.real.registry import versions_of
@@ -34,6 +33,47 @@ NOT_PLAYED: Final = "not played"
 """The entry of a step after the one in which the scheduler raised."""
 
 R = TypeVar("R")
+
+
+NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
+
+
+def count(
+    agreement: Agreement, workload: Workload, real: Sequence[Told], simulated: Sequence[Told]
+) -> None:
+    """Count a workload; one that the release itself fails on does not count as agreeing."""
+    raised = _raised(real)
+    real, simulated = comparable(real, simulated)
+    requests = [each for group in real for each in group.get("requests", ())]
+    difference = first_difference(real, simulated)
+    agreement.add(
+        workload["id"].rpartition("-")[0],
+        workload["id"],
+        difference,
+        workloads=1,
+        requests=len(requests),
+        tokens_cached=sum(each["cached"] or 0 for each in requests),
+        agreeing=difference is None and not raised,
+        raised=raised,
+    )
+
+
+def _raised(real: Sequence[Told]) -> bool:
+    return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
+
+
+def comparable(
+    real: Sequence[Told], simulated: Sequence[Told]
+) -> tuple[Sequence[Told], Sequence[Told]]:
+    """The results that are compared: where the release raises, what came before.
+
+    The simulator must end there, too.
+    """
+    if _raised(real):
+        last = simulated[len(real) - 1 :]
+        if last and "error" in last[0]:
+            return real[:-1], simulated[: len(real) - 1]
+    return real, simulated
 
 
 def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,15 +140,15 @@ class RealScheduler(Generic[R]):
     ) -> Agreement:
         """Play workloads on both; another version may stand in for the release's own."""
         known = self.family.release(release)
-        found = Agreement(self.family.name, known.name, fails_alike=True)
+        title = f"{self.family.name} {known.name}: scheduler, seed {seed}"
+        found = Agreement(title=title, kinds="groups")
         with self.start(known.name, version) as real:
             for number in watched(numbers):
                 workload = self.draw(seed, number, known.rules)
                 real_groups = self.visible(workload, real.play(workload))
                 record(self._played(workload, real_groups))
-                found.count(
-                    workload, real_groups, self.visible(workload, self.play(workload, known.rules))
-                )
+                simulated = self.visible(workload, self.play(workload, known.rules))
+                count(found, workload, real_groups, simulated)
         return found
 
     def compare_newest(self, seed: int, numbers: range, wheel: str = "") -> int:
@@ -119,9 +159,8 @@ class RealScheduler(Generic[R]):
         engine, played = self.family.name, list[Played[R]]()
         version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
         try:
-            status = self.compare(known, seed, numbers, version=version, record=played.append).tell(
-                seed
-            )
+            found = self.compare(known, seed, numbers, version=version, record=played.append)
+            status = found.show()
         except WorkerError as error:
             console().print(str(error), markup=False)
             status = 1
@@ -135,13 +174,7 @@ class RealScheduler(Generic[R]):
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
         def check(rules: R) -> Difference | None:
             ours = self.visible(workload, self.play(workload, rules))
-            pairs = zip_longest(*comparable(real, ours, fails_alike=True))
-            differing = (
-                Difference(step=at, simulated=our)
-                for at, (one, our) in enumerate(pairs)
-                if one != our
-            )
-            return next(differing, None)
+            return first_difference(*comparable(real, ours))
 
         size = len(str(workload["steps"]))
         return Played(

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
-from cachesim.real.vectors import ik_server, llama_server, mlx_classes, mlx_server
+from cachesim.real.vectors import mlx_classes, mlx_server, servers
 from cachesim.testing.search import workloads
 from cachesim.testing.trial import play
 from cachesim.testing.workloads import Shape
@@ -26,10 +26,10 @@ Mismatch = Callable[[Mapping[str, Any]], object]
 How: TypeAlias = Literal["wrong answer", "wrong count", "crash"]
 
 REPLAYS: Final[Mapping[str, Mismatch]] = {
-    "server-b9093": llama_server.mismatch,
-    "server-b9538": llama_server.mismatch,
-    "server-b11549": llama_server.mismatch,
-    "server-ik-d2da6da05": ik_server.mismatch,
+    "server-b9093": servers.mismatch,
+    "server-b9538": servers.mismatch,
+    "server-b11549": servers.mismatch,
+    "server-ik-d2da6da05": servers.mismatch,
     "mlx-caches": mlx_classes.mismatch,
     "mlx-store": mlx_classes.mismatch,
     "mlx-server": mlx_server.mismatch,

@@ -85,7 +85,7 @@ def test_requests_behind_a_difference_do_not_count_as_agreeing() -> None:
 
     tally.count(Played(workload=WORKLOAD, outcomes=outcomes, difference=found))
 
-    assert (tally.requests["hybrid"], tally.agreeing["hybrid"]) == (2, 1)
+    assert (tally.total("requests"), tally.total("agreeing")) == (2, 1)
     assert not tally.all_agree
 
 

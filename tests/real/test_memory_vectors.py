@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
+from cachesim.real.agreement import Difference, differing
 from cachesim.real.vectors import memory as memory_vectors
-from cachesim.real.vectors.replay import FirstDifference, differing, replay
+from cachesim.real.vectors.replay import replay
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}
@@ -45,7 +46,7 @@ def test_the_first_difference_is_told_field_by_field(tmp_path: Path) -> None:
 
     assert f"0 of 1 sequences, 2 of {len(line['ops'])} operations equal" == str(summary)
     assert summary.first is not None
-    assert any("state.pos[0][1]: expected 9, got" in text for text in summary.first.lines())
+    assert any("state.pos[0][1]: real 9, simulated" in text for text in summary.first[1].lines())
 
 
 def test_differences_are_named_by_their_place() -> None:
@@ -53,10 +54,8 @@ def test_differences_are_named_by_their_place() -> None:
     actual = {"ret": 0, "state": {"pos": [[0, 1], [2, 4]]}, "more": 1}
 
     assert [("more", None, 1), ("state.pos[1][1]", 3, 4)] == list(differing(expected, actual, ""))
-    difference = FirstDifference(
-        sequence="kv-1", step=3, operation={"op": "clear"}, expected=expected, actual=actual
-    )
-    assert 'first difference: kv-1, operation 3: {"op": "clear"}' == difference.lines()[0]
+    difference = Difference(step=3, real=expected, simulated=actual)
+    assert "  more: real null, simulated 1" == next(difference.lines())
 
 
 @pytest.mark.parametrize(

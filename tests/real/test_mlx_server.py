@@ -19,6 +19,7 @@ from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTo
 from cachesim.errors import ScenarioError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
+from cachesim.real.agreement import Difference
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
@@ -27,7 +28,6 @@ from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.mlx_lm.state import ColdStates
 from cachesim.real.playing import releases_of
-from cachesim.real.vectors.workload import Mismatch
 from cachesim.scenario.checks import scenario_of
 from cachesim.units import as_tokens
 
@@ -138,13 +138,13 @@ def test_workloads_have_every_kind_of_request() -> None:
 
 
 def test_a_workload_that_differs_is_made_smaller() -> None:
-    def check(workload: dict[str, Any]) -> Mismatch | None:
+    def check(workload: dict[str, Any]) -> Difference | None:
         texts = [request["text"] for group in workload["steps"] for request in group]
-        return Mismatch(step=0, expected={}, actual={}) if "b" in texts else None
+        return Difference(step=0, real={}, simulated={}) if "b" in texts else None
 
     steps = [[{"text": "a"}, {"text": "b"}], [{"text": "c"}]]
     whole = {"steps": steps, "options": {"prompt_concurrency": 1}}
-    smaller, _ = shrunk(whole, Mismatch(step=0, expected={}, actual={}), check)
+    smaller, _ = shrunk(whole, Difference(step=0, real={}, simulated={}), check)
 
     assert {"steps": [[{"text": "b"}]], "options": {}} == smaller
 

@@ -7,8 +7,8 @@ import pytest
 
 from cachesim.engines import FAMILIES
 from cachesim.real import schedules
-from cachesim.real.agreement import Agreement
-from cachesim.real.fit.newest import Difference, Played
+from cachesim.real.agreement import Agreement, Difference
+from cachesim.real.fit.newest import Played
 from cachesim.real.schedules import RealScheduler
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vllm.commands import real_vllm
@@ -36,10 +36,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         if version == "9.9.2":
             msg = f"{real.family.name} {release} ended in the middle of a workload"
             raise WorkerError(msg)
-        agreement = Agreement(real.family.name, release)
+        agreement = Agreement()
         for number in numbers:
             same = version != "9.9.1" or number < 1
-            agreement.count({"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}])
+            schedules.count(
+                agreement, {"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}]
+            )
             new = None if same else Difference(step=0, simulated=0)
             record(Played(kind="full", requests=1, size=1, check=lambda _, new=new: new))
         return agreement

@@ -11,6 +11,7 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement
+from cachesim.real.schedules import count
 from cachesim.real.sglang import structs, tensors
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.rust_core import MAMBA, RustNodes
@@ -129,11 +130,11 @@ def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None
 
 def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:
     workload = {"id": "full-0"}
-    found = Agreement("sglang", "0.5.9", fails_alike=True)
-    found.count(workload, [{"error": "RuntimeError: out"}], [{"error": "out of memory"}])
-    assert (1, True) == (found.raised.total(), found.all_agree)
+    found = Agreement()
+    count(found, workload, [{"error": "RuntimeError: out"}], [{"error": "out of memory"}])
+    assert (1, True) == (found.total("raised"), found.all_agree)
 
-    found.count(workload, [{"error": "RuntimeError: out"}], [{"requests": []}])
+    count(found, workload, [{"error": "RuntimeError: out"}], [{"requests": []}])
 
     assert not found.all_agree
 

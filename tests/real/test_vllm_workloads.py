@@ -2,6 +2,7 @@ import pytest
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.agreement import Agreement
+from cachesim.real.schedules import count
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.scheduler import SCHEDULER
 from cachesim.real.vllm.workloads import KINDS, draw
@@ -70,22 +71,22 @@ def test_drawn_workloads_come_to_their_end(release: str) -> None:
 def test_one_different_block_is_a_disagreement() -> None:
     workload = draw(0, 0, NEWEST)
     real, simulated = play(workload, NEWEST), play(workload, NEWEST)
-    found = Agreement("vllm", "0.33.0")
-    found.count(workload, real, simulated)
+    found = Agreement()
+    count(found, workload, real, simulated)
     simulated[0]["queue"] += " 1"
-    found.count(workload, real, simulated)
+    count(found, workload, real, simulated)
 
-    assert (2, 1) == (found.workloads.total(), found.agreeing.total())
+    assert (2, 1) == (found.total("workloads"), found.total("agreeing"))
     assert found.difference is not None
 
 
 def test_what_the_release_itself_fails_on_is_not_compared() -> None:
     workload = draw(0, 0, NEWEST)
-    found = Agreement("vllm", "0.33.0")
+    found = Agreement()
 
-    found.count(workload, [{"error": "AssertionError: no"}], play(workload, NEWEST))
+    count(found, workload, [{"error": "AssertionError: no"}], [{"error": "out of blocks"}])
 
-    assert (1, 0, True) == (found.raised.total(), found.requests.total(), found.all_agree)
+    assert (1, 0, True) == (found.total("raised"), found.total("requests"), found.all_agree)
 
 
 def test_only_python_files_of_the_core_are_unpacked() -> None:

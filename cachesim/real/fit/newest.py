@@ -9,10 +9,11 @@ from rich.table import Table
 
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError
+from cachesim.real.agreement import Difference
 from cachesim.real.fit.fields import Change, shown
 from cachesim.real.fit.search import Search, changed
 from cachesim.real.playing import console
-from cachesim.typed import Json, Value
+from cachesim.typed import Value
 
 T = TypeVar("T")
 """A value of rules."""
@@ -22,14 +23,6 @@ MOST: Final = 14
 
 ROUNDS: Final = 4
 """So many samples are drawn of the workloads that still differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first step of a workload on which the simulator differs, and what it did there."""
-
-    step: int
-    simulated: Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

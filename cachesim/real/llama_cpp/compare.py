@@ -1,6 +1,5 @@
 """The simulator beside the real server: the same random workloads, request by request."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.real import agreement
 from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.calls import NotStartedError, RealServerError
@@ -49,11 +49,10 @@ COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "err
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(agreement.Difference):
     """The first step on which the two servers disagree."""
 
     workload: Scenario
-    step: int
     real: Outcome
     simulated: Outcome
     events: tuple[Event, ...] = ()
@@ -70,48 +69,33 @@ class Difference:
         }
 
 
-@dataclass(slots=True)
-class Tally:
-    """How many workloads and requests of each preset were played, and how many agreed."""
+def title_of(release: str, seed: int) -> str:
+    """The head of the table of a comparison."""
+    return f"llama.cpp {release} beside the simulator, seed {seed}"
 
-    workloads: Counter[str] = field(default_factory=Counter)
-    requests: Counter[str] = field(default_factory=Counter)
-    agreeing: Counter[str] = field(default_factory=Counter)
-    features: dict[str, "Share"] = field(default_factory=dict)
+
+@dataclass(slots=True, kw_only=True)
+class Tally(agreement.Agreement):
+    """The counts of workloads and requests for each preset, and for each feature."""
+
+    kinds: str = "preset"
+    features: agreement.Agreement = field(
+        default_factory=lambda: agreement.Agreement(
+            title="by what a workload uses", kinds="feature"
+        )
+    )
     races: int = 0  # workloads that the real server played otherwise, and then as the simulator
-    differences: int = 0  # workloads in which some step differed, slot actions included
-
-    @property
-    def all_agree(self) -> bool:
-        """True when nothing differed, and there was at least one request."""
-        return not self.differences and self.requests.total() > 0
 
     def count(self, played: "Played") -> None:
         """Add a workload; requests after a difference count as disagreeing."""
-        preset = str(played.workload.model.preset)
-        until = len(played.workload.step)
-        if played.difference is not None:
-            until = played.difference.step
-            self.differences += 1
+        workload, difference = played.workload, played.difference
+        until = None if difference is None else difference.step
+        agreeing = sum(step.do == "complete" for step in workload.step[:until])
+        numbers = {"workloads": 1, "requests": workload.requests, "agreeing": agreeing}
+        self.add(str(workload.model.preset), workload.name, difference, **numbers)
         self.races += played.raced is not None
-        agreeing = sum(step.do == "complete" for step in played.workload.step[:until])
-        self.workloads[preset] += 1
-        self.requests[preset] += played.workload.requests
-        self.agreeing[preset] += agreeing
-        for name in features_of(played.workload):
-            share = self.features.setdefault(name, Share())
-            share.workloads += 1
-            share.requests += played.workload.requests
-            share.agreeing += agreeing
-
-
-@dataclass(slots=True)
-class Share:
-    """Workloads that use one feature, their requests, and how many agreed."""
-
-    workloads: int = 0
-    requests: int = 0
-    agreeing: int = 0
+        for name in features_of(workload):
+            self.features.add(name, workload.name, None, **numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

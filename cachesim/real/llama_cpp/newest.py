@@ -1,14 +1,10 @@
 """The newest wheel beside the newest release known here: as it, or the rules that explain it."""
 
-from collections.abc import Callable
-
-from rich.table import Table
-
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted
-from cachesim.real.fit.newest import Difference, Played, explain
+from cachesim.real.fit.newest import Played, explain
 from cachesim.real.llama_cpp.calls import RealServerError
-from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.compare import SideBySide, Tally, title_of
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.recordings import Recording, play_under
 from cachesim.real.llama_cpp.server import as_release, environment_for
@@ -23,7 +19,6 @@ def real_newest(
     release: str = "",
     workloads: int,
     seed: int,
-    table: Callable[[str, int, Tally], Table],
 ) -> int:
     """Play workloads on the newest wheel, or on the one named, under a profile's rules: those of
     the newest one, unless another is named.
@@ -32,10 +27,11 @@ def real_newest(
     do not agree, the rule fields are fitted that explain it.
     """
     release = as_release(release) if release else FAMILY.real()[-1]
-    out, tally, shown = console(), Tally(), None
+    out, shown = console(), None
     unstarted, recorded = list[RealServerError](), list[Played[Trial]]()
     found = wheel_named(wheel) if wheel else newest_wheel()
     environment_for(release, found.version).ready()
+    tally = Tally(title=title_of(str(found), seed))
     with SideBySide(release, version=found.version) as pair:
         for number in watched(range(workloads)):
             try:
@@ -52,9 +48,9 @@ def real_newest(
     if unstarted:
         count = counted(len(unstarted), "workload")
         out.print(f"{found} is NOT as {release}: {unstarted[0]} ({count})", markup=False)
-    if tally.requests:
-        out.print(table(str(found), seed, tally))
-    requests, agreeing = tally.requests.total(), tally.agreeing.total()
+    if tally.counts:
+        out.print(tally.table())
+    requests, agreeing = tally.total("requests"), tally.total("agreeing")
     if shown is None:
         if not unstarted:
             out.print(f"{found} is as {release}: all {requests:,} requests agree")
@@ -67,16 +63,10 @@ def real_newest(
 
 
 def _recorded(recording: Recording) -> Played[Trial]:
-    def check(trial: Trial) -> Difference | None:
-        found = play_under(recording, trial)
-        if found is None:
-            return None
-        return Difference(step=found.step, simulated=found.simulated)
-
     steps = recording.workload.step
     return Played(
         kind=str(recording.workload.model.preset),
         requests=len(steps),
         size=sum(len(each.ids) for each in steps),
-        check=check,
+        check=lambda trial: play_under(recording, trial),
     )

@@ -2,7 +2,6 @@
 
 import random
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +10,7 @@ from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
-from cachesim.real.agreement import tell_difference
-from cachesim.real.playing import console, table_of_counts
+from cachesim.real.agreement import Agreement, first_difference
 from cachesim.real.worker_process import JsonProcess
 from cachesim.units import as_tokens
 
@@ -43,8 +41,8 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
     if missing:
         msg = f"{artifact} has no {missing[0]}: name a checkout of github.com/ruipeterpan/marconi"
         raise ScenarioError(msg)
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    difference: tuple[int, Any, Any] | None = None
+    title = f"marconi's artifact and the simulated tree, seed {seed}"
+    agreement = Agreement(title=title, kinds="policy")
     command = [sys.executable, "-I", str(WORKER), str(artifact.resolve())]
     with JsonProcess("the artifact", command) as process:
         for number in range(workloads):
@@ -53,17 +51,16 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
             simulated = list(play(workload, len(real)))
             if real and "raised" in real[-1]:  # the artifact itself fails on it
                 real, simulated = real[:-1], simulated[:-1]
-            policy = workload["policy"]
-            counts["workloads"][policy] += 1
-            counts["requests"][policy] += len(real)
-            counts["agreeing"][policy] += real == simulated
-            if real != simulated and difference is None:
-                difference = (number, real, simulated)
-    title = f"marconi's artifact and the simulated tree, seed {seed}"
-    console().print(table_of_counts(title, "policy", counts))
-    if difference is not None:
-        tell_difference(*difference)
-    return 0 if difference is None else 1
+            found = first_difference(real, simulated)
+            agreement.add(
+                workload["policy"],
+                number,
+                found,
+                workloads=1,
+                requests=len(real),
+                agreeing=found is None,
+            )
+    return agreement.show()
 
 
 def draw(seed: int, number: int) -> dict[str, Any]:

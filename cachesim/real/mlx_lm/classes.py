@@ -1,20 +1,18 @@
 """mlx-lm's own cache classes beside the port: the same random operations, result by result."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
-from cachesim.real.fit.newest import Difference, Played
+from cachesim.real.agreement import Agreement, Difference
+from cachesim.real.fit.newest import Played
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, Sequenced, draw_cache_sequence
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.store_sequences import draw_store_sequence, draw_trie_sequence
 from cachesim.real.vectors.mlx_classes import mismatch
-from cachesim.real.vectors.workload import Mismatch
 
 WORKER: Final = Path(__file__).parent / "class_worker.py"
 
@@ -31,47 +29,17 @@ class RealClasses(RealProcess):
         return results
 
 
-@dataclass(slots=True)
-class Agreement:
-    """How many sequences and operations were played, and how many came out alike."""
-
-    release: str
-    sequences: Counter[str] = field(default_factory=Counter)
-    operations: Counter[str] = field(default_factory=Counter)
-    agreeing: Counter[str] = field(default_factory=Counter)
-    differences: list[tuple[Sequenced, Mismatch]] = field(default_factory=list)
-
-    @property
-    def all_agree(self) -> bool:
-        """True when no operation differed, and there was at least one."""
-        return not self.differences and self.operations.total() > 0
-
-    def count(self, sequence: Sequenced, found: Mismatch | None) -> None:
-        """Add a sequence; operations after a difference count as disagreeing."""
-        group, count = sequence["group"], len(sequence["ops"])
-        self.sequences[group] += 1
-        self.operations[group] += count
-        self.agreeing[group] += count if found is None else found.step
-        if found is not None:
-            self.differences.append((sequence, found))
-
-
 def played_of(
     line: Mapping[str, Any],
     steps: int,
-    mismatch: Callable[[Mapping[str, Any], MlxRules], Mismatch | None],
+    mismatch: Callable[[Mapping[str, Any], MlxRules], Difference | None],
 ) -> Played[MlxRules]:
     """A recorded line of so many steps, to hold other rules against."""
-
-    def check(rules: MlxRules) -> Difference | None:
-        found = mismatch(line, rules)
-        return None if found is None else Difference(step=found.step, simulated=found.actual)
-
     return Played(
         kind=line["id"].partition("/")[0],
         requests=steps,
         size=len(str(line["results"])),
-        check=check,
+        check=lambda rules: mismatch(line, rules),
     )
 
 
@@ -83,7 +51,9 @@ def compare_classes(
     record: Callable[[Played[MlxRules]], None] = lambda _: None,
 ) -> Agreement:
     """Random sequences on the real classes and on the port."""
-    agreement = Agreement(release)
+    agreement = Agreement(
+        title=f"mlx-lm {release}: cache classes and store, seed {seed}", kinds="group"
+    )
     if not sequences:
         return agreement
     with RealClasses(release) as real:
@@ -92,7 +62,15 @@ def compare_classes(
             results = real.play(sequence)
             sequence["ops"] = sequence["ops"][: len(results)]
             line = sequence | {"results": results}
-            agreement.count(sequence, mismatch(line))
+            found = mismatch(line)
+            agreement.add(
+                sequence["group"],
+                sequence["id"],
+                found,
+                sequences=1,
+                operations=len(results),
+                agreeing=len(results) if found is None else found.step,
+            )
             record(played_of(line, len(results), mismatch))
     return agreement
 

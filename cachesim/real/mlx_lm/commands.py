@@ -10,22 +10,19 @@ from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.real.agreement import Agreement
 from cachesim.real.fit.newest import Played, explain
-from cachesim.real.mlx_lm.classes import Agreement, compare_classes
+from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for, played_by
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
-from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
+from cachesim.real.mlx_lm.server import compare_server
 from cachesim.real.mlx_lm.server_agents import draw_agents
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.mlx_lm.settings import overrides
-from cachesim.real.playing import Stage, comparing, console, table_of_counts, table_of_numbers
+from cachesim.real.playing import Stage, comparing, console, table_of_numbers
 from cachesim.real.registry import versions_of
 from cachesim.real.settings import show_overrides
-from cachesim.real.vectors.replay import differing
-from cachesim.typed import Json
-
-MOST_LINES = 12
 
 
 @Parameter(name="*")
@@ -124,12 +121,12 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
         record=record,
     )
     out = console()
-    if classes.operations:
-        out.print(_classes_table(classes, flags.seed))
-    out.print(_server_table(served, flags.seed))
+    if classes.counts:
+        out.print(classes.table())
+    out.print(served.table())
     for line in differences(classes, served):
-        out.print(line)
-    agree = not classes.differences and served.difference is None
+        out.print(line, markup=False)
+    agree = classes.difference is None and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
 
 
@@ -162,28 +159,6 @@ def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> T
     return table
 
 
-def _classes_table(agreement: Agreement, seed: int) -> Table:
-    title = f"mlx-lm {agreement.release}: cache classes and store, seed {seed}"
-    columns = {
-        "sequences": agreement.sequences,
-        "operations": agreement.operations,
-        "agreeing": agreement.agreeing,
-    }
-    return table_of_counts(title, "group", columns)
-
-
-def _server_table(agreement: ServerAgreement, seed: int) -> Table:
-    title = f"mlx-lm {agreement.release}: server, seed {seed}"
-    columns = {
-        "workloads": agreement.workloads,
-        "requests": agreement.requests,
-        "agreeing": agreement.agreeing,
-        "wrong answers": agreement.wrong_answers,
-        "wrong states": agreement.wrong_states,
-    }
-    return table_of_counts(title, "model", columns)
-
-
 def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
     title = f"mlx-lm {release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
@@ -201,23 +176,15 @@ def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
     return table
 
 
-def differences(classes: Agreement, served: ServerAgreement) -> Iterator[str]:
+def differences(classes: Agreement, served: Agreement) -> Iterator[str]:
     """The first difference of each kind, and how to see it again."""
-    if classes.differences:
-        sequence, found = classes.differences[0]
-        yield f"first difference of the classes: {sequence['id']}, operation {found.step}"
-        yield from _fields(found.expected, found.actual)
+    if classes.difference is not None:
+        sequence, found = classes.difference
+        yield f"first difference of the classes: {sequence}, operation {found.step}"
+        yield from found.lines()
     if served.difference is not None:
         workload, wrong = served.difference
         yield f"first difference of the server, shrunk: {workload['id']}, request {wrong.step}"
         yield json.dumps({name: workload[name] for name in ("model", "template", "options")})
         yield from (json.dumps(group) for group in workload["steps"])
-        yield from _fields(wrong.expected, wrong.actual)
-
-
-def _fields(expected: Json, actual: Json) -> Iterator[str]:
-    for index, (where, real, simulated) in enumerate(differing(expected, actual, "")):
-        if index == MOST_LINES:
-            yield "  ..."
-            return
-        yield f"  {where}: real {json.dumps(real)}, simulated {json.dumps(simulated)}"
+        yield from wrong.lines()

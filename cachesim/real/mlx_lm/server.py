@@ -1,9 +1,8 @@
 """mlx-lm's own server beside the simulator: the same random requests, field by field."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
@@ -12,6 +11,7 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.model.spec import ModelSpec
+from cachesim.real.agreement import Agreement, Difference
 from cachesim.real.fit.newest import Played
 from cachesim.real.mlx_lm.classes import played_of
 from cachesim.real.mlx_lm.families import order_of, toy_of
@@ -19,7 +19,6 @@ from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.rows import write_row
 from cachesim.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
 from cachesim.real.vectors.mlx_server import mismatch
-from cachesim.real.vectors.workload import Mismatch
 
 WORKER: Final = Path(__file__).parent / "server_worker.py"
 TRIALS: Final = 60
@@ -72,40 +71,23 @@ class RealMlxServer(RealProcess):
         return workload | {"results": results, "steps": workload["steps"][: len(results)]}
 
 
-@dataclass(slots=True)
-class ServerAgreement:
-    """How many workloads, requests and insertions came out alike."""
-
-    release: str
-    workloads: Counter[str] = field(default_factory=Counter)
-    requests: Counter[str] = field(default_factory=Counter)
-    agreeing: Counter[str] = field(default_factory=Counter)
-    wrong_states: Counter[str] = field(default_factory=Counter)
-    wrong_answers: Counter[str] = field(default_factory=Counter)
-    difference: tuple[Workload, Mismatch] | None = None
-
-    @property
-    def all_agree(self) -> bool:
-        """True when no request differed, and there was at least one."""
-        return self.difference is None and self.requests.total() > 0
-
-    def count(self, line: dict[str, Any], found: Mismatch | None) -> None:
-        """Add a workload; requests after a difference count as disagreeing."""
-        kind = line["model"]["family"]
-        requests = sum(map(len, line["steps"]))
-        self.workloads[kind] += 1
-        self.requests[kind] += requests
-        self.agreeing[kind] += requests if found is None else found.step
-        self.wrong_answers[kind] += sum(
-            request["answer"] == "diverged"
-            for group in line["results"]
-            for request in group["requests"]
-        )
-        self.wrong_states[kind] += sum(
-            any(layer["state_is_key"] is False for layer in insertion["layers"])
-            for group in line["results"]
-            for insertion in group["inserted"]
-        )
+def count(agreement: Agreement, line: Workload, found: Difference | None) -> None:
+    """Add a workload; requests after a difference count as disagreeing."""
+    requests = sum(map(len, line["steps"]))
+    answers = [each["answer"] for group in line["results"] for each in group["requests"]]
+    insertions = [each for group in line["results"] for each in group["inserted"]]
+    agreement.add(
+        line["model"]["family"],
+        line,
+        found,
+        workloads=1,
+        requests=requests,
+        agreeing=requests if found is None else found.step,
+        wrong_answers=answers.count("diverged"),
+        wrong_states=sum(
+            any(layer["state_is_key"] is False for layer in each["layers"]) for each in insertions
+        ),
+    )
 
 
 def compare_server(
@@ -117,9 +99,9 @@ def compare_server(
     families: Sequence[str] = (),
     draw: Draw = draw_workload,
     record: Callable[[Played[MlxRules]], None] = lambda _: None,
-) -> ServerAgreement:
+) -> Agreement:
     """Random workloads on the real server and on the simulator; the first difference is shrunk."""
-    agreement = ServerAgreement(release)
+    agreement = Agreement(title=f"mlx-lm {release}: server, seed {seed}", kinds="model")
     with RealMlxServer(release) as real:
         for number in range(first, first + workloads):
             workload = draw(release, seed, number)
@@ -127,16 +109,17 @@ def compare_server(
                 continue
             line = real.play(workload)
             found = mismatch(line)
-            agreement.count(line, found)
+            first = found is not None and agreement.difference is None
+            count(agreement, line, found)
             record(played_of(line, sum(map(len, line["steps"])), mismatch))
-            if found is not None and agreement.difference is None:
+            if first and found is not None:
                 agreement.difference = shrunk(workload, found, lambda w: mismatch(real.play(w)))
     return agreement
 
 
 def shrunk(
-    workload: Workload, found: Mismatch, check: Callable[[Workload], Mismatch | None]
-) -> tuple[Workload, Mismatch]:
+    workload: Workload, found: Difference, check: Callable[[Workload], Difference | None]
+) -> tuple[Workload, Difference]:
     """A smaller workload that still differs: fewer groups, fewer requests, no options."""
     for _ in range(TRIALS):
         for smaller in _smaller(workload):

@@ -86,7 +86,7 @@ def real_sglang(
         title = f"sglang {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))
     usual = MIXED if mixed_chunk else SCHEDULER
-    return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).tell(seed)
+    return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).show()
 
 
 def _played(scheduler: RealScheduler[Rules], tree_core: str) -> RealScheduler[Rules]:

@@ -13,8 +13,8 @@ from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.real.agreement import Difference
 from cachesim.real.vectors.memory_counter import counter_context
-from cachesim.real.vectors.workload import Mismatch
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 
@@ -22,13 +22,13 @@ NAMES: Final = {"attention": "kv", "window": "swa"}
 """What the vectors call our caches."""
 
 
-def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+def mismatch(line: Mapping[str, Any]) -> Difference | None:
     """The first operation that differs; None if every one is equal."""
     player = MemoryPlayer(line["build"], line["memory"])
     for step, (op, expected) in enumerate(zip(line["ops"], line["results"], strict=True)):
         actual = player.play(op)
         if actual != expected:
-            return Mismatch(step=step, expected=expected, actual=actual)
+            return Difference(step=step, real=expected, simulated=actual)
     return None
 
 

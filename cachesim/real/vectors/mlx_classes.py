@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.errors import ProfileError, ScenarioError
+from cachesim.real.agreement import Difference
 from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
-from cachesim.real.vectors.workload import Mismatch
 from cachesim.typed import Json
 
 
@@ -43,12 +43,12 @@ def played(line: Mapping[str, Any], rules: MlxRules | None = None) -> Iterator[d
         yield json.loads(json.dumps(player.play(op)))
 
 
-def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Mismatch | None:
+def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Difference | None:
     """The first operation that differs; None if every one is equal, those after exceptions too."""
     pairs = zip(line["results"], played(line, rules), strict=True)
     for step, (expected, actual) in enumerate(pairs):
         if _either_way(expected) != _either_way(actual):
-            return Mismatch(step=step, expected=expected, actual=actual)
+            return Difference(step=step, real=expected, simulated=actual)
     return None
 
 

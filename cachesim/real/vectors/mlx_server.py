@@ -30,10 +30,10 @@ from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
+from cachesim.real.agreement import Difference
 from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.real.vectors.workload import Mismatch
 from cachesim.typed import Json
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
@@ -283,7 +283,7 @@ def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:
     return replace(FAMILY, releases=tuple(releases))
 
 
-def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Mismatch | None:
+def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Difference | None:
     """The first group that differs; None if everything recorded is played alike."""
     player, family = ServerPlayer(line, rules), line["model"].get("family")
     before = 0
@@ -295,7 +295,7 @@ def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Mismatch
         if expected != actual:
             pairs = zip(expected["requests"], actual["requests"], strict=True)
             wrong = next((i for i, (one, two) in enumerate(pairs) if one != two), 0)
-            return Mismatch(step=before + wrong, expected=expected, actual=actual)
+            return Difference(step=before + wrong, real=expected, simulated=actual)
         before += len(group)
     return None
 

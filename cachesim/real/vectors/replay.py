@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import ScenarioError, UpstreamAbort
-from cachesim.real.vectors.workload import Mismatch
-from cachesim.typed import Json, mapping
+from cachesim.real.agreement import Difference
+from cachesim.typed import mapping
 
 Line: TypeAlias = Mapping[str, Any]
 """One recorded sequence."""
@@ -20,7 +20,7 @@ Line: TypeAlias = Mapping[str, Any]
 MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What the replay of a line raises that was not recorded by a real engine."""
 
-Check: TypeAlias = Callable[[Line], Mismatch | None]
+Check: TypeAlias = Callable[[Line], Difference | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,38 +67,17 @@ KINDS: Final = (
     Kind(
         name="ik_llama.cpp server",
         fits=lambda line: str(line.get("profile", "")).startswith("ik_llama.cpp"),
-        module="cachesim.real.vectors.ik_server",
+        module="cachesim.real.vectors.servers",
         operations="steps",
     ),
     Kind(
         name="llama.cpp server",
         fits=lambda line: str(line.get("profile", "")).startswith("llama.cpp"),
-        module="cachesim.real.vectors.llama_server",
+        module="cachesim.real.vectors.servers",
         operations="steps",
     ),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstDifference:
-    """Where a file first differs."""
-
-    sequence: str
-    step: int
-    operation: Line
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
-
-    def lines(self) -> list[str]:
-        """The difference as text, field by field."""
-        operation = json.dumps(self.operation)
-        told = [f"first difference: {self.sequence}, operation {self.step}: {operation}"]
-        told += [
-            f"  {where}: expected {json.dumps(expected)}, got {json.dumps(actual)}"
-            for where, expected, actual in differing(self.expected, self.actual, "")
-        ]
-        return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +88,7 @@ class Summary:
     sequences_equal: int
     operations: int
     operations_equal: int
-    first: FirstDifference | None
+    first: tuple[str, Difference] | None  # and the operation
 
     def __str__(self) -> str:
         return (
@@ -121,7 +100,7 @@ class Summary:
 def replay(path: Path) -> Summary:
     """Replay every sequence of a file."""
     sequences = sequences_equal = operations = operations_equal = 0
-    first: FirstDifference | None = None
+    first: tuple[str, Difference] | None = None
     kind: Kind | None = None
     for number, line in enumerate(lines_of(path), 1):
         kind = kind or kind_of(line, path)
@@ -131,13 +110,8 @@ def replay(path: Path) -> Summary:
         operations_equal += len(ops) if found is None else found.step
         sequences_equal += found is None
         if found is not None and first is None:
-            first = FirstDifference(
-                sequence=str(line["id"]),
-                step=found.step,
-                operation=ops[found.step],
-                expected=found.expected,
-                actual=found.actual,
-            )
+            operation = f"operation {found.step}: {json.dumps(ops[found.step])}"
+            first = f"{line['id']}, {operation}", found
     if kind is None:
         msg = f"{path} has no lines: a vector file has one JSON object per line"
         raise ScenarioError(msg)
@@ -152,7 +126,7 @@ def replay(path: Path) -> Summary:
 
 def played(
     line: Line, path: Path, number: int, *, kind: Kind | None = None
-) -> tuple[list[Line], Mismatch | None]:
+) -> tuple[list[Line], Difference | None]:
     """The operations of a line, and the first that differs; a line that is none is refused."""
     kind = kind or kind_of(line, path)
     check: Check = importlib.import_module(kind.module).mismatch
@@ -222,16 +196,3 @@ def lines_of(path: Path) -> Iterator[Line]:
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         msg = f"{path} cannot be read as a vector file: {error}"
         raise ScenarioError(msg) from error
-
-
-def differing(expected: Json, actual: Json, where: str) -> Iterator[tuple[str, Json, Json]]:
-    """The places where two JSON values differ, as deep as both have the same shape."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for key in sorted({*expected, *actual}):
-            inside = f"{where}.{key}" if where else str(key)
-            yield from differing(expected.get(key), actual.get(key), inside)
-    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
-            yield from differing(one, other, f"{where}[{i}]")
-    elif expected != actual:
-        yield where, expected, actual

@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError
+from cachesim.real.agreement import Difference
 from cachesim.real.sglang.playing import Player as SglangPlayer
-from cachesim.real.vectors.workload import Mismatch
 from cachesim.real.vllm.playing import Player as VllmPlayer
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
@@ -24,7 +24,7 @@ class Player(Protocol):
         ...
 
 
-def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+def mismatch(line: Mapping[str, Any]) -> Difference | None:
     """Play one recorded sequence; where it first differs, or None."""
     for pool in POOLS:
         size = line["config"].get(pool, 0)
@@ -40,7 +40,7 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     for group, expected in zip(line["steps"], line["results"], strict=True):
         actual = player.play(group)
         if actual != expected:
-            return Mismatch(step=step, expected=expected, actual=actual)
+            return Difference(step=step, real=expected, simulated=actual)
         step += len(group)
     return None
 

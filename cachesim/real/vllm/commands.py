@@ -81,4 +81,4 @@ def real_vllm(
     if scenario is not None:
         return SCHEDULER.play_named(scenario, release)
     usual = ASYNC if async_scheduling else SCHEDULER
-    return (AGENTS if agents else usual).compare(own, seed, numbers).tell(seed)
+    return (AGENTS if agents else usual).compare(own, seed, numbers).show()
