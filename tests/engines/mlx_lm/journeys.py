@@ -1,11 +1,46 @@
 """Random workloads on a simulated server, every answer held against the cold recompute."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
 
+from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.options import FIELDS
+from cachesim.engines.profile import Profile
+from cachesim.model.build import build
 from cachesim.real.mlx_lm.state import ColdStates
+from cachesim.real.vectors.mlx_server import spec_of
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import Oracle
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request: its reply, and whether every row of its logits is the cold one."""
+
+    reply: Reply
+    same: bool | None
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """What a workload came to."""
+
+    answers: tuple[Answered, ...]
+    insertions: tuple[Insertion, ...]
+
+    @property
+    def wrong(self) -> int:
+        return sum(each.same is False for each in self.answers)
+
+    @property
+    def unsound(self) -> int:
+        return sum(each.state_is_key is False for each in self.insertions)
 
 
 @dataclass(slots=True)
@@ -25,3 +60,78 @@ class Watch:
             self.by_numbers.append(all(each is not False for each in agree))
 
         engine.server.store.watch = look
+
+
+def play(
+    workload: Mapping[str, Any],
+    *,
+    patches: tuple[str, ...] = (),
+    provenance: bool = True,
+    watch: Watch | None = None,
+) -> Journey:
+    network = build(spec_of(workload["model"]), "ring")
+    more = {
+        "tokenizer": "words",
+        "chat_template": workload["template"],
+        "provenance": provenance,
+    }
+    profile = Profile("mlx-lm", workload["version"], patches)
+    engine = MlxLm(profile, network=network, options=workload["options"] | more)
+    if watch is not None:
+        watch.of(engine)
+    oracle = Oracle(network)
+    answers = [
+        answer for group in workload["steps"] for answer in _play_group(engine, oracle, group)
+    ]
+    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    return Journey(tuple(answers), insertions)
+
+
+def play_staggered(workload: Mapping[str, Any], pauses: Sequence[int]) -> Journey:
+    """The requests of a workload one after the other, so many turns of the server apart."""
+    network = build(spec_of(workload["model"]), "ring")
+    more = {"tokenizer": "words", "chat_template": workload["template"]}
+    engine = MlxLm(
+        Profile("mlx-lm", workload["version"]), network=network, options=workload["options"] | more
+    )
+    requests = [request for group in workload["steps"] for request in group]
+    tickets = []
+    for request, pause in zip(requests, cycle(pauses), strict=False):
+        tickets.append(engine.submit(_request(engine, request)))
+        for _ in range(pause):
+            engine.step()
+    engine.run()
+    engine.check_integrity()
+    oracle = Oracle(network)
+    answers = tuple(_judged(engine, oracle, ticket, alone=False) for ticket in tickets)
+    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    return Journey(answers, insertions)
+
+
+def _judged(engine: MlxLm, oracle: Oracle, ticket: Ticket, *, alone: bool) -> Answered:
+    reply = engine.reply(ticket)
+    assert reply is not None
+    same = None
+    if reply.error is None and reply.approximated is None:
+        cold = oracle.logits(reply.prompt, reply.generated)
+        same = bool((cold == reply.logits).all())
+    return Answered(reply, same, alone)
+
+
+def _play_group(engine: MlxLm, oracle: Oracle, group: list[Any]) -> Iterator[Answered]:
+    tickets = [engine.submit(_request(engine, each)) for each in group]
+    engine.run()
+    engine.check_integrity()
+    for ticket in tickets:
+        yield _judged(engine, oracle, ticket, alone=len(group) == 1)
+
+
+def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:
+    return Request(
+        prompt=engine.tokenizer.encode(request["text"]) if "text" in request else (),
+        messages=tuple(Message(**each) for each in request.get("messages", ())),
+        predict=request["max_tokens"],
+        reply=as_tokens(request["reply"]),
+        drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,
+        options={each.name: request[each.name] for each in FIELDS if each.name in request},
+    )

@@ -70,14 +70,6 @@ def branch(profile: str) -> tuple[int | None, bool]:
     return reply.cached, np.array_equal(cold, reply.logits)
 
 
-def test_a_chunk_goes_back_to_its_front_only_and_nobody_looks() -> None:
-    assert branch("0.32.2") == (12, False)
-
-
-def test_a_chunk_whose_front_is_gone_can_say_so() -> None:
-    assert branch("0.32.2+chunk-front") == (0, True)
-
-
 @pytest.mark.parametrize(("release", "right"), [("0.31.3", False), ("0.32.0", True)])
 def test_allocated_rows_were_taken_for_tokens(release: str, *, right: bool) -> None:
     """#1673: 27 tokens and 257 take 539 rows; all but 256 are dropped, and 27 of them needed."""

@@ -10,7 +10,6 @@ import pytest
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.base import Message
-from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
@@ -22,7 +21,6 @@ from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
-from tests.engines.mlx_lm.journeys import Watch
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 TABLE = {
@@ -121,30 +119,6 @@ def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
     assert reply is not None
     cold = cold_logits(spec, (*prompt, SAID[0]), arithmetic="ring")[-2:]
     return reply.error, np.array_equal(cold, reply.logits)
-
-
-@pytest.mark.parametrize("release", ["0.30.7", "0.31.3"])
-def test_gemma3n_dies_of_a_batch_and_is_wrong_alone(release: str) -> None:
-    assert gemma3n(release)[0] == "worker died: ValueError"
-    assert gemma3n(release, seed=1) == (None, False)
-
-
-def test_the_keys_that_gemma3n_stores_are_right_where_its_answers_are_not() -> None:
-    """Only layers that keep no keys of their own turn their queries too far."""
-    spec = tiny("swa", family="gemma3n", window=64)
-    engine = Engine.create("mlx-lm@0.31.3", model=spec, arithmetic="ring")
-    assert isinstance(engine, MlxLm)
-    watch = Watch()
-    watch.of(engine)
-    prompt = as_tokens(range(300, 320))
-    engine.submit(Request(prompt=prompt, predict=2, reply=SAID, options={"seed": 1}))
-    engine.run()
-
-    assert [True] == watch.by_numbers
-
-
-def test_gemma3n_is_right_from_0_32_0_on() -> None:
-    assert gemma3n("0.32.0") == gemma3n("0.32.0", seed=1) == (None, True)
 
 
 ROOT = Path(__file__).parents[3]
