@@ -47,8 +47,6 @@ class BatchAllocr:
             for s in ids:
                 if not 0 <= s < self.n_ids:
                     return Refusal(reason=f"invalid seq_id {s} >= {self.n_ids}")
-        if alike and len(seqs[0]) == 1:
-            return self._init_alike(batch, seqs, memory)
         if self.rules.hashed_ids and max(map(len, distinct)) > 1:
             # Trap: the order of ids on a token decides whose state survives a coupling.
             kept = {ids: hash_set_order(ids) for ids in distinct}
@@ -59,26 +57,6 @@ class BatchAllocr:
         if reason:
             return Refusal(reason=reason)
         return Splitter(positions, seqs, outputs_of(batch))
-
-    def _init_alike(
-        self, batch: Batch, seqs: tuple[Ids, ...], memory: Memory
-    ) -> Splitter | Refusal:
-        """The rest of `init` where every token has the same single id.
-
-        Nothing can be refused of consecutive positions that begin where the sequence ends.
-        """
-        seq = seqs[0][0]
-        positions = batch.positions or self.continued(seqs, memory)
-        start = positions[0]
-        run = range(start, start + len(positions))
-        is_run = positions == run or positions == tuple(run)
-        if not is_run or memory.seq_pos_max(seq) not in {start - 1, -1}:
-            reason = self.refusal(positions, seqs, {seqs[0]}, memory)
-            if reason:
-                return Refusal(reason=reason)
-        if not is_run:
-            return Splitter(positions, seqs, outputs_of(batch))
-        return Splitter(run, seqs, batch.outputs or outputs_of(batch), seq)
 
     def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
         """Positions for a batch that names none: each sequence goes on behind its last one."""

@@ -1,14 +1,24 @@
-"""The attention cache (`llama_kv_cache`): cells, their keys and values, pending updates."""
+"""The attention cache (`llama_kv_cache`): cells, their keys and values, pending updates, states."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial as bound
 from typing import TypeAlias
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory import attention_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
-from cachesim.engines.llamacpp.memory.blob import Field, Header, Reader
-from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, prepare
+from cachesim.engines.llamacpp.memory.blob import (
+    CellList,
+    Field,
+    Header,
+    MisreadError,
+    Reader,
+    RowBlock,
+    TruncatedError,
+    Word,
+    chunks_of,
+)
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot, prepare
 from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes
 from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
@@ -16,8 +26,8 @@ from cachesim.engines.llamacpp.memory.rows import MARGIN, Rows
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter
-from cachesim.engines.llamacpp.memory.streams import Streams
-from cachesim.errors import UpstreamAbort
+from cachesim.engines.llamacpp.memory.streams import MAX, Streams
+from cachesim.errors import BlobError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape
 from cachesim.model.store import Lanes
 from cachesim.units import Array, Integers
@@ -193,14 +203,167 @@ class AttentionCache:
     # --- state
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
-        """All of it. Trap: `partial` (PARTIAL_ONLY) is ignored by a plain cache."""
+        """Follows `llama_kv_cache::state_write`: per stream cells, keys, values.
+
+        Trap: no pending update is done first. After `seq_add` the blob has new positions with keys
+        still at the old rotation, and nothing will turn them after a restore. And
+        `partial` (PARTIAL_ONLY) is ignored by a plain cache.
+        """
         del partial
-        return attention_state.write(self, seq)
+        if seq != -1:
+            self.streams.of(seq, "state_write")
+        fields: list[Field] = [Word(len(self.streams))]
+        for stream, cells in enumerate(self.streams.cells):
+            saved = self._saved_cells(stream, seq)
+            count = len(saved)
+            fields.append(Word(count))
+            if not count:
+                continue
+            if seq == -1:
+                ids = tuple(
+                    tuple(s for s in cells.seqs_of(cell) if s < self.n_seq_max)
+                    for cell in map(int, saved)
+                )
+            else:
+                # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
+                ids = ((seq,) if seq < self.n_seq_max else (),) * count
+            positions = cells.pos[saved]
+            fields += [CellList.of(positions, ids, self.ext), self.header]
+            rows, chunks = self.rows[stream], chunks_of(saved)
+            at = rows.places(saved)
+            for part, layer, kind, size in self.blocks:
+                data = (rows.keys if part == "key" else rows.values)[layer][at]
+                data = data.copy() if isinstance(at, slice) else data
+                fields.append(RowBlock(kind, size, count, data, chunks))
+        return fields
+
+    def _saved_cells(self, stream: int, seq: int) -> Integers:
+        """Cells in index order: all of them, or one sequence's that the window does not hide."""
+        cells = self.streams.cells[stream]
+        if seq == -1:
+            return np.flatnonzero(cells.pos >= 0)
+        held = cells.select(seq, 0, MAX)
+        if self.rules.saves_unmasked_window and held.size:
+            held = held[~self.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
+        return held
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Follows `llama_kv_cache::state_read`."""
+        """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything.
+
+        Traps: a blob without cells leaves the destination as it was; any other failure has already
+        cost the destination its old contents.
+        """
         del partial
-        attention_state.read(self, reader, seq)
+        if seq != -1:
+            self.streams.of(seq, "state_read")
+        if reader.word() != len(self.streams):
+            msg = "the state has another number of streams"
+            raise BlobError(msg)
+        if seq == -1 and self.rules.restores_every_stream:
+            self.clear(data=True)
+        for s in range(len(self.streams)):
+            count = reader.word()
+            if count == 0:
+                continue
+            if seq == -1:
+                self._read_whole_stream(reader, s, count)
+            else:
+                self._read_sequence(reader, seq, count)
+
+    def _read_sequence(self, reader: Reader, seq: int, count: int) -> None:
+        """Cells of any owner become private cells of `seq`, placed in saved cell order.
+
+        The search is the ordinary one: it may reclaim window cells of other sequences, and its
+        outcome depends on the head.
+        """
+        stream = self.streams.of(seq, "state_read")
+        if self.rules.checks_count_first and count > self.streams.size:
+            self.seq_rm(seq, -1, -1)
+            msg = "the state has more cells than the cache"
+            raise BlobError(msg)
+        self.seq_rm(seq, -1, -1)
+        listed = reader.take(CellList)
+        if not listed.has_one_owner_each:
+            msg = "a cell of the state does not have exactly one sequence"
+            raise BlobError(msg)
+        ubatch = Ubatch(
+            rows=tuple(range(count)),
+            n_seqs=1,
+            n_seq_tokens=count,
+            positions=listed.positions.tolist(),
+            seqs=((seq,),) * count,
+        )
+        slot = find_slot(self.streams, ubatch)
+        if slot is None:
+            msg = "there are not enough free cells for the state"
+            raise BlobError(msg)
+        apply_ubatch(self.streams, slot, ubatch)
+        self._read_rows(reader, seq, stream, slot.cells[0])
+
+    def _read_whole_stream(self, reader: Reader, stream: int, count: int) -> None:
+        """Fill a stream from cell 0 with what was saved.
+
+        Trap: in older releases every stream that holds something clears all of them first, so
+        only the last one survives; and a blob without any cells clears nothing.
+
+        Upstream: `llama_kv_cache::state_read_meta`.
+        """
+        cells = self.streams.cells[stream]
+        if count > cells.size:
+            self.clear(data=True)
+            msg = "the state has more cells than the cache"
+            raise BlobError(msg)
+        if not self.rules.restores_every_stream:
+            self.clear(data=True)
+        listed = reader.take(CellList)
+        for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
+            cells.place(cell, pos)
+            for s in ids:
+                if not 0 <= s < self.n_seq_max:
+                    self.clear(data=True)
+                    msg = f"the state names sequence {s}"
+                    raise BlobError(msg)
+                cells.add(cell, s)
+        self.streams.heads[stream] = 0
+        self._read_rows(reader, -1, stream, range(count))
+
+    def _read_rows(self, reader: Reader, seq: int, stream: int, cells: Integers | range) -> None:
+        """Queue the rows behind a header that must be equal.
+
+        Trap: in older releases, when the bytes run out here, the new cells stay, with whatever
+        their rows held before. Later ones take the cells back and zero the rows.
+
+        Upstream: `llama_kv_cache::state_read_data`.
+        """
+        try:
+            self._queue_rows(reader, stream, cells)
+        except TruncatedError:
+            if self.rules.clears_failed_restore:
+                self._take_back(seq, stream, cells)
+            raise
+        except BlobError:
+            self._take_back(seq, stream, cells)
+            raise
+
+    def _queue_rows(self, reader: Reader, stream: int, cells: Integers | range) -> None:
+        if reader.take(Header) != self.header:
+            msg = "the state has other layers, or lays out its values differently"
+            raise MisreadError(msg)
+        rows = self.rows[stream]
+        chunks = chunks_of(cells)
+        for part, layer, kind, size in self.blocks:
+            data = reader.rows(kind, size, len(cells), chunks=chunks)
+            put = rows.put_keys if part == "key" else rows.put_values
+            reader.queue.append(bound(put, layer, cells, data))
+
+    def _take_back(self, seq: int, stream: int, cells: Integers | range) -> None:
+        """Undo a restore that failed: all cells of a whole one, those of the sequence otherwise."""
+        if seq == -1:
+            self.clear(data=True)
+            return
+        self.seq_rm(seq, -1, -1)
+        if self.rules.clears_failed_restore:
+            self.rows[stream].zero(np.asarray(cells))
 
     def zero_rows(self, seq: int) -> None:
         """Zero the keys and values of all cells of a sequence."""

@@ -12,9 +12,6 @@ Ids: TypeAlias = tuple[int, ...]
 MAX_SEQUENCES: Final = 256
 """Upstream's LLAMA_MAX_SEQ."""
 
-MIXED: Final = -1
-"""Stands for the one sequence of a run where tokens are no run."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -74,9 +71,6 @@ class Ubatch(NamedTuple):
     n_seq_tokens: int
     positions: Sequence[int]
     seqs: tuple[Ids, ...]
-    run: int = MIXED
-    """The one sequence that all tokens are of, where it is known that rows and positions follow
-    one another; what is done with a run is what would be done without knowing it."""
 
     @property
     def n_tokens(self) -> int:

@@ -73,11 +73,6 @@ class CellList(NamedTuple):
         single = len(ids[0]) == 1 if alike else all(len(own) == 1 for own in ids)
         return cls(positions, ids, ext, len(ids) * (8 + ext) + 4 * owners, single)
 
-    @property
-    def is_straight(self) -> bool:
-        """Whether the positions follow one another, one each."""
-        return chunks_of(self.positions) == 1
-
 
 class RowBlock(NamedTuple):
     """One layer's rows. `data` is None where the bytes stayed on the device."""

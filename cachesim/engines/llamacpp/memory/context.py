@@ -16,7 +16,7 @@ from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model import store as network_side
 from cachesim.model.arithmetic import Network, Output
 from cachesim.model.build import arithmetic_of
-from cachesim.units import Array, Integers
+from cachesim.units import Array
 
 OK: Final = 0
 NO_SLOT: Final = 1
@@ -297,17 +297,10 @@ def network_ubatch(
     ubatch: Ubatch, tokens: Array, asked: list[int], hidden: Array | None
 ) -> network_side.Ubatch:
     """A ubatch as the network sees it: tokens and positions, no ids."""
-    rows: slice | Integers
-    if ubatch.run >= 0:
-        start, first, n = ubatch.positions[0], ubatch.rows[0], len(ubatch.rows)
-        rows = slice(first, first + n)
-        positions = np.arange(start, start + n, dtype=np.int64)
-    else:
-        rows = np.array(ubatch.rows, dtype=np.int64)
-        positions = np.array(ubatch.positions, dtype=np.int64)
+    rows = np.array(ubatch.rows, dtype=np.int64)
     return network_side.Ubatch(
         tokens=tokens[rows],
-        positions=positions,
+        positions=np.array(ubatch.positions, dtype=np.int64),
         sets=ubatch.n_seqs,
         outputs=np.array(asked, dtype=np.int64),
         hidden=None if hidden is None else hidden[rows],

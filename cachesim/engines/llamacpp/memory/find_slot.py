@@ -1,8 +1,7 @@
 """Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,12 +11,9 @@ from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Array, Integers
 
-_GLANCE: Final = 4  # cells looked at one by one before all are looked at together
-_NONE: Final[Integers] = np.zeros(0, dtype=np.int64)
-
 
 class SlotInfo(NamedTuple):
-    """Where a ubatch goes: per list of tokens a stream and as many cells.
+    """The cells of a ubatch: per list of tokens a stream and as many cells.
 
     A range stands for cells that are empty and follow one another.
     """
@@ -26,23 +22,12 @@ class SlotInfo(NamedTuple):
     cells: tuple[Integers | range, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What some cells hold: their positions, and the one sequence of all or those of each."""
-
-    cells: Integers
-    positions: Integers
-    owner: int | None
-    seqs: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What a dry run puts back: the found cells and every head."""
+class _Saved(NamedTuple):
+    """The state before a dry run: every head, and the content of each list's used cells."""
 
     slot: SlotInfo
     heads: tuple[int, ...]
-    contents: tuple[_Content, ...]
+    contents: tuple[tuple[Integers, Integers, Array], ...]  # cells, positions, bit sets
 
 
 def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
@@ -54,10 +39,6 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
     if streams.unified:
         found = _search(streams, 0, len(ubatch.rows))
         return None if found is None else SlotInfo((0,), (found,))
-    if ubatch.run >= 0:
-        stream = streams.of(ubatch.run, "find_slot")
-        found = _search(streams, stream, len(ubatch.rows))
-        return None if found is None else SlotInfo((stream,), (found,))
     ids = ubatch.ids
     n = ubatch.n_tokens // len(ids)
     lists: list[int] = []
@@ -87,29 +68,14 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     if n > cells.size:
         return None
     end = start + n
-    if end <= cells.size:
-        behind = start >= cells.end
-        if behind or (n > 1 and not np.count_nonzero(cells.pos[start:end] != EMPTY)):
-            return range(start, end)
+    if end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
+        return range(start, end)
     cells.cover(cells.size)
-    if n == 1:
-        for cell in range(start, min(start + _GLANCE, cells.size)):
-            if cells.pos[cell] == EMPTY:
-                return range(cell, cell + 1)
-            if _reclaimable(streams, cells, cell):
-                return np.array([cell])
     usable = _usable_cells(streams, cells)
     found = np.flatnonzero(usable[start:])[:n] + start
     if len(found) < n:
         found = np.concatenate([found, np.flatnonzero(usable[:start])[: n - len(found)]])
     return found if len(found) == n else None
-
-
-def _reclaimable(streams: Streams, cells: Cells, cell: int) -> bool:
-    if streams.mask.kind == "none" or cells.owners[cell] != 1:
-        return False
-    (seq,) = cells.seqs_of(cell)
-    return streams.mask.hides(int(cells.pos[cell]), cells.pos_max(seq) + 1)
 
 
 def _usable_cells(streams: Streams, cells: Cells) -> Array:
@@ -122,11 +88,10 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
     if streams.mask.kind == "none":
         return usable
     single = cells.owners == 1
-    for seq in list(cells.tracks):
+    for seq in cells.seqs_among(slice(None)):
         alone = np.flatnonzero(single & cells.members(seq))
-        if alone.size:
-            hidden = streams.mask.hides_each(cells.pos[alone], cells.pos_max(seq) + 1)
-            usable[alone[hidden]] = True
+        hidden = streams.mask.hides_each(cells.pos[alone], cells.pos_max(seq) + 1)
+        usable[alone[hidden]] = True
     return usable
 
 
@@ -149,7 +114,9 @@ def fill_straight(
 
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
-    return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
+    """Those of the cells just found that hold something."""
+    where = np.asarray(found)
+    return where[:0] if isinstance(found, range) else where[cells.pos[where] != EMPTY]
 
 
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
@@ -158,26 +125,16 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     Cells that were taken over leave their sequence; what it has below the highest position
     overwritten is purged (#13746), so that the rest stays without holes at its low end.
     """
-    neighbours = slot.cells[0]
-    if ubatch.run >= 0 and isinstance(neighbours, range):
-        streams.cells[slot.streams[0]].fill_run(neighbours, ubatch.positions[0], ubatch.run)
-        streams.heads[slot.streams[0]] = neighbours.stop
-        return
     overwritten: dict[int, int] = {}
     first = 0
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
         full = _full(cells, found)
-        owner = cells.sole_owner(full) if len(full) > _GLANCE else None
-        if owner is not None:
-            overwritten[owner] = max(overwritten.get(owner, EMPTY), int(cells.pos[full].max()))
-            cells.take(full, owner)
-            full = full[:0]
-        for cell in full.tolist():
-            pos = int(cells.pos[cell])
-            for seq in cells.seqs_of(cell):
-                overwritten[seq] = max(overwritten.get(seq, EMPTY), pos)
-            cells.empty(cell)
+        if full.size:
+            for seq in cells.seqs_among(full):
+                highest = int(cells.pos[full[cells.members(seq)[full]]].max())
+                overwritten[seq] = max(overwritten.get(seq, EMPTY), highest)
+            cells.wipe(full)
         rows = slice(first, first + len(found))
         _fill(cells, found, ubatch.positions[rows], ubatch.seqs[rows])
         first += len(found)
@@ -196,10 +153,10 @@ def _fill(
 
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
-    n, ids, start = len(found), seqs[0], positions[0]
-    alike = n > 1 and len(ids) == 1 and seqs.count(ids) == n
-    if alike and tuple(positions) == tuple(range(start, start + n)):
-        cells.fill_run(found, start, ids[0])
+    n, ids, run = len(found), seqs[0], range(positions[0], positions[0] + len(found))
+    alike = len(ids) == 1 and seqs.count(ids) == n
+    if alike and (positions == run or tuple(positions) == tuple(run)):
+        cells.fill_run(found, run.start, ids[0])
         return
     for cell, pos, own in zip(map(int, found), positions, seqs, strict=True):
         cells.place(cell, pos)
@@ -215,15 +172,6 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
     positions; and heads are put back by list number instead of stream number.
     """
-    if len(ubatches) == 1:
-        slot = find_slot(streams, ubatches[0])
-        if slot is None:
-            return None
-        if len(streams.cells) == 1:  # what the dry run would leave, the ubatch's own apply does too
-            return [slot]
-        if not sum(map(len, _reclaimed(streams, slot))):  # it would only leave the heads
-            _put_back_heads(streams, slot, tuple(streams.heads))
-            return [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []
     for ubatch in ubatches:
@@ -238,45 +186,22 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     return slots if len(slots) == len(ubatches) else None
 
 
-def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
+def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[Integers, Integers, Array], ...]:
+    """What the found cells hold, list by list."""
     kept = []
-    for stream, full in zip(slot.streams, _reclaimed(streams, slot), strict=True):
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
-        owner = cells.sole_owner(full) if len(full) > _GLANCE else None
-        seqs = [cells.seqs_of(cell) for cell in full.tolist()] if owner is None else []
-        kept.append(_Content(full, cells.pos[full], owner, seqs))
+        full = _full(cells, found)
+        kept.append((full, cells.pos[full], cells.bits[:, full]))
     return tuple(kept)
 
 
-def _reclaimed(streams: Streams, slot: SlotInfo) -> list[Integers]:
-    return [
-        _full(streams.cells[stream], found)
-        for stream, found in zip(slot.streams, slot.cells, strict=True)
-    ]
-
-
-def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
-    """Each stream in use gets the head of the stream that has its list's number, as upstream."""
-    for stream, head in zip(slot.streams, heads, strict=False):
-        streams.heads[stream] = head
-
-
 def _put_back(streams: Streams, step: _Saved) -> None:
-    for k, (stream, found) in enumerate(zip(step.slot.streams, step.slot.cells, strict=True)):
-        cells, filled = streams.cells[stream], np.array(found)
-        full = filled[cells.pos[filled] != EMPTY]  # a later purge may have emptied some
-        if len(full) > _GLANCE:
-            cells.wipe(full)
-        else:
-            for cell in full.tolist():
-                cells.empty(cell)
-        held = step.contents[k]
-        if held.owner is not None:
-            cells.give(held.cells, held.positions, held.owner)
-        for cell, pos, seqs in zip(
-            held.cells.tolist(), held.positions.tolist(), held.seqs, strict=False
-        ):
-            cells.place(cell, pos)
-            for seq in seqs:
-                cells.add(cell, seq)
-    _put_back_heads(streams, step.slot, step.heads)
+    slot = step.slot
+    for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
+        cells, filled = streams.cells[stream], np.asarray(found)
+        cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
+        cells.give(*content)
+    # each stream in use gets the head of the stream that has its list's number, as upstream
+    for stream, head in zip(slot.streams, step.heads, strict=False):
+        streams.heads[stream] = head

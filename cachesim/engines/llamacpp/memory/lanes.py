@@ -5,7 +5,7 @@ position is not in its future and not hidden by the window. Equal positions are 
 these are is worked out once per ubatch and cache; each layer then only picks its rows.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,8 @@ from cachesim.engines.llamacpp.memory.cells import Cells
 from cachesim.engines.llamacpp.memory.mask import WindowMask
 from cachesim.engines.llamacpp.memory.rows import MARGIN, NO_ROW, Rows
 from cachesim.engines.llamacpp.memory.streams import Streams
-from cachesim.engines.llamacpp.memory.track import ABSENT_CELL, Track
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lane
 from cachesim.units import Integers
-
-_ROWS: Final[Integers] = np.arange(512)
-_ROWS.flags.writeable = False
 
 
 class LanePlan(NamedTuple):
@@ -41,101 +37,58 @@ class LanePlan(NamedTuple):
         return self.frame.lane(buffers.keys[layer][self.picked], buffers.values[layer][self.picked])
 
 
-def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list[LanePlan]:
+def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     """One lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
     primary id of a row counts.
     """
-    if ubatch.run >= 0 and causal:
-        return [_lane_of_run(streams, ubatch.run, ubatch.positions[0], len(ubatch.rows))]
     at = np.array(ubatch.positions, dtype=np.int64)
+    by_seq: dict[int, list[int]] = {}
+    for row, ids in enumerate(ubatch.seqs):
+        by_seq.setdefault(ids[0], []).append(row)
     plans = []
-    for seq, rows in _rows_by_sequence(ubatch):
+    for seq, mine in by_seq.items():
+        rows = np.array(mine)
         stream = streams.of(seq, "set_input_kq_mask")
-        low, high = streams.mask.interval(at[rows], causal=causal)
+        low, high = streams.mask.interval(at[rows])
         ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
         positions, picked = _lay_out(streams.cells[stream], seq, *ends)
         plans.append(LanePlan(stream, Frame(rows, positions, low, high), picked))
     return plans
 
 
-def _lane_of_run(streams: Streams, seq: int, start: int, count: int) -> LanePlan:
-    """The lane of one sequence's rows at consecutive positions.
-
-    Whatever the window, no row sees less far down than the first or further up than the last.
-    """
-    stream = streams.of(seq, "set_input_kq_mask")
-    low, high = streams.mask.interval(np.arange(start, start + count, dtype=np.int64))
-    positions, picked = _lay_out(streams.cells[stream], seq, low.item(0), high.item(-1))
-    rows = _ROWS[:count] if count <= _ROWS.size else np.arange(count)
-    return LanePlan(stream, Frame(rows, positions, low, high), picked)
-
-
-def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:
-    first = ubatch.seqs[0]
-    if ubatch.seqs.count(first) == len(ubatch.seqs):
-        return [(first[0], np.arange(len(ubatch.seqs)))]
-    by_seq: dict[int, list[int]] = {}
-    for row, ids in enumerate(ubatch.seqs):
-        by_seq.setdefault(ids[0], []).append(row)
-    return [(seq, np.array(rows)) for seq, rows in by_seq.items()]
-
-
 def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:
-    track = cells.track(seq)
-    picked: slice | Integers
-    if track.sparse is not None:
-        positions, picked = _sparse_blocks(track.sparse, track.cells, low, high)
+    """Positions and buffer rows of everything in [low, high], block after block.
+
+    Blocks in which nothing lies are left out: each would add zeros. Cells whose position another
+    cell of the sequence holds too follow in blocks of their own, in cell order.
+    """
+    found = cells.select(seq, low, high + 1)
+    held = cells.pos[found]
+    if np.count_nonzero(held[1:] <= held[:-1]):
+        order = held.argsort(kind="stable")
+        found, held = found[order], held[order]
+    doubled = held[1:] == held[:-1]
+    spare = found[:0]
+    if np.count_nonzero(doubled):
+        first = np.concatenate([[True], ~doubled])
+        spare, found, held = np.sort(found[~first]), found[first], held[first]
+    block = held // BLOCK
+    if block.size and int(block[-1]) - int(block[0]) < len(block):
+        entry = held - int(block[0]) * BLOCK
     else:
-        positions, picked = _blocks(track, max(low, track.lo), min(high, track.hi))
-    if not track.spare.size:
-        return positions, picked
-    extra = _overflow(cells, track.spare)
-    if isinstance(picked, slice):
-        picked = np.arange(picked.start, picked.stop)
-    return np.concatenate([positions, extra[0]]), np.concatenate([picked, extra[1]])
-
-
-def _blocks(track: Track, low: int, high: int) -> tuple[Integers, slice | Integers]:
-    """The regular part: entry `i` belongs to position `base + i`."""
-    base, lo, hi = low // BLOCK * BLOCK, track.lo, track.hi
-    n = (high // BLOCK + 1) * BLOCK - base
-    at = base - track.origin
-    positions = np.arange(base, base + n, dtype=np.int64)
-    if track.straight_from() <= max(base, lo):
-        if track.count == hi - lo + 1:
-            if base < lo:
-                positions[: lo - base] = ABSENT
-            positions[hi + 1 - base :] = ABSENT
-        else:
-            positions[track.table[at : at + n] == ABSENT_CELL] = ABSENT
-        start = base + int(track.table[hi - track.origin]) - hi + MARGIN
-        return positions, slice(start, start + n)
-    held = track.table[at : at + n]
-    positions[held == ABSENT_CELL] = ABSENT
-    return positions, held + MARGIN  # -1 becomes the row that is always zero
-
-
-def _sparse_blocks(
-    positions: Integers, cells: Integers, low: int, high: int
-) -> tuple[Integers, Integers]:
-    """Far-apart positions: blocks in which nothing lies are left out, each would add zeros."""
-    near = (positions >= low) & (positions <= high)
-    blocks, which = np.unique(positions[near] // BLOCK, return_inverse=True)
-    laid = np.full(len(blocks) * BLOCK, ABSENT, dtype=np.int64)
-    picked = np.full(len(laid), NO_ROW, dtype=np.int64)
-    entry = which * BLOCK + positions[near] % BLOCK
-    laid[entry] = positions[near]
-    picked[entry] = cells[near] + MARGIN
-    return laid, picked
-
-
-def _overflow(cells: Cells, spare: Integers) -> tuple[Integers, Integers]:
-    """Cells whose position another cell of the sequence holds too, in cell order."""
-    n = -(-len(spare) // BLOCK) * BLOCK
-    positions = np.full(n, ABSENT, dtype=np.int64)
-    picked = np.full(n, NO_ROW, dtype=np.int64)
-    positions[: len(spare)] = cells.pos[spare]
-    picked[: len(spare)] = spare + MARGIN
+        entry = np.unique(block, return_inverse=True)[1] * BLOCK + held % BLOCK
+    regular = (int(entry[-1]) // BLOCK + 1) * BLOCK if entry.size else 0
+    size = regular + -(-len(spare) // BLOCK) * BLOCK
+    positions = np.full(size, ABSENT, dtype=np.int64)
+    positions[entry] = held
+    distance = found - entry
+    if size == regular and not np.count_nonzero(distance[1:] != distance[:-1]):
+        start = MARGIN + (int(distance[0]) if distance.size else 0)
+        return positions, slice(start, start + size)
+    positions[regular : regular + len(spare)] = cells.pos[spare]
+    picked = np.full(size, NO_ROW, dtype=np.int64)
+    picked[entry] = found + MARGIN
+    picked[regular : regular + len(spare)] = spare + MARGIN
     return positions, picked
 
 

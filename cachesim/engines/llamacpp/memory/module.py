@@ -19,7 +19,7 @@ class Plan(NamedTuple):
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
-    found: Sequence[Found | None] = ()  # the recurrent cells with each ubatch in; None: its own
+    found: Sequence[Found] = ()  # the recurrent cells with each ubatch in
 
 
 class CacheWriter(Protocol):

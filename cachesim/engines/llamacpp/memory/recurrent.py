@@ -215,14 +215,9 @@ class RecurrentMemory:
         found = None if pieces is None else self.prepare(pieces)
         return None if pieces is None or found is None else Plan(pieces, found=found)
 
-    def prepare(self, ubatches: list[Ubatch]) -> list[Found | None] | None:
-        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly.
-
-        A single ubatch that finds its sequence alone in a cell (None) needs no dry run.
-        """
-        if len(ubatches) == 1 and self.cells.stays(ubatches[0].run):
-            return [None]
-        before, found = self.cells.held(), list[Found | None]()
+    def prepare(self, ubatches: list[Ubatch]) -> list[Found] | None:
+        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
+        before, found = self.cells.held(), list[Found]()
         for ubatch in ubatches:
             self.cells.change_copies()
             if not self.cells.find_slot(ubatch):
@@ -233,11 +228,7 @@ class RecurrentMemory:
 
     def apply(self, plan: Plan, k: int) -> None:
         """Find the cells of ubatch `k`, for good: those that the dry run found."""
-        found, ubatch = plan.found[k], plan.ubatches[k]
-        if found is None:
-            self.cells.go_on(ubatch.run, ubatch.positions[-1])
-        else:
-            self.cells.take(found)
+        self.cells.take(plan.found[k])
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""

@@ -160,18 +160,6 @@ class RecurrentCells:
         self.used = sum(map(bool, self.seqs))
         return self.n >= n_seqs
 
-    def stays(self, seq: int) -> bool:
-        """Whether a sequence is alone in a cell that is read from its own row."""
-        cell = self.tail[seq] if 0 <= seq < self.size else NONE
-        return cell >= 0 and self.src[cell] == cell and self.seqs[cell] == {seq}
-
-    def go_on(self, seq: int, pos: int) -> None:
-        """What `find_slot` does for one sequence that stays: only its position moves."""
-        cell = self.tail[seq]
-        self.pos[cell], self.src0[cell], self.rs_z = pos, cell, NONE
-        self.head, self.n = cell, 1
-        self.used = sum(map(bool, self.seqs))
-
     def _uncouple(self, sets: list[Ids]) -> bool:
         """Secondary ids leave their cells: they are about to share the primary one's."""
         for ids in sets:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from cachesim.engines.llamacpp.memory.batch import MIXED, Ids, Ubatch
+from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
 from cachesim.errors import UpstreamAbort
 
 
@@ -18,15 +18,12 @@ class Splitter:
         positions: Sequence[int],
         seqs: tuple[Ids, ...],
         outputs: tuple[bool, ...],
-        run: int = MIXED,
     ) -> None:
-        """`run`: the one sequence whose consecutive positions these are, where that is known."""
         self.positions = positions
         self.seqs = seqs
         self.outputs = outputs
-        self.run = run
-        self.distinct = {seqs[0]} if run >= 0 else set(seqs)
-        self.coupled = run < 0 and max(map(len, self.distinct)) > 1
+        self.distinct = set(seqs)
+        self.coupled = max(map(len, self.distinct)) > 1
         self._sets: list[frozenset[int]] = []
         self.reset()
 
@@ -55,29 +52,18 @@ class Splitter:
             pieces.append(piece)
         return pieces
 
-    # A run that fits into one ubatch is left whole by every way to cut.
-
     def all_simple(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `simple`."""
-        n = len(self.positions)
-        if self.run >= 0 and n <= n_ubatch:
-            return [Ubatch(range(n), n, 1, self.positions, self.seqs, self.run)]
         return self.cut(lambda: self.simple(n_ubatch))
 
     def all_by_sequence(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `by_sequence`."""
-        n = len(self.positions)
-        if self.run >= 0 and n <= n_ubatch:
-            return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
         return self.cut(lambda: self.by_sequence(n_ubatch))
 
     def all_equal(
         self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
     ) -> list[Ubatch] | None:
         """The whole batch by `equal`."""
-        n = len(self.positions)
-        if self.run >= 0 and n <= n_ubatch > keep_tail:
-            return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
         return self.cut(lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
@@ -176,7 +162,7 @@ class Splitter:
         first, end, n_seq_tokens = rows[0], rows[0] + len(rows), len(rows) // n_seqs
         if rows == tuple(range(first, end)):
             positions, seqs = self.positions[first:end], self.seqs[first:end]
-            return Ubatch(rows, n_seqs, n_seq_tokens, positions, seqs, self.run)
+            return Ubatch(rows, n_seqs, n_seq_tokens, positions, seqs)
         positions = tuple(self.positions[row] for row in rows)
         seqs = tuple(self.seqs[row] for row in rows)
         return Ubatch(rows, n_seqs, n_seq_tokens, positions, seqs)

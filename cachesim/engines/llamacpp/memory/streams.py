@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory import cells_check
 from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES
 from cachesim.engines.llamacpp.memory.cells import Cells
 from cachesim.engines.llamacpp.memory.mask import WindowMask
@@ -85,13 +84,7 @@ class Streams:
             return
         stream = self.of(seq, "seq_rm")
         cells = self.cells[stream]
-        run = cells.stretch(seq, p0, p1)
-        if run is not None and cells.release_run(run, seq, p0, p1):
-            self.heads[stream] = min(self.heads[stream], run.start)
-            return
-        inside = cells.select(seq, p0, p1)
-        if inside.size:
-            self._lower_head(stream, cells.release(inside, seq, p0, p1))
+        self._lower_head(stream, cells.release(cells.select(seq, p0, p1), seq))
 
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Let `dst` see the cells of `src` in [p0, p1), within one stream; no data moves."""
@@ -164,7 +157,7 @@ class Streams:
     def check_integrity(self) -> None:
         """Every stream's own check, and heads within range."""
         for cells, head in zip(self.cells, self.heads, strict=True):
-            cells_check.check(cells)
+            cells.check_integrity()
             if not 0 <= head <= self.size:
                 msg = f"head {head} is outside the {self.size} cells"
                 raise ContractError(msg)
