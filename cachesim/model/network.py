@@ -38,6 +38,9 @@ MOST_ROWS: Final = 1 << 20
 MOST_POSITION: Final = (1 << 31) - 1
 """Positions are 32-bit numbers on the real servers."""
 
+FEW: Final = 64
+"""Numbers whose extremes Python finds sooner than NumPy."""
+
 LARGE: Final = 24 << 20
 """Bytes: more than most arrays of a layer, and less than what glibc hands back without learning."""
 
@@ -199,7 +202,8 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
 
 def _outside(numbers: Integers, most: int) -> int | None:
     """The first number that is negative or above `most`, if any."""
-    if np.minimum.reduce(numbers) >= 0 and np.maximum.reduce(numbers) <= most:
+    few = numbers.tolist() if len(numbers) <= FEW else (numbers.min(), numbers.max())
+    if min(few) >= 0 and max(few) <= most:
         return None
     return int(numbers[(numbers < 0) | (numbers > most)][0])
 

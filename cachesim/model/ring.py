@@ -18,7 +18,7 @@ first layer words were computed among tokens that are gone: only a network whose
 is its first answers like a cold one. The query's place in a window comes from the Store alone.
 """
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Protocol, TypeAlias
 
@@ -44,6 +44,9 @@ _TWO: Final[Words] = np.array(2, np.uint64)
 _THREE: Final[Words] = np.array(3, np.uint64)
 _HALF: Final[Words] = np.array(32, np.uint64)
 _SCRAMBLE: Final[Words] = np.array(SCRAMBLER, np.uint64)
+
+FEW: Final = 12
+"""Tokens up to which recurrent layers take less time in plain numbers than in arrays."""
 
 DIGIT: Final = 16
 """Bits of one lookup; two of them reach every position that the real servers can number."""
@@ -116,11 +119,15 @@ class PrefixSums:
     A cell that is not there has the highest position of all, which no row sees.
     """
 
-    __slots__ = ("_below", "_order", "_upto", "lane")
+    __slots__ = ("_below", "_inside", "_order", "_upto", "lane")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         positions = lane.positions
+        self._inside: Array | None = None
+        if len(lane.low) == 1:  # one row sees the keys inside its bounds in any order
+            self._inside = (positions >= lane.low) & (positions <= lane.high)
+            return
         self._order: slice | Integers = slice(None)
         if np.count_nonzero(positions[1:] < positions[:-1]):
             self._order = positions.argsort(kind="stable")
@@ -133,6 +140,9 @@ class PrefixSums:
 
     def sums(self, keys: Words, values: Words) -> Words:
         """For each row the sum of key times value (n,) over the cells it sees, (q,)."""
+        if self._inside is not None:
+            one: Words = np.add.reduce((keys * values)[self._inside], keepdims=True)
+            return one
         totals = np.zeros(len(keys) + 1, np.uint64)
         np.add.accumulate(keys[self._order] * values[self._order], out=totals[1:])
         sums: Words = totals[self._upto]
@@ -142,19 +152,13 @@ class PrefixSums:
 class Pass:
     """One ubatch on its way through the layers, and what they share."""
 
-    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers) -> None:
-        self.ubatch, self.store, self._powers = ubatch, store, powers
+    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers | None) -> None:
+        """`powers`: those of g, where keys are turned to their positions."""
+        self.ubatch, self.store = ubatch, store
+        self.turns: tuple[Words, Words] | None = None
+        if powers is not None:  # g^position turns a row's key, g^-position what its query sees
+            self.turns = powers(ubatch.positions), powers(-ubatch.positions)
         self._sums: dict[tuple[int, int, int], PrefixSums] = {}
-
-    @cached_property
-    def there(self) -> Words:
-        """g^position of each row, which turns its key."""
-        return self._powers(self.ubatch.positions)
-
-    @cached_property
-    def back(self) -> Words:
-        """g^-position of each row, which turns what its query sees."""
-        return self._powers(-self.ubatch.positions)
 
     def sums(self, lane: Lane) -> PrefixSums:
         """The running sums of a lane, or those of one before it with the very same arrays."""
@@ -186,8 +190,8 @@ class Attention:
     def __call__(self, hidden: Words, run: Pass) -> Words:
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
         queries, keys, values = mix(hidden + self._salts) | _ONE
-        if self._turns:
-            keys, queries = keys * run.there, queries * run.back
+        if self._turns and run.turns is not None:
+            keys, queries = keys * run.turns[0], queries * run.turns[1]
         seen = np.empty(len(keys), np.uint64)
         for lane in run.store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = run.sums(lane).sums(lane.keys[:, 0], lane.values[:, 0])
@@ -204,7 +208,7 @@ class Recurrent:
         self._past = taps - 1
         self._chains = CHAINS[kind]
         self._salt = np.array(salts[0])
-        tap = int(salts[1]) | 1
+        self._tap = tap = int(salts[1]) | 1
         self._taps = np.array([pow(tap, i, 1 << 64) for i in range(taps)][::-1], np.uint64)
         row = self._past + self._chains
         self.shape = LayerShape(
@@ -215,6 +219,10 @@ class Recurrent:
         """Fold each set's tokens into its row."""
         store, padding = run.store, run.ubatch.padding
         before = store.states(self.shape.layer)
+        if padding is None and len(hidden) <= FEW:
+            words, states = self._fold_few(hidden.tolist(), before.tolist(), store.planes)
+            store.keep_states(self.shape.layer, np.array(states, np.uint64))
+            return np.array(words, np.uint64)
         inputs = mix(hidden + self._salt).reshape(len(before), -1)  # (S, n)
         if padding is not None:
             added, kept = self._fold_padded(inputs, before, padding)
@@ -239,6 +247,25 @@ class Recurrent:
             for i, chain in enumerate(chains, self._past):
                 rows[:, plane, i] = chain[:, end - 1]
         return word, rows
+
+    def _fold_few(
+        self, hidden: list[int], before: list[list[int]], planes: int
+    ) -> tuple[list[int], list[list[list[int]]]]:
+        """As `_fold` for few tokens, in plain numbers: the rows' words, and the rows to keep."""
+        count, past, salt = len(hidden) // len(before), self._past, self._salt.item()
+        words, kept = [], []
+        for one, row in enumerate(before):
+            after = [row]
+            for each in hidden[one * count : (one + 1) * count]:
+                inputs = [*after[-1][:past], _mixed(each + salt)]
+                word = 0
+                for tapped in inputs:
+                    word = word * self._tap + tapped
+                word, chains = _step(_mixed(word), after[-1][past:])
+                words.append(_mixed(each + word))
+                after.append(inputs[1:] + chains)
+            kept.append(after[:0:-1][:planes])
+        return words, kept
 
     def _convolve(self, past: Words) -> Words:
         """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
@@ -299,9 +326,14 @@ def _step(word: int, chains: list[int]) -> tuple[int, list[int]]:
 
 
 def _decayed(state: int, word: int) -> int:
-    """A chain's word times the gate that a row's word sets (`mix` of a plain number, odd)."""
-    gate = word * SCRAMBLER & MASK
-    return state * (gate ^ gate >> 32 | 1) & MASK
+    """A chain's word times the gate that a row's word sets."""
+    return state * (_mixed(word) | 1) & MASK
+
+
+def _mixed(word: int) -> int:
+    """`mix` of a plain number."""
+    word = word * SCRAMBLER & MASK
+    return word ^ word >> 32
 
 
 class WordNetwork:
@@ -337,6 +369,8 @@ class RingNetwork(WordNetwork):
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         self._layers = [_layer(spec, number) for number in numbers]
+        looks = (n for n in numbers if spec.kind(n) not in RECURRENT_KINDS)
+        self._turns = any(map(spec.turns, looks))
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
         self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
@@ -345,7 +379,7 @@ class RingNetwork(WordNetwork):
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
-        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers)
+        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers if self._turns else None)
         for layer in self._layers:
             words = layer(words, run)
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]

@@ -20,8 +20,7 @@ NAMES_UPSTREAM: Final = re.compile(
 
 OUR_FILES: Final = frozenset(
     {"held", "snapshot", "causes", "options", "integrity", "family", "profiles", "rules", "build",
-     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts",
-     "cells_check"}
+     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts"}
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 
@@ -39,8 +38,8 @@ OURS: Final = frozenset(
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_queue_rows", "_checkpoint", "_put_back",
         # shortcuts; a property holds each to what it stands for
-        "Track", "advance", "_put", "_pieces", "_lay_out", "_sparse_blocks", "parts_of",
-        "hash_set_order", "_saved_cells", "_usable_cells", "fill_straight", "Run",
+        "advance", "_put", "_pieces", "_lay_out", "parts_of", "_set_bits",
+        "hash_set_order", "_usable_cells", "fill_straight", "Run",
     }
 )  # fmt: skip
 """Classes and functions of ported files that upstream has no counterpart of."""

@@ -28,7 +28,6 @@ DESCRIBES: Final = frozenset(
         "build",
         "held",
         "integrity",
-        "cells_check",
         "view",
         "sizes",
         "events",

@@ -82,9 +82,12 @@ class BatchAllocr:
         if not self.rules.checks_positions:
             return ""
         by_seq: dict[int, list[int]] = {}
-        for pos, ids in zip(positions, seqs, strict=True):
-            for s in ids:
-                by_seq.setdefault(s, []).append(pos)
+        if len(distinct) == 1:
+            by_seq = {s: list(positions) for s in seqs[0]}
+        else:
+            for pos, ids in zip(positions, seqs, strict=True):
+                for s in ids:
+                    by_seq.setdefault(s, []).append(pos)
         return (
             (not_ahead if self.sections else not_consecutive)(by_seq, memory)
             or diverged(distinct, memory)

@@ -79,12 +79,18 @@ class Cells:
         seen: Array = (self.bits[word] & np.uint64(1 << bit)).astype(np.bool_)
         return seen
 
+    def of(self, seq: int) -> Integers:
+        """The cells of the sequence, in the order of cells; it has had one."""
+        word, bit = divmod(seq, _WORD)
+        found: Integers = (self.bits[word] & np.uint64(1 << bit)).nonzero()[0]
+        return found
+
     def select(self, seq: int, p0: int, p1: int) -> Integers:
         """The cells of the sequence with positions in [p0, p1), in the order of cells."""
         low, high = self._ends(seq)
         if p0 >= p1 or p0 > high or p1 <= low:
             return np.zeros(0, dtype=np.int64)
-        cells = self.members(seq).nonzero()[0]
+        cells = self.of(seq)
         if p0 <= low and high < p1:
             return cells
         positions = self.pos[cells]
@@ -106,7 +112,7 @@ class Cells:
     def _ends(self, seq: int) -> tuple[int, int]:
         known = self.ends.get(seq)
         if known is None:
-            held = self.pos[self.members(seq)]
+            held = self.pos[self.of(seq)]
             known = (int(held.min()), int(held.max())) if held.size else (EMPTY, EMPTY)
             self.ends[seq] = known
         return known
@@ -143,10 +149,12 @@ class Cells:
     def fill_run(self, cells: Integers | range, pos: int, seq: int) -> None:
         """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells."""
         self._widen(seq)
-        where: slice | Integers = np.asarray(cells)
+        where: slice | Integers
         if isinstance(cells, range):
             self.cover(cells.stop)
             where = slice(cells.start, cells.stop)
+        else:
+            where = cells
         word, bit = divmod(seq, _WORD)
         last = pos + len(cells) - 1
         self.pos[where] = np.arange(pos, last + 1)
@@ -183,6 +191,8 @@ class Cells:
 
     def give(self, cells: Integers, positions: Integers, bits: Array) -> None:
         """Put tokens into empty cells, as they lay there before."""
+        if not cells.size:
+            return
         self.pos[cells] = positions
         self.bits[: len(bits), cells] = bits
         self.owners[cells] = _bit_counts(bits)

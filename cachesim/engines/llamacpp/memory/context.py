@@ -297,7 +297,9 @@ def network_ubatch(
     ubatch: Ubatch, tokens: Array, asked: list[int], hidden: Array | None
 ) -> network_side.Ubatch:
     """A ubatch as the network sees it: tokens and positions, no ids."""
-    rows = np.array(ubatch.rows, dtype=np.int64)
+    rows: slice | Array = slice(0, len(ubatch.rows))
+    if not isinstance(ubatch.rows, range):
+        rows = np.array(ubatch.rows, dtype=np.int64)
     return network_side.Ubatch(
         tokens=tokens[rows],
         positions=np.array(ubatch.positions, dtype=np.int64),

@@ -1,7 +1,7 @@
 """Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells
 from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Array, Integers
+
+_NONE: Final[Integers] = np.zeros(0, dtype=np.int64)
 
 
 class SlotInfo(NamedTuple):
@@ -115,8 +117,7 @@ def fill_straight(
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
     """Those of the cells just found that hold something."""
-    where = np.asarray(found)
-    return where[:0] if isinstance(found, range) else where[cells.pos[where] != EMPTY]
+    return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
 
 
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
@@ -172,6 +173,13 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
     positions; and heads are put back by list number instead of stream number.
     """
+    if len(ubatches) == 1:
+        slot = find_slot(streams, ubatches[0])
+        if slot is None:
+            return None
+        if all(isinstance(found, range) for found in slot.cells):  # only the heads would change
+            _put_back_heads(streams, slot, tuple(streams.heads))
+            return [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []
     for ubatch in ubatches:
@@ -202,6 +210,10 @@ def _put_back(streams: Streams, step: _Saved) -> None:
         cells, filled = streams.cells[stream], np.asarray(found)
         cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
         cells.give(*content)
-    # each stream in use gets the head of the stream that has its list's number, as upstream
-    for stream, head in zip(slot.streams, step.heads, strict=False):
+    _put_back_heads(streams, slot, step.heads)
+
+
+def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
+    """Each stream in use gets the head of the stream that has its list's number, as upstream."""
+    for stream, head in zip(slot.streams, heads, strict=False):
         streams.heads[stream] = head

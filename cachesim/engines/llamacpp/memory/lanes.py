@@ -30,7 +30,7 @@ class LanePlan(NamedTuple):
         """A cell that the buffers must reach for all picked rows to exist."""
         if isinstance(self.picked, slice):
             return int(self.picked.stop) - 1 - 2 * MARGIN
-        return int(self.picked.max()) - MARGIN
+        return int(self.picked.max(initial=MARGIN)) - MARGIN
 
     def pick(self, buffers: Rows, layer: int) -> Lane:
         """The lane of one layer."""
@@ -42,12 +42,10 @@ def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     primary id of a row counts.
     """
     at = np.array(ubatch.positions, dtype=np.int64)
-    by_seq: dict[int, list[int]] = {}
-    for row, ids in enumerate(ubatch.seqs):
-        by_seq.setdefault(ids[0], []).append(row)
+    primary = np.array([ids[0] for ids in ubatch.seqs])
     plans = []
-    for seq, mine in by_seq.items():
-        rows = np.array(mine)
+    for seq in dict.fromkeys(primary.tolist()):
+        rows = np.flatnonzero(primary == seq)
         stream = streams.of(seq, "set_input_kq_mask")
         low, high = streams.mask.interval(at[rows])
         ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
@@ -64,27 +62,23 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
     """
     found = cells.select(seq, low, high + 1)
     held = cells.pos[found]
-    if np.count_nonzero(held[1:] <= held[:-1]):
-        order = held.argsort(kind="stable")
-        found, held = found[order], held[order]
-    doubled = held[1:] == held[:-1]
-    spare = found[:0]
-    if np.count_nonzero(doubled):
-        first = np.concatenate([[True], ~doubled])
-        spare, found, held = np.sort(found[~first]), found[first], held[first]
-    block = held // BLOCK
-    if block.size and int(block[-1]) - int(block[0]) < len(block):
-        entry = held - int(block[0]) * BLOCK
-    else:
-        entry = np.unique(block, return_inverse=True)[1] * BLOCK + held % BLOCK
-    regular = (int(entry[-1]) // BLOCK + 1) * BLOCK if entry.size else 0
+    distance = held - found
+    if held.size and not np.count_nonzero(distance != distance[0]):
+        base = int(held[0]) // BLOCK * BLOCK
+        positions = np.full((int(held[-1]) // BLOCK + 1) * BLOCK - base, ABSENT, dtype=np.int64)
+        positions[held - base] = held
+        start = base - int(distance[0]) + MARGIN
+        return positions, slice(start, start + len(positions))
+    order = held.argsort(kind="stable")
+    found, held = found[order], held[order]
+    first = np.ones(len(held), dtype=np.bool_)
+    first[1:] = held[1:] != held[:-1]
+    spare, found, held = np.sort(found[~first]), found[first], held[first]
+    blocks, block = np.unique(held // BLOCK, return_inverse=True)
+    entry, regular = block * BLOCK + held % BLOCK, len(blocks) * BLOCK
     size = regular + -(-len(spare) // BLOCK) * BLOCK
     positions = np.full(size, ABSENT, dtype=np.int64)
     positions[entry] = held
-    distance = found - entry
-    if size == regular and not np.count_nonzero(distance[1:] != distance[:-1]):
-        start = MARGIN + (int(distance[0]) if distance.size else 0)
-        return positions, slice(start, start + size)
     positions[regular : regular + len(spare)] = cells.pos[spare]
     picked = np.full(size, NO_ROW, dtype=np.int64)
     picked[entry] = found + MARGIN

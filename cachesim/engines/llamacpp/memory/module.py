@@ -19,7 +19,7 @@ class Plan(NamedTuple):
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
-    found: Sequence[Found] = ()  # the recurrent cells with each ubatch in
+    found: Sequence[Found | None] = ()  # the recurrent cells with each ubatch in; None: to be found
 
 
 class CacheWriter(Protocol):

@@ -215,9 +215,14 @@ class RecurrentMemory:
         found = None if pieces is None else self.prepare(pieces)
         return None if pieces is None or found is None else Plan(pieces, found=found)
 
-    def prepare(self, ubatches: list[Ubatch]) -> list[Found] | None:
-        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
-        before, found = self.cells.held(), list[Found]()
+    def prepare(self, ubatches: list[Ubatch]) -> list[Found | None] | None:
+        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly.
+
+        A single ubatch (None) finds its cells in its own turn, which is next.
+        """
+        if len(ubatches) == 1:
+            return [None] if all(0 <= seq < self.size for seq in ubatches[0].ids) else None
+        before, found = self.cells.held(), list[Found | None]()
         for ubatch in ubatches:
             self.cells.change_copies()
             if not self.cells.find_slot(ubatch):
@@ -228,7 +233,11 @@ class RecurrentMemory:
 
     def apply(self, plan: Plan, k: int) -> None:
         """Find the cells of ubatch `k`, for good: those that the dry run found."""
-        self.cells.take(plan.found[k])
+        found = plan.found[k]
+        if found is None:
+            self.cells.find_slot(plan.ubatches[k])
+        else:
+            self.cells.take(found)
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""

@@ -54,17 +54,27 @@ class Splitter:
 
     def all_simple(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `simple`."""
-        return self.cut(lambda: self.simple(n_ubatch))
+        return self._uncut(n_ubatch, len(self)) or self.cut(lambda: self.simple(n_ubatch))
 
     def all_by_sequence(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `by_sequence`."""
-        return self.cut(lambda: self.by_sequence(n_ubatch))
+        return self._uncut(n_ubatch, 1) or self.cut(lambda: self.by_sequence(n_ubatch))
 
     def all_equal(
         self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
     ) -> list[Ubatch] | None:
         """The whole batch by `equal`."""
-        return self.cut(lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+        uncut = self._uncut(n_ubatch, 1) if n_ubatch > keep_tail else None
+        return uncut or self.cut(
+            lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail)
+        )
+
+    def _uncut(self, n_ubatch: int, n_seqs: int) -> list[Ubatch] | None:
+        """A batch of one sequence that fits into a ubatch: no way to cut divides it."""
+        n = len(self)
+        if self.coupled or len(self.distinct) > 1 or n > n_ubatch:
+            return None
+        return [Ubatch(range(n), n_seqs, n // n_seqs, self.positions, self.seqs)]
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
         """Follows `split_simple`: the next tokens in batch order, sequences mixed freely."""
