@@ -5,13 +5,14 @@ options                    the server's flags
 node, pools                nodes, lists of last use; slots for tokens, windows and states
 tree                       what every tree does
 radix, mamba_radix, window_radix                   one tree for each kind of model (0.5.9)
-unified, unified_insert, unified_evict             one tree for all kinds (0.5.23)
+unified_core, unified      one tree for all kinds (0.5.23): its nodes, and what requests leave in it
+hi_radix                   a host and a storage beside attention (0.5.9)
+hicache                    a host beside every part (0.5.23)
 host_pool                  slots on the host, and copies that are under way
-hi_radix                   a host beside attention (0.5.9)
-host_evict, host_backup, unified_host              a host beside every part (0.5.23)
-request, states            requests and batches of them; where their states are saved
+storage, storage_threads   pages by their keys; what the storage's threads do
+request                    requests and batches of them; where their states are saved
 adder, allocation, scheduler                       who goes into the next batch, with which slots
 contents, runner           what lies in the slots, and the network over it
-seen, account              why not more was reused
+account                    why not more was reused
 server                     the engine: requests in, replies and events out
 """

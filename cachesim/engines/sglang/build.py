@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.sglang.hi_radix import HiRadixCache
-from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.mamba_radix import MambaRadixCache
 from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
@@ -13,7 +12,6 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Shape, Tree
 from cachesim.engines.sglang.unified import UnifiedRadixCache
-from cachesim.engines.sglang.unified_storage import StoringRadixCache
 from cachesim.engines.sglang.window_radix import SWARadixCache
 
 Kind: TypeAlias = Literal["full", "window", "mamba", "window-mamba"]
@@ -49,9 +47,8 @@ def make_tree(
 
 def _class_of(kind: Kind, shape: Shape, rules: Rules) -> type[Tree]:
     """The unified tree, or before it a class for each kind of model."""
-    stores = shape.host is not None and shape.host.storage is not None
     if rules.tree.trees == "unified":
-        return StoringRadixCache if stores else UnifiedRadixCache
+        return UnifiedRadixCache
     if shape.host is not None:
-        return StoringHiRadixCache if stores else HiRadixCache
+        return HiRadixCache
     return {"window": SWARadixCache, "mamba": MambaRadixCache}.get(kind, RadixCache)

@@ -178,3 +178,41 @@ class Stashing(Protocol):
     def __call__(self, *, begins: bool) -> None:
         """Before, and after."""
         ...
+
+
+def plan_track(req: Req, grid: int) -> None:
+    """Choose the position at which a chunk of `extra_buffer` tracks a state, and the slot in turn.
+
+    chunk      [ prefix ....... |64 ....... |128 ....... |192 .. )
+    saved                                     ^ the last grid position in it
+    branch                        ^ or where attention would have gone on, instead
+
+    Follows `_mamba_radix_cache_v2_req_prepare_for_extend`.
+    """
+    if req.extend < grid:
+        return
+    at = req.prefix + req.extend // grid * grid
+    req.kept_track = req.next_track
+    req.next_track = 1 - req.next_track
+    branch = req.branch
+    reached = branch is not None and req.prefix < branch < end_of_tracking(req, at)
+    if branch is not None and reached and (branch - req.prefix) % grid == 0:
+        at = branch
+    req.tracked = req.track_at = at
+
+
+def end_of_tracking(req: Req, at: int) -> int:
+    """Up to where a branching point counts: the chunk's end, or one beyond a forced position.
+
+    Trap: where pages are larger than the kernel's chunk, the position is forced and the end moves.
+    """
+    fine = req.prefix + req.extend // 64 * 64
+    return at + 1 if fine != at else req.fill
+
+
+def tracked_in_decode(req: Req) -> None:
+    """Switch the slots after a decoding request has saved a state."""
+    req.kept_track = req.next_track
+    req.next_track = 1 - req.next_track
+    req.tracked_before = req.tracked
+    req.tracked = req.track_at

@@ -7,25 +7,36 @@ generated least start over (retraction). Follows `Scheduler.get_next_batch_to_ru
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from cachesim.engines.sglang.adder import Adder
 from cachesim.engines.sglang.allocation import Allocation
-from cachesim.engines.sglang.lookup import ask, ask_again, asked_after_a_loss, look_up, touch
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool
-from cachesim.engines.sglang.ratio import (
-    FIRST_RATIO,
-    RETRACT_STEPS,
-    after_retraction,
-    decayed,
+from cachesim.engines.sglang.request import (
+    Batch,
+    Limits,
+    Req,
+    Stashing,
+    plan_track,
+    tracked_in_decode,
 )
-from cachesim.engines.sglang.request import Batch, Limits, Req, Stashing
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.states import plan_track, tracked_in_decode
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.errors import UpstreamAbort
+
+FIRST_RATIO: Final = 0.7
+LEAST_FACTOR: Final = 0.14
+DECAY_STEPS: Final = 600
+"""`SGLANG_INIT_NEW_TOKEN_RATIO`, `..._MIN_NEW_TOKEN_RATIO_FACTOR`, `..._DECAY_STEPS`."""
+
+RETRACT_STEPS: Final = 20
+"""`SGLANG_RETRACT_DECODE_STEPS`."""
+
+MOST_TOUCHED: Final = 128
+"""`WAITING_QUEUE_PREFIX_MATCH_MAX`."""
 
 
 @dataclass(slots=True)
@@ -64,8 +75,13 @@ class Scheduler:
 
     def add(self, req: Req) -> None:
         """A request at the end of the queue. Follows `_add_request_to_queue`."""
-        ask(self.tree, req)
+        self._ask(req)
         self.waiting.append(req)
+
+    def _ask(self, req: Req, known_until: int | None = None) -> None:
+        """Ask the storage for what the tree lacks; nothing is copied for it."""
+        if self.tree.stores:
+            self.tree.prefetch(req, self._look_up(req, copies=False), known_until)
 
     # -- the next batch ----------------------------------------------------------------------------
 
@@ -75,7 +91,9 @@ class Scheduler:
         rules, excluded = self.rules.scheduler, []
         if rules.looks_every_pass:
             self.tree.look()
-            ask_again(self.tree, self.waiting)
+            for req, known_until in self.tree.asks_again(self.waiting):
+                req.reissues += 1
+                self._ask(req, known_until)
         if self.chunked is not None:
             excluded.append(self.chunked)
             if self.chunked.extend:
@@ -199,7 +217,8 @@ class Scheduler:
         self.refreshes += 1
         if (self.refreshes - 1) % self.rules.scheduler.refreshes_waiting:
             return
-        touch(self.tree, self.waiting)
+        for req in reversed(self.waiting[:MOST_TOUCHED]):
+            self.tree.match(self.tree.key_of(req.tokens[: req.num_tokens]), req.extra_key)
 
     def _admit(self, adder: Adder) -> None:
         """Take in what waits, in its order, as long as there is room."""
@@ -218,7 +237,9 @@ class Scheduler:
             if not self.tree.fetched(req):
                 continue
             self._match(req)
-            if asked_after_a_loss(self.tree, req):
+            if self.tree.shrank(req):
+                req.reissues += 1
+                self._ask(req)
                 continue
             verdict = adder.add(req)
             if verdict == "continue":
@@ -240,9 +261,26 @@ class Scheduler:
             req.state = None
 
     def _match(self, req: Req) -> None:
-        match = look_up(self.tree, req)
+        match = self._look_up(req)
         if self.on_match is not None:
             self.on_match(req, match)
+
+    def _look_up(self, req: Req, *, copies: bool = True) -> Match:
+        """What the tree has of a request, with a slot for the state that it continues from.
+
+        Follows `init_next_round_input`.
+        """
+        limit = max(req.num_tokens - 1, 0)
+        match = self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
+        req.shared = match.slots
+        req.prefix = req.protected = match.length
+        req.last_node = match.node
+        req.best = match.best
+        req.on_host, req.window_on_host = match.on_host, match.window_on_host
+        req.state_on_host = match.state_on_host
+        req.branch = match.branch
+        req.window_branch = match.window_branch
+        return match
 
     def _prepare_for_extend(self, batch: Batch) -> None:
         """Follows `prepare_for_extend`."""
@@ -268,7 +306,8 @@ class Scheduler:
         if not self.room.can_decode(batch.reqs):
             self._retract(batch)
         else:
-            self.ratio = decayed(self.ratio)
+            least = FIRST_RATIO * LEAST_FACTOR
+            self.ratio = max(self.ratio - (FIRST_RATIO - least) / DECAY_STEPS, least)
         if len(batch.reqs) < before:
             batch.is_full = False
         if not batch.reqs:
@@ -305,7 +344,8 @@ class Scheduler:
         if len(order) <= 1 and not self.room.can_decode(order):
             self._give_up(order)
         batch.reqs = order
-        self.ratio = after_retraction(order)
+        decoded = sum(req.num_output for req in order) + RETRACT_STEPS * len(order)
+        self.ratio = min(1.0, decoded / (sum(req.max_new_tokens for req in order) + 1))
         for req in gone:
             if self.on_retract is not None:
                 self.on_retract(req)

@@ -4,7 +4,8 @@
     query       how much of a span is there, with the windows and the state that belong to it
     transfer    attention batch by batch; where all of it came, windows and states
 
-Follows the thread functions of `HybridCacheController`, and `HiCacheFile`.
+Follows the thread functions of `HybridCacheController`, `HiCacheFile`, `PrefetchOperation`,
+`PoolTransfer`, `PrefetchAck` and `StoragePrefetchRetries`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,9 +14,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from cachesim.engines.sglang.fetching import Ack, Fetch, PartFetch
 from cachesim.engines.sglang.host_pool import Deed, HostHold
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, Node
+from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.storage import (
     Line,
     PageCopy,
@@ -37,6 +38,140 @@ def drained(queue: list[T]) -> list[T]:
     found = queue[:]
     queue.clear()
     return found
+
+
+@dataclass(slots=True)
+class PartFetch:
+    """The trailing pages of windows, or the state, that a fetch needs as well.
+
+    Until the hit is known `keys` only says how many there are.
+    """
+
+    part: int
+    page: int  # slots of a page: one for a state
+    keys: list[bytes]
+    slots: Integers | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """One request's span of tokens on its way to the host (`PrefetchOperation`)."""
+
+    request: int
+    anchor: Node  # last_host_node
+    held: HostHold
+    extra: Hashable
+    key: Integers  # prefetch_key
+    prior: bytes | None  # last_hash
+    start: int  # storage_start
+    assumed: bool  # assume_stored: it is not asked for, it is known to be there
+    parts: list[PartFetch]
+    keys: list[bytes] = field(default_factory=list)  # hash_value
+    hit: int = 0  # storage_hit_count
+    slots: Integers | None = None  # host_indices
+    completed: int = 0
+    hits: dict[int, int] = field(default_factory=dict)  # extra_pool_hit_pages
+    parts_done: bool = False  # pool_transfers_done
+    terminated: bool = False
+    late: bool = False  # deadline_expired
+    handled: bool = False  # what came of it is in the tree, or was given up
+
+    def __post_init__(self) -> None:
+        """Without parts they are done."""
+        self.parts_done = not self.parts
+
+    @property
+    def own(self) -> Integers:
+        """The host's slots that are its own by now."""
+        if self.slots is None:
+            return NO_SLOTS
+        return self.slots[self.completed :] if self.handled else self.slots
+
+    @property
+    def parts_here(self) -> list[PartFetch]:
+        """The parts, once their transfer is over."""
+        return self.parts if self.parts_done else []
+
+
+@dataclass(slots=True)
+class Ongoing:
+    """What the tree knows of a request's fetch (`_OngoingPrefetch`)."""
+
+    fetch: Fetch
+    slots: Integers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A piece of news from a transfer; the last one says that it is over (`PrefetchAck`)."""
+
+    fetch: Fetch
+    completed: int | None = None
+    hits: dict[int, int] | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Wait:
+    """How long a request has waited, since a poll first found it blocked."""
+
+    since: int | None = None
+    limit: float = 0.0
+    expired: bool = False
+
+    def over(self, now: int) -> bool:
+        """Whether it waits no longer."""
+        return self.expired or (self.since is not None and now - self.since > self.limit)
+
+
+@dataclass(slots=True)
+class Retry:
+    """One request that is to ask again; `due` is a pass, None: not said yet."""
+
+    known_until: int | None = None  # storage_hit_end
+    due: int | None = None
+
+
+@dataclass(slots=True)
+class Retries:
+    """Misses are asked for again some passes later, in the order of the queue."""
+
+    interval: int
+    attempts: int
+    pending: dict[int, Retry] = field(default_factory=dict)
+    step: int = 0
+
+    def missed(self, request: int, known_until: int | None = None) -> None:
+        """The storage had nothing, or the host no room (`poll_miss`)."""
+        self.pending[request] = Retry(known_until)
+
+    def cancel(self, request: int) -> None:
+        """It does not ask again."""
+        self.pending.pop(request, None)
+
+    def ready(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
+        """Who asks in this pass (`pop_ready`). Trap: the head of the queue never asks again."""
+        self.step += 1
+        if not waiting or not self.pending:
+            return []
+        self.cancel(waiting[0].id)
+        if not any(each.due is None or each.due <= self.step for each in self.pending.values()):
+            return []
+        found = []
+        for req in waiting:
+            retry = self.pending.get(req.id)
+            if retry is None:
+                continue
+            if req.reissues >= self.attempts or self.interval <= 0:
+                self.cancel(req.id)
+                continue
+            if retry.due is None:
+                retry.due = self.step + self.interval
+            if retry.due > self.step:
+                continue
+            self.cancel(req.id)
+            found.append((req, retry.known_until))
+        return found
 
 
 @dataclass(slots=True)

@@ -1,116 +1,71 @@
-"""One tree for every kind of model. Follows `UnifiedRadixCache` over `UnifiedTreeCore` of 0.5.23.
+"""One tree for every kind of model: what requests leave, and a storage below the host.
 
-A node has parts: attention's slots, the window's, a state. A match is legal where every part says
-so. Losing one part takes those of less worth on the same node with it (attention, window, state);
-a leaf goes with all its parts. A leaf may stay without a state.
+    arrival   ask for what the tree lacks         no memory is taken yet
+    a look    the storage has so much of it       the host's slots are taken for that
+    a look    it has come                         it hangs below the node that the match ended at
+    a pass    no hit, or no room on the host      asked again some passes later
+
+Windows and states are stored beside their pages, and come whole or not at all. Trap: a hit is known
+by a look, and what it fetches by the next one at the earliest; with `best_effort` a request that
+need not wait gets nothing. Follows `UnifiedRadixCache` of 0.5.23.
 """
 
-from collections.abc import Hashable, Iterator
-from math import inf
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from cachesim.engines.sglang.node import FULL, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import WindowPool
+import numpy as np
+
+from cachesim.engines.sglang.hicache import HostTier
+from cachesim.engines.sglang.host_pool import Copy
+from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, Node
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.tree import Match, joined, matching
-from cachesim.engines.sglang.unified_evict import EvictingTree
-from cachesim.engines.sglang.unified_host import HostTier
-from cachesim.engines.sglang.unified_insert import Insertion
+from cachesim.engines.sglang.storage import LEAST_PRIORITY, PageCopy, StorageShape
+from cachesim.engines.sglang.storage_threads import (
+    Ack,
+    Fetch,
+    NodeBackup,
+    Ongoing,
+    PartFetch,
+    Retries,
+    Threads,
+    Wait,
+    drained,
+)
+from cachesim.engines.sglang.tree import Match, OnDeed, joined, matching
+from cachesim.engines.sglang.unified_core import Insertion, UnifiedTreeCore
+from cachesim.errors import UpstreamAbort
+from cachesim.typed import there_is
 from cachesim.units import Integers
 
+HOST_NAMES: Final = {FULL: "host_tokens", PART: "host_window_tokens", STATE: "host_states"}
 
-class UnifiedRadixCache(EvictingTree):
-    """Matches, locks, and what requests leave (`UnifiedRadixCache`)."""
+
+class UnifiedRadixCache(UnifiedTreeCore):
+    """The tree as a scheduler has it (`UnifiedRadixCache`)."""
 
     def _begin(self) -> None:
         super()._begin()
-        self.windows = self.pool if isinstance(self.pool, WindowPool) else None
-        self.has_windows = self.windows is not None
-        self.has_states = self.states is not None
-        self.window_lru = LruList(PART)
-        self.state_lru = LruList(STATE)
-        self._marks = 0
-        if self.shape.host is not None:
-            self.host = HostTier(self, self.shape.host)
+        shape, settings = self.shape.host, None
+        if shape is not None:
+            self.host, settings = HostTier(self, shape), shape.storage
+            self.most = shape.tokens // 2  # prefetch_capacity_limit
+        self.stores = settings is not None
+        if self.stores:
+            self.root.priority = LEAST_PRIORITY
+        self.settings = settings = settings or StorageShape()
+        self.occupied = 0  # prefetch_tokens_occupied
+        self.looks = 0  # the only clock that there is
+        self.threads = Threads(self.storage, settings, self.shape.page, self.shape.bigrams)
+        self.retries = Retries(settings.interval, settings.attempts)
+        self.ongoing: dict[int, Ongoing] = {}  # ongoing_prefetch
+        self.waits: dict[int, Wait] = {}  # _storage_prefetch_wait
+        self.moving: list[Fetch] = []  # whose slots are taken, and whose transfer is not over
 
-    # -- match -------------------------------------------------------------------------------------
-
-    def match(self, key: Integers, extra: Hashable) -> Match:
-        """The deepest node that every part can go on from. Follows `_match_prefix_helper`."""
-        if not len(key):
-            return Match(joined([]), self.root)
-        page, node, found, attention = self.shape.page, self.root, [], 0
-        best, usable, alive, tiered = node, 0, inf, self.host is not None
-        beyond, reach, there = node, 0, inf  # the same with what is on the host only
-        while len(key):
-            child = node.children.get(self.child_key(key, extra))
-            if child is None or (child.value is None and child.host_full is None):
-                break
-            length = matching(child, key, page)
-            attention += length
-            partly = length < len(child)
-            node = self.split(child, length, extra) if partly else child
-            if node.value is not None:
-                found.append(node.slots)
-            alive = alive + len(node) if node.window else 0.0
-            if node.value is not None and self._legal(alive, has_state=node.state is not None):
-                best, usable = node, len(found)
-            if tiered:
-                there = there + len(node) if node.window or node.host_window is not None else 0.0
-                has_state = node.state is not None or node.host_state is not None
-                if self._legal(there, has_state=has_state):
-                    beyond, reach = node, attention
-            if partly:
-                break
-            key = key[length:]
-        slots = joined(found[:usable])
-        if not tiered:
-            beyond, reach = best, len(slots)
-        self._used(beyond)
-        on_host = self.host.tokens_between(best, beyond) if self.host is not None else 0
-        boundary = len(slots) + on_host
-        return Match(
-            slots,
-            best,
-            attention,
-            self._beyond(attention, self.shape.grid, boundary) if self.has_states else None,
-            self._beyond(attention, page, boundary) if self.has_windows else None,
-            best=beyond,
-            reach=reach,
-            on_host=on_host,
-            window_on_host=self.host.window_tokens(beyond) if self.host is not None else 0,
-            state_on_host=beyond.state is None and beyond.host_state is not None,
-        )
-
-    def _legal(self, alive: float, *, has_state: bool) -> bool:
-        window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
-        if self.has_windows and not window_fits:
-            return False
-        return not self.has_states or has_state
-
-    @staticmethod
-    def _beyond(attention: int, grid: int, usable: int) -> int | None:
-        aligned = attention // grid * grid
-        return aligned if aligned > usable else None
-
-    def _used(self, best: Node) -> None:
-        """Follows `_match_post_processor`: only what was used counts as used."""
-        if self.has_windows:
-            self.window_lru.use_path(self.near(best))
-        if self.has_states:
-            if self.rules.tree.uses_path_states:
-                self.state_lru.use_path(best.path())
-            elif best in self.state_lru:
-                self.state_lru.use(best)
-        self._used_path(best)
-
-    def near(self, node: Node) -> Iterator[Node]:
-        """A node and those above it, as far as a window and a page reach."""
-        reach, passed = self.shape.window + self.shape.page, 0
-        for each in node.path():
-            if passed >= reach:
-                return
-            yield each
-            passed += len(each)
+    @property
+    def tier(self) -> HostTier:
+        """The host, of a tree that has one."""
+        return there_is(self.host)
 
     def take_state(self, req: Req, node: Node) -> None:
         """A slot for the state that is copied when the request runs (`cow_mamba`)."""
@@ -124,59 +79,6 @@ class UnifiedRadixCache(EvictingTree):
                 self.unlock(node, held)
             req.state = slot
         req.state_source = node.state
-
-    # -- locks -------------------------------------------------------------------------------------
-
-    def lock(self, node: Node) -> int:
-        for each in node.path():
-            if not each.locks[FULL] and each.value is not None:
-                self.evictable[FULL] -= len(each)
-            each.locks[FULL] += 1
-        self.leaves.difference_update(node.path())
-        mark = self._lock_window(node) if self.has_windows else 0
-        if self.has_states and node is not self.root:
-            if not node.locks[STATE] and node.state is not None:
-                self.evictable[STATE] -= 1
-            node.locks[STATE] += 1
-        if self.host is not None:
-            self.host.update_leaf(node)
-        return mark
-
-    def _lock_window(self, node: Node) -> int:
-        covered, mark = 0, 0
-        for each in node.path():
-            if covered >= self.shape.window:
-                break
-            if not each.locks[PART] and each.window:
-                self.evictable[PART] -= len(each)
-            each.locks[PART] += 1
-            covered += len(each)
-            if covered >= self.shape.window:
-                if not each.window_mark:
-                    self._marks += 1
-                    each.window_mark = self._marks
-                mark = each.window_mark
-        return mark
-
-    def unlock(self, node: Node, held: object = None) -> None:
-        if self.has_states and node is not self.root:
-            if node.locks[STATE] == 1 and node.state is not None:
-                self.evictable[STATE] += 1
-            node.locks[STATE] -= 1
-        if self.has_windows:
-            for each in node.path():
-                if each.locks[PART] == 1 and each.window:
-                    self.evictable[PART] += len(each)
-                each.locks[PART] -= 1
-                self.update_leaf(each)
-                if held and each.window_mark == held:
-                    break
-        for each in node.path():
-            if each.locks[FULL] == 1 and each.value is not None:
-                self.evictable[FULL] += len(each)
-            each.locks[FULL] -= 1
-            if not each.locks[FULL]:
-                self.update_leaf(each)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -385,3 +287,472 @@ class UnifiedRadixCache(EvictingTree):
                 priority=req.priority + 1,
             )
             again.run()
+
+    # -- the host ----------------------------------------------------------------------------------
+
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
+        if self.host is not None:
+            self.host.on_backup, self.host.on_load = on_backup, on_load
+            self.host.on_deed = on_deed
+
+    def flush(self) -> None:
+        """Follows `flush_pending_backups`."""
+        if self.host is not None:
+            self.host.writes.submit()
+
+    def held_by_host(self) -> Iterator[Node]:
+        """Nodes that are locked because a copy is under way."""
+        if self.host is not None:
+            yield from (each.node for each in self.host.writing.values() if each.is_held)
+            yield from (each.node for each, _ in self.host.loaded.values())
+
+    def host_free(self) -> dict[str, int]:
+        if self.host is None:
+            return {}
+        pools = {name: self.host.pools.of(part) for part, name in HOST_NAMES.items()}
+        return {name: pool.available for name, pool in pools.items() if pool is not None}
+
+    def begin_loading(self) -> None:
+        """Follows `ready_to_load_host_cache`."""
+        if self.host is not None:
+            self.host.loads.submit()
+
+    def bring(self, req: Req) -> int:
+        """Follows `init_load_back`."""
+        return self.host.bring(req) if self.host is not None else 0
+
+    def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
+        self.threads.on_store, self.threads.on_fetch = on_store, on_fetch
+
+    def hang_on_host(self, parent: Node, key: Integers, extra: Hashable) -> Node:
+        """A new leaf that the device has nothing of."""
+        node = self._hang(parent, key, NO_SLOTS, extra)
+        node.value = None
+        return node
+
+    # -- to the storage ----------------------------------------------------------------------------
+
+    def written(self, node: Node) -> None:
+        """Pass a node that the host has to the storage. Follows `write_backup_storage`."""
+        if not self.stores or node.host_full is None:
+            return
+        page, parts = self.shape.page, list[PartFetch]()
+        if node.host_window is not None:
+            parts.append(PartFetch(PART, page, node.hashes, node.host_window))
+        if node.host_state is not None:
+            slots = np.array([node.host_state], np.int64)
+            parts.append(PartFetch(STATE, 1, node.hashes[-1:], slots))
+        parts.append(PartFetch(FULL, page, node.hashes, node.host_full))
+        self.threads.backups.put(NodeBackup(node, self.tier.hold(node), parts))
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def prefetch(self, req: Req, match: Match, known_until: int | None = None) -> None:
+        """Ask for what the tree lacks of a request. Follows `_prefetch_kvcache` and
+        `prefetch_from_storage`.
+
+        What is known to be stored up to some end is not asked for, and not beyond it.
+        """
+        anchor, matched = match.best or match.node, match.length + match.on_host
+        req.matched = matched
+        if anchor is not self.root and anchor.host_full is None:
+            return
+        self.retries.cancel(req.id)
+        if self.waits.get(req.id, Wait()).expired or req.id in self.ongoing:
+            return
+        limit = max(req.num_tokens - int(not self.rules.tree.asks_for_the_last_token), 0)
+        tokens, pair = req.tokens[matched:limit], int(self.shape.bigrams)
+        assumed = known_until is not None and matched < known_until <= limit - pair
+        if assumed and known_until is not None:
+            tokens = tokens[: known_until - matched + pair]
+        key = self.key_of(tokens).copy()
+        assumed = assumed and matched + len(key) == known_until
+        if len(key) < self.settings.threshold:
+            return
+        if self.occupied >= self.most:
+            self.retries.missed(req.id, known_until)
+            return
+        fetch = Fetch(
+            request=req.id,
+            anchor=anchor,
+            held=self.tier.hold(anchor),
+            extra=req.extra_key,
+            key=key,
+            prior=anchor.hashes[-1] if anchor.hashes else None,
+            start=matched,
+            assumed=assumed,
+            parts=self._parts(anchor, len(key) // self.shape.page),
+        )
+        self.threads.queries.put(fetch)
+        self.ongoing[req.id] = Ongoing(fetch)
+        self.occupied += len(key)
+
+    def _parts(self, anchor: Node, pages: int) -> list[PartFetch]:
+        """What has to come besides attention. Follows `prepare_prefetch` of each part.
+
+        Trap: less than a window below a node is fetched without one, and no match ends there.
+        """
+        parts, page = list[PartFetch](), self.shape.page
+        window = -(-self.shape.window // page)
+        if self.has_windows and (pages >= window or anchor is self.root):
+            parts.append(PartFetch(PART, page, [b""] * min(pages, window)))
+        if self.has_states:
+            parts.append(PartFetch(STATE, 1, [b""]))
+        return parts
+
+    def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
+        """Who asks in this pass. Follows `_process_storage_prefetch_retries`."""
+        return self.retries.ready(waiting)
+
+    def shrank(self, req: Req) -> bool:
+        """Whether a match is shorter than at the last asking. Follows
+        `_prefetch_after_device_hit_loss`.
+        """
+        matched = req.prefix + req.on_host
+        if not req.matched or matched >= req.matched:
+            return False
+        if req.reissues < self.retries.attempts:
+            return True
+        req.matched = matched
+        return False
+
+    # -- looks -------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """What the threads have done since is taken note of. Follows `check_hicache_events` and
+        `_drain_storage_control_queues_impl`.
+
+        Slots that are given back by this look are free after the next one.
+        """
+        if self.host is None:
+            return
+        if not self.stores:
+            self.host.look()
+            return
+        threads = self.threads
+        self.looks += 1
+        threads.run()
+        released = drained(threads.released)
+        self.host.look()
+        for deed, part, node in drained(threads.stored):
+            self.host.tell(deed, part, node)
+        for fetch in drained(threads.found):
+            self._take_hit(fetch)
+        for ack in drained(threads.news):
+            self._take_news(ack)
+        for backup in drained(threads.saved):
+            self.tier.release(backup.held)
+        for part in HOST_NAMES:
+            pool = self.tier.pools.of(part)
+            if pool is not None:
+                pool.free(joined([slots for each, slots in released if each == part]))
+
+    def settle(self) -> None:
+        while (self.stores and self.tier.writing) or self.threads.busy or self.threads.released:
+            self.look()
+
+    def _take_hit(self, fetch: Fetch) -> None:
+        """So much is stored: is it worth it, and is there room? Follows
+        `_drain_and_alloc_storage_hit`.
+        """
+        info = self.ongoing.get(fetch.request)
+        if info is None:
+            return
+        if fetch.terminated or fetch.hit < self.settings.threshold:
+            if not (fetch.terminated and fetch.late):
+                self.retries.missed(fetch.request)
+            self._revoke(fetch.request)
+            return
+        slots = self._room(fetch.hit)
+        if slots is None or not self._room_for_parts(info.fetch.parts, fetch.hit):
+            self.threads.release(FULL, slots)
+            self._revoke(fetch.request)
+            self.retries.missed(fetch.request, fetch.start + fetch.hit)
+            return
+        fetch.hit, fetch.slots = len(slots), slots
+        fetch.keys = fetch.keys[: len(slots) // self.shape.page]
+        info.slots = slots
+        self.moving.append(fetch)
+        self.threads.transfers.put(fetch)
+
+    def _room(self, count: int) -> Integers | None:
+        """The host's slots for a hit, or for as much of it as there is room for. Follows
+        `allocate_storage_hit`.
+        """
+        pool, page = self.tier.pools.full, self.shape.page
+        slots = self.tier.room(FULL, count)
+        left = min(count, pool.available // page * page)
+        if slots is None and left >= self.settings.threshold:
+            slots = pool.alloc(left)
+        return slots
+
+    def _room_for_parts(self, parts: Sequence[PartFetch], hit: int) -> bool:
+        """All of them or none. Follows `_alloc_prefetch_aux_staging`."""
+        taken: list[PartFetch] = []
+        for each in parts:
+            count = min(len(each.keys), hit // self.shape.page) * each.page
+            if each.slots is not None or not count:
+                continue
+            each.slots = self.tier.room(each.part, count)
+            if each.slots is None:
+                self.threads.release_parts(taken)
+                for other in taken:
+                    other.slots = None
+                return False
+            taken.append(each)
+        return True
+
+    def _take_news(self, ack: Ack) -> None:
+        """Follows `_drain_ack_prefetch`."""
+        fetch, info = ack.fetch, self.ongoing.get(ack.fetch.request)
+        is_current = info is not None and info.fetch is fetch
+        if is_current and ack.completed is not None:
+            fetch.completed = ack.completed
+        if is_current and ack.hits is not None:
+            fetch.hits.update(ack.hits)
+            fetch.parts_done = True
+        if not ack.done:
+            return
+        if is_current and info is not None:
+            self._handle(info)
+        fetch.handled = True
+        self.threads.release(FULL, fetch.own)
+        if not fetch.parts_done:
+            self.threads.release_parts(fetch.parts)
+        self.moving.remove(fetch)
+
+    # -- what a waiting request gets ---------------------------------------------------------------
+
+    def fetched(self, req: Req) -> bool:
+        """Whether a request waits no longer. Follows `check_prefetch_progress`."""
+        info = self.ongoing.get(req.id)
+        if info is None:
+            return True
+        fetch = info.fetch
+        if not fetch.terminated:
+            if not self._may_end(fetch):
+                return False
+            if self.settings.policy == "timeout":
+                fetch.late = True
+                self.retries.cancel(req.id)
+                self.waits.setdefault(req.id, Wait()).expired = True
+        fetch.terminated = True
+        if fetch.slots is not None:
+            self._handle(info)
+            return True
+        if not fetch.late:
+            self.retries.missed(req.id)
+        self._revoke(req.id)
+        return True
+
+    def _may_end(self, fetch: Fetch) -> bool:
+        """Whether it is over although it has not come. Follows `_can_terminate_prefetch`."""
+        settings = self.settings
+        if settings.policy != "timeout":
+            return settings.policy == "best_effort"
+        wait, pages = self.waits.get(fetch.request), len(fetch.key) // self.shape.page
+        landed = fetch.slots is not None and fetch.completed >= len(fetch.keys) * self.shape.page
+        if not landed and wait is not None and wait.over(self.looks):
+            return True
+        per_page = self.shape.page / 1024 * settings.timeout_per_ki_token
+        limit = settings.timeout_base + pages * per_page
+        self.waits.setdefault(fetch.request, Wait(self.looks, limit))
+        return False
+
+    def _handle(self, info: Ongoing) -> None:
+        """What has come goes into the tree. Follows `_handle_prefetch_result`."""
+        fetch, page, done = info.fetch, self.shape.page, info.fetch.completed
+        slots = NO_SLOTS if info.slots is None else info.slots
+        whole = done == len(fetch.keys) * page and all(
+            fetch.hits.get(each.part, 0) == len(each.keys) for each in fetch.parts
+        )
+        fetch.handled = True
+        if fetch.parts and not whole:
+            self._retire(fetch, slots[:done], fetch.parts_here)
+            return
+        self.by_request = fetch.request
+        graft = Graft(self, self.tier, self.threads, fetch)
+        made = graft.insert(slots[:done], fetch.keys[: done // page])
+        if made.dropped:
+            self.threads.release(FULL, slots[:done])
+            self.threads.release_parts(fetch.parts)
+        else:
+            graft.commit(made)
+            self.tier.pools.full.free(slots[: made.known])
+        self.tier.release(fetch.held)
+        del self.ongoing[fetch.request]
+        self.occupied -= len(fetch.key)
+
+    def _revoke(self, request: int) -> None:
+        """Nothing comes of it. Follows `revoke_pending_prefetch`."""
+        info = self.ongoing.get(request)
+        if info is not None:
+            self._retire(info.fetch, NO_SLOTS, info.fetch.parts)
+
+    def _retire(self, fetch: Fetch, slots: Integers, parts: Sequence[PartFetch]) -> None:
+        """Follows `_retire_ongoing_prefetch`."""
+        del self.ongoing[fetch.request]
+        self.tier.release(fetch.held)
+        self.threads.release(FULL, slots)
+        self.threads.release_parts(parts)
+        self.occupied = max(0, self.occupied - len(fetch.key))
+
+    def admitted(self, req: Req) -> None:
+        self.waits.pop(req.id, None)
+        self.retries.cancel(req.id)
+
+    def stop_fetching(self, req: Req) -> None:
+        """Its client went away. Follows `release_aborted_request`."""
+        self.admitted(req)
+        info = self.ongoing.get(req.id)
+        if info is None:
+            return
+        fetch = info.fetch
+        fetch.terminated = True
+        if info.slots is None:
+            self._revoke(req.id)
+            return
+        fetch.handled = True
+        self._retire(fetch, info.slots[: fetch.completed], fetch.parts_here)
+
+    # -- looking in --------------------------------------------------------------------------------
+
+    def stored(self, key: Integers, extra: Hashable) -> int:
+        return self.threads.known(key, extra)
+
+    def host_underway(self) -> dict[str, int]:
+        counts = dict.fromkeys(HOST_NAMES.values(), 0)
+        for fetch in self.moving:
+            counts[HOST_NAMES[FULL]] += len(fetch.own)
+            if not (fetch.handled and fetch.parts_done):
+                for each in fetch.parts:
+                    counts[HOST_NAMES[each.part]] += 0 if each.slots is None else len(each.slots)
+        for part, slots in self.threads.released:
+            counts[HOST_NAMES[part]] += len(slots)
+        return counts
+
+
+@dataclass(slots=True)
+class Grafted:
+    """What came of it (`InsertResult`)."""
+
+    known: int = 0  # prefix_len: tokens whose slots are not needed
+    total: int = 0
+    node: Node | None = None  # inserted_host_node
+    dropped: bool = False
+
+
+@dataclass(slots=True)
+class Graft:
+    """One fetch that is hung into the tree."""
+
+    tree: UnifiedRadixCache
+    host: HostTier
+    threads: Threads
+    fetch: Fetch
+
+    def insert(self, slots: Integers, keys: list[bytes]) -> Grafted:
+        """Attention's part. Follows `insert_host`."""
+        tree, fetch = self.tree, self.fetch
+        page, back = tree.shape.page, self.host.shape.writes_back
+        key, node = fetch.key[: len(slots)], fetch.anchor
+        node.last_access = tree.clock.tick()
+        made = Grafted(total=len(key))
+        walked, refilled = 0, False
+        while len(key):
+            child = node.children.get(tree.child_key(key, fetch.extra))
+            if child is None:
+                break
+            child.last_access = tree.clock.tick()
+            length = matching(child, key, page)
+            node = tree.split(child, length, fetch.extra) if length < len(child) else child
+            if not back and node.host_full is None:
+                self._refill(node, slots[:length])
+                refilled = True
+            elif not back:
+                if refilled:
+                    where = "UnifiedTreeCore.insert_host"
+                    raise UpstreamAbort(where, "assert: write-through host-prefix invariant broken")
+                made.known += length
+            key, slots, keys = key[length:], slots[length:], keys[length // page :]
+            walked += length
+        if back:
+            made.known = walked
+        if not len(key):
+            made.node = node if made.total and node.host_full is not None else None
+        elif node is not tree.root and node.host_full is None and not back:
+            made.dropped = True
+        else:
+            made.node = self._hang(node, key, slots, keys)
+        return made
+
+    def _refill(self, node: Node, slots: Integers) -> None:
+        node.host_full = slots
+        self.tree.update_leaf(node)
+        if node.parent is not None:
+            self.tree.update_leaf(node.parent)
+        self.host.track_twice(node)
+        self.host.tell("fetched", FULL, node)
+
+    def _hang(self, parent: Node, key: Integers, slots: Integers, keys: list[bytes]) -> Node:
+        node = self.tree.hang_on_host(parent, key, self.fetch.extra)
+        node.priority, node.hashes, node.host_full = parent.priority, keys, slots
+        self.tree.update_leaf(node)
+        self.tree.update_leaf(parent)
+        self.host.tell("fetched", FULL, node)
+        return node
+
+    def commit(self, made: Grafted) -> None:
+        """Windows and states. Follows `commit_hicache_transfers`."""
+        for each in self.fetch.parts:
+            if each.part == PART:
+                self._commit_window(each, made)
+            else:
+                self._commit_state(each, made)
+
+    def _commit_state(self, each: PartFetch, made: Grafted) -> None:
+        node = made.node
+        loaded = self.fetch.hits.get(STATE, 0) >= 1
+        if each.slots is None or node is None or not loaded or node.host_state is not None:
+            self.threads.release(STATE, each.slots)
+            return
+        node.host_state = int(each.slots[0])
+        if node.state is None:
+            self.host.left(node, STATE)
+        self.host.tell("fetched", STATE, node)
+
+    def _commit_window(self, each: PartFetch, made: Grafted) -> None:
+        """One window, whole or not at all. Follows `_commit_prefetch`.
+
+        anchor ... [ node ........ )[ node ... )
+                         loaded_start ........ total
+        """
+        page, slots = self.tree.shape.page, NO_SLOTS if each.slots is None else each.slots
+        pages, anchor = len(slots) // page, self.fetch.anchor
+        short = anchor is not self.tree.root and pages < -(-self.tree.shape.window // page)
+        if short or made.node is None or not pages or self.fetch.hits.get(PART, 0) < pages:
+            self.threads.release(PART, slots)
+            return
+        start, at, node = made.total - pages * page, made.total, made.node
+        while node is not anchor and at > start:
+            above, first = node.parent or self.tree.root, at - len(node)
+            fill = max(first, start)
+            own = slots[fill - start : at - start]
+            if node.host_window is None and at > fill:
+                if fill > first:
+                    self.tree.split(node, fill - first, self.fetch.extra)
+                self._attach(node, own)
+            else:
+                self.threads.release(PART, own)
+            at, node = first, above
+        if at > start:
+            self.threads.release(PART, slots[: at - start])
+
+    def _attach(self, node: Node, slots: Integers) -> None:
+        node.host_window = slots
+        if not node.window:
+            self.host.left(node, PART)
+        self.tree.update_leaf(node)
+        if node.parent is not None:
+            self.tree.update_leaf(node.parent)
+        self.host.tell("fetched", PART, node)

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
+from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.storage import LEAST_PRIORITY, Line, Storage, hashes_of
 from cachesim.errors import OptionError
@@ -109,7 +109,7 @@ def test_a_host_as_large_as_the_device_never_prefetches() -> None:
     """The limit is a share of what the host holds more than the device."""
     engine = stored_and_forgotten(hicache_ratio=1.0)
 
-    assert isinstance(engine.tree, StoringHiRadixCache)
+    assert isinstance(engine.tree, HiRadixCache)
     assert 0 == engine.tree.most
     assert (0, ["last-token", "not-fetched"]) == send(engine, A)
 

@@ -9,9 +9,9 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.profile import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.retries import Retries
 from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.sglang.unified_storage import StoringRadixCache
+from cachesim.engines.sglang.storage_threads import Retries
+from cachesim.engines.sglang.unified import UnifiedRadixCache
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.real.sglang.playing import play
@@ -138,7 +138,7 @@ def test_asking_for_the_last_page_leaves_the_match_without_a_window() -> None:
 def test_the_host_is_touched_only_where_the_storage_has_something() -> None:
     engine = server("dense")
     engine.submit(Request(prompt=A, predict=1, reply=A[:1]))
-    assert isinstance(engine.tree, StoringRadixCache)
+    assert isinstance(engine.tree, UnifiedRadixCache)
     free = engine.tree.host_free()["host_tokens"]
     engine.tree.look()
 

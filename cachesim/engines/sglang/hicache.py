@@ -1,0 +1,718 @@
+r"""The unified tree's second tier: what is copied to the host, loaded back and dropped there.
+
+    root --[device, host]--> A --[host]--> B --[host]--> C        evicted from the leaves upwards
+                        \--[device]--> D                     not copied yet
+
+A node is copied when it was walked over often enough, those above it first; with `write_back` when
+the device gives it up. Copies are done by the next look. A match goes on from where every part is
+on the device or on the host; the rest is loaded before the chunk is formed: nodes, the last window,
+the state at the end. What only the host has goes when the host needs room, from the leaves; of a
+node with children states and windows go, and attention's slots stay.
+
+Follows the parts of `UnifiedTreeCore`, its components and `UnifiedRadixCache` for HiCache.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.sglang.host_pool import (
+    LEAST_LOADED,
+    Copy,
+    Deed,
+    HostHold,
+    HostPool,
+    HostShape,
+    Transfers,
+    Underway,
+    rows,
+)
+from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, PART, STATE, LruList, Node
+from cachesim.engines.sglang.request import Req
+from cachesim.units import Integers
+
+if TYPE_CHECKING:
+    from cachesim.engines.sglang.unified import UnifiedRadixCache
+
+PARTS: Final = (FULL, PART, STATE)
+
+Spec = tuple[Integers, list[Node], int | None]
+"""What is to be copied of a node: attention's slots, nodes with windows, a state."""
+
+Wanted: TypeAlias = tuple[list[Node], list[Node], bool]
+"""Nodes whose attention is loaded, nodes whose windows are, and whether a state is."""
+
+Slots: TypeAlias = tuple[Integers, Integers, int | None]
+"""The same on the device."""
+
+
+@dataclass(slots=True)
+class HostPools:
+    """A pool for each part of the model that there is."""
+
+    full: HostPool
+    window: HostPool | None
+    state: HostPool | None
+
+    @classmethod
+    def make(cls, shape: HostShape, *, windows: bool, states: bool) -> "HostPools":
+        """Empty ones."""
+        return cls(
+            HostPool(shape.tokens),
+            HostPool(shape.window_tokens) if windows else None,
+            HostPool(shape.states) if states else None,
+        )
+
+    def of(self, part: int) -> HostPool | None:
+        """The pool of a part."""
+        return (self.full, self.window, self.state)[part]
+
+
+class HostTier:
+    """Nodes on the host, copies there and loads from there (`HybridCacheController`).
+
+    Upstream: the HiCache parts of `UnifiedTreeCore` and `UnifiedRadixCache`.
+    """
+
+    def __init__(self, tree: "UnifiedRadixCache", shape: HostShape) -> None:
+        self.tree = tree
+        self.shape = shape
+        self.pools = HostPools.make(shape, windows=tree.has_windows, states=tree.has_states)
+        self.leaves: set[Node] = set()  # evictable_host_leaves
+        self.window_lru = LruList(HOST + PART)
+        self.state_lru = LruList(HOST + STATE)
+        self.twice: dict[int, Node] = {}  # full_host_duplicates
+        self.writes = Transfers(shape.lag)
+        self.writing: dict[int, Underway] = {}  # ongoing_write_through
+        self.loads = Transfers()
+        self.loaded: dict[int, tuple[Underway, HostHold]] = {}  # ongoing_load_back
+        self.on_backup: Copy | None = None
+        self.on_load: Copy | None = None
+        self.on_deed: Callable[[Deed, int, Node], None] | None = None
+
+    def tell(self, deed: Deed, part: int, node: Node) -> None:
+        """Say what has become of a part of a node."""
+        if self.on_deed is not None:
+            self.on_deed(deed, part, node)
+
+    # -- what a node has here ----------------------------------------------------------------------
+
+    def lru(self, part: int) -> LruList:
+        """The list of windows, or of states."""
+        return self.window_lru if part == PART else self.state_lru
+
+    @staticmethod
+    def has(node: Node, part: int) -> bool:
+        """Whether the host has a part of a node."""
+        held = (node.host_full, node.host_window, node.host_state)[part]
+        return held is not None
+
+    @staticmethod
+    def on_device(node: Node, part: int) -> bool:
+        """Whether the device has it."""
+        return (node.value is not None, node.window, node.state is not None)[part]
+
+    def left(self, node: Node, part: int) -> None:
+        """The device has given a part up: what the host has of it may go from now on."""
+        if self.has(node, part) and node not in self.lru(part):
+            self.lru(part).insert(node)
+
+    def came_back(self, node: Node, part: int) -> None:
+        """The device has a part again."""
+        if node in self.lru(part):
+            self.lru(part).remove(node)
+
+    def update_leaf(self, node: Node) -> None:
+        """Whether the host may drop a node with all its parts. Follows `_is_host_leaf`."""
+        here = node.evicted and node.host_full is not None
+        if here and not node.children and not any(node.locks):
+            self.leaves.add(node)
+        else:
+            self.leaves.discard(node)
+
+    def track_twice(self, node: Node) -> None:
+        """Whether both have attention's slots, and no copy is under way. Follows
+        `_update_duplicate_tracking`.
+        """
+        both = node.value is not None and node.host_full is not None
+        if both and node.pending is None and node.loading is None:
+            self.twice.setdefault(node.id, node)
+        else:
+            self.twice.pop(node.id, None)
+
+    # -- holding -----------------------------------------------------------------------------------
+
+    def hold(self, node: Node) -> HostHold:
+        """Nothing of what a load reads may be dropped. Follows `inc_host_lock_ref`."""
+        held = HostHold(node)
+        if node is self.tree.root:
+            return held
+        if node.host_full is not None or self.shape.writes_back:
+            held.full = len(node)
+            node.locks[HOST + FULL] += 1
+        if self.tree.has_windows:
+            for each in self._segment(node, self.tree.shape.window):
+                self._hold_part(each, PART)
+                held.window += len(each)
+        if self.tree.has_states:
+            self._hold_part(node, STATE)
+        self.tree.update_leaf(node)
+        return held
+
+    def _hold_part(self, node: Node, part: int) -> None:
+        if not node.locks[HOST + part] and node in self.lru(part):
+            self.lru(part).remove(node)
+        node.locks[HOST + part] += 1
+
+    @staticmethod
+    def _segment(node: Node, tokens: int) -> Iterator[Node]:
+        covered = 0
+        for each in node.path():
+            if covered >= tokens:
+                return
+            covered += len(each)
+            yield each
+
+    def release(self, held: HostHold) -> None:
+        """The same back: a node that was divided meanwhile is still as many tokens.
+
+        Follows `dec_host_lock_ref`.
+        """
+        node = held.node
+        if node is self.tree.root:
+            return
+        if self.tree.has_states:
+            self._release_part(node, STATE)
+        for each in self._segment(node, held.window):
+            self._release_part(each, PART)
+        for each in self._segment(node, held.full):
+            each.locks[HOST + FULL] -= 1
+            self.tree.update_leaf(each)
+        self.tree.update_leaf(node)
+
+    def _release_part(self, node: Node, part: int) -> None:
+        node.locks[HOST + part] -= 1
+        if not node.locks[HOST + part] and not self.on_device(node, part):
+            self.left(node, part)
+        self.tree.update_leaf(node)
+
+    # -- dropping ----------------------------------------------------------------------------------
+
+    def drop(self, node: Node, part: int, gone: list[int]) -> None:
+        """The host's copy of one part."""
+        pool, slots = self.pools.of(part), self._slots(node, part)
+        if pool is None or slots is None:
+            return
+        pool.free(slots)
+        gone[part] += len(slots)
+        if part == FULL:
+            node.host_full = None
+        elif part == PART:
+            node.host_window = None
+        else:
+            node.host_state = None
+        if part != FULL:
+            self.came_back(node, part)
+
+    @staticmethod
+    def _slots(node: Node, part: int) -> Integers | None:
+        if part == STATE:
+            return None if node.host_state is None else np.array([node.host_state], np.int64)
+        return node.host_full if part == FULL else node.host_window
+
+    def drop_all(self, node: Node, gone: list[int]) -> None:
+        """Every part, of a node that leaves the tree."""
+        for part in PARTS:
+            self.drop(node, part, gone)
+        self.leaves.discard(node)
+        self.twice.pop(node.id, None)
+
+    def evict(self, part: int, count: int) -> int:
+        """Make room; how much there was to drop. Follows `drive_host_eviction`."""
+        gone = [0, 0, 0]
+        if part != FULL:
+            self._evict_part(part, count, gone)
+            return gone[part]
+        if self.shape.writes_back:
+            self._reclaim_twice(count, gone)
+        heap = [(self.tree.first(node), node) for node in self.leaves]
+        heapq.heapify(heap)
+        while gone[FULL] < count and heap:
+            _, node = heapq.heappop(heap)
+            if node not in self.leaves:
+                continue
+            parent = node.parent
+            self._drop_leaf(node, gone)
+            if parent is not None and parent in self.leaves:
+                heapq.heappush(heap, (self.tree.first(parent), parent))
+        return gone[FULL]
+
+    def _drop_leaf(self, node: Node, gone: list[int]) -> None:
+        """Follows `_evict_host_leaf`."""
+        self.tell("dropped", FULL, node)
+        self.drop_all(node, gone)
+        self.tree.take_out(node)
+        self.clear_above(node, gone)
+
+    def clear_above(self, node: Node, gone: list[int]) -> None:
+        """Nodes above that nobody has any more go as well. Follows
+        `_iteratively_delete_tombstone_ancestors`.
+        """
+        at = node.parent
+        while at is not None and at is not self.tree.root and not at.children:
+            if any(at.locks):
+                return
+            if at.value is not None or at.host_full is not None:
+                self.tree.update_leaf(at)
+                return
+            self.drop_all(at, gone)
+            self.tree.take_out(at)
+            above = at.parent
+            if above is not None:
+                self.tree.update_leaf(above)
+            at = above
+
+    def _evict_part(self, part: int, count: int, gone: list[int]) -> None:
+        """The copies used longest ago; a leaf goes with everything, an inner node stays."""
+        lru = self.lru(part)
+        node = lru.oldest()
+        while gone[part] < count and node is not None and node in lru:
+            following = lru.before(node)
+            if node in self.leaves:
+                self._drop_leaf(node, gone)
+            else:
+                self.tell("dropped", part, node)
+                self.drop(node, part, gone)
+                if part == PART and node.host_state is not None and not node.locks[HOST + STATE]:
+                    self.tell("dropped", STATE, node)
+                    self.drop(node, STATE, gone)
+                self.tree.update_leaf(node)
+            node = following
+
+    def _reclaim_twice(self, count: int, gone: list[int]) -> None:
+        """With `write_back`: what the device has too goes first, leaves of the device last.
+
+        Follows `_reclaim_full_host_duplicates`.
+        """
+        swept = []
+        for spares_leaves in (True, False):
+            for node in self.twice.values():
+                if gone[FULL] >= count:
+                    break
+                if node.value is None or node.host_full is None:
+                    swept.append(node.id)
+                    continue
+                if spares_leaves and node in self.tree.leaves:
+                    continue
+                busy = node.pending is not None or node.loading is not None
+                if busy or node.locks[HOST + FULL]:
+                    continue
+                self.tell("dropped", FULL, node)
+                self.drop(node, FULL, gone)
+                swept.append(node.id)
+        for number in swept:
+            self.twice.pop(number, None)
+
+    # -- to the host -------------------------------------------------------------------------------
+
+    def chain(self, node: Node) -> list[Node]:
+        """A node and those above it that have no copy, from above. Follows
+        `_build_backup_kv_action`.
+        """
+        found = [node]
+        for each in node.path():
+            if each is not node:
+                if each.host_full is not None:
+                    break
+                found.append(each)
+        return found[::-1]
+
+    def backup_if_used(self, node: Node) -> None:
+        """Follows `_inc_hit_count_and_check`."""
+        if node.host_full is None and node.hits >= self.shape.threshold:
+            self.backup(self.chain(node))
+
+    def backup_more(self, node: Node) -> None:
+        """A copied node has got more since. Follows `_should_backup_after_insert`."""
+        if self.shape.writes_back or node.host_full is None or node.pending is not None:
+            return
+        lacks_state = node.state is not None and node.host_state is None
+        if lacks_state or self.unbacked_windows(node):
+            self.backup(self.chain(node))
+
+    def unbacked_windows(self, node: Node) -> list[Node]:
+        """Nodes within one window whose window slots have no copy, from above. Follows
+        `_collect_unbacked_swa_nodes_in_window`.
+        """
+        found: list[Node] = []
+        covered = 0
+        for each in node.path() if self.tree.has_windows else ():
+            if covered >= self.tree.shape.window or each.pending is not None:
+                break
+            if not each.window and each.host_window is None:
+                break
+            covered += len(each)
+            if each.window and each.host_window is None:
+                found.append(each)
+        return found[::-1]
+
+    def backup(self, nodes: Sequence[Node], *, waits: bool = False) -> int:
+        """Copy nodes, until one finds no room; how many tokens of attention the last one has.
+
+        Follows `_execute_and_commit_kv_backup`.
+        """
+        written = 0
+        for node in nodes:
+            full = node.slots if node.host_full is None else NO_SLOTS
+            windows = self.unbacked_windows(node)
+            state = node.state if node.host_state is None else None
+            if not len(full) and not windows and state is None:
+                continue
+            if not self._copy(node, (full, windows, state)):
+                return 0
+            held = None if waits else self.tree.lock(node)
+            covers = [*(each for each in windows if each is not node), node]
+            for each in covers:
+                each.pending = node.id
+            self.writing[node.id] = Underway(node, covers, held, is_held=not waits)
+            self.writes.queued.append(node.id)
+            written = len(full)
+        return written
+
+    def _copy(self, node: Node, spec: Spec) -> bool:
+        """Slots on the host for all of it, or for nothing. Follows `_execute_kv_backup` and
+        `resolve_host_transfers`.
+        """
+        full, windows, state = spec
+        short = len(full) - self.pools.full.available
+        if short > 0 and self.evict(FULL, short) < short:
+            return False
+        to = self.pools.full.alloc(len(full))
+        if to is None:
+            return False
+        to_state = self.room(STATE, 1) if state is not None else NO_SLOTS
+        to_window = self.room(PART, rows(windows)) if to_state is not None else None
+        if to_state is None or to_window is None:
+            self.pools.full.free(to)
+            if to_state is not None and self.pools.state is not None:
+                self.pools.state.free(to_state)
+            return False
+        if len(full):
+            node.host_full = to
+            self._moved(FULL, full, to, node)
+        if state is not None:
+            node.host_state = int(to_state[0])
+            self._moved(STATE, np.array([state]), to_state, node)
+        for each in windows:
+            each.host_window, to_window = to_window[: len(each)], to_window[len(each) :]
+            self._moved(PART, self.tree.window_slots(each), each.host_window, each)
+        return True
+
+    def room(self, part: int, count: int) -> Integers | None:
+        """Slots of a part; where there are none, something goes for them."""
+        pool = self.pools.of(part)
+        if pool is None or not count:
+            return NO_SLOTS
+        slots = pool.alloc(count)
+        if slots is None:
+            self.evict(part, count)
+            slots = pool.alloc(count)
+        return slots
+
+    def _moved(self, part: int, at: Integers, to: Integers, node: Node) -> None:
+        if self.on_backup is not None:
+            self.on_backup(part, at, to)
+        self.tell("copied", part, node)
+
+    def look(self) -> None:
+        """Release the nodes of finished copies and loads. Follows `check_hicache_events`."""
+        self.writes.submit()
+        for number in self.writes.done():
+            self._written(number)
+        for number in self.loads.done():
+            self._came(number)
+
+    def settle(self) -> None:
+        """Wait for everything that is being written. Follows `writing_check(write_back=True)`."""
+        for number in self.writes.wait():
+            if number in self.writing:
+                self._written(number)
+
+    def _written(self, number: int) -> None:
+        """Follows `_finish_write_through_ack`."""
+        done = self.writing.pop(number)
+        for node in done.covers:
+            if node.pending == number:
+                node.pending = None
+                self.track_twice(node)
+        if done.is_held:
+            self.tree.unlock(done.node, done.held)
+        for node in done.covers:
+            self.tree.written(node)
+
+    # -- nodes that are divided, and leaves that the device gives up -------------------------------
+
+    def split(self, new: Node, child: Node) -> None:
+        """What the host has of a node is divided with it; its state stays below.
+
+        Follows `redistribute_on_node_split`, `_replace_pending_write_through_node`.
+        """
+        length = len(new)
+        if child.host_full is not None:
+            new.host_full, child.host_full = child.host_full[:length], child.host_full[length:]
+        new.locks[HOST + FULL] = child.locks[HOST + FULL]
+        new.locks[HOST + PART] = child.locks[HOST + PART]
+        if child.host_window is not None:
+            whole = child.host_window
+            new.host_window, child.host_window = whole[:length], whole[length:]
+            if not child.window and not child.locks[HOST + PART]:
+                if child in self.window_lru:
+                    self.window_lru.insert_after(child, new)
+                else:
+                    self.window_lru.insert(new)
+                    self.window_lru.insert(child)
+        new.pending, new.loading = child.pending, child.loading
+        if child.pending is not None and child.pending in self.writing:
+            covers = self.writing[child.pending].covers
+            if child in covers:
+                covers.insert(covers.index(child), new)
+
+    def let_leaf_go(self, node: Node, gone: list[int]) -> None:
+        """The device gives a leaf up. Follows `evict_device_leaf` and what calls it."""
+        if node.host_full is None:
+            if not self.shape.writes_back:
+                self.tree.delete_leaf(node, gone)
+                return
+            if self.backup([node], waits=True) <= 0:
+                self._drop_subtree(node, gone)
+                return
+            self.settle()
+        self._demote(node, gone)
+
+    def _demote(self, node: Node, gone: list[int]) -> None:
+        """The host keeps it. Follows `_demote`.
+
+        Trap: a copy that is held counts as used last now, not when it is let go of.
+        """
+        for part in (PART, STATE, FULL):
+            self.tree.drop(node, part, gone)
+            if part != FULL:
+                self.left(node, part)
+        node.value = None
+        self.tell("left", FULL, node)
+        self.tree.update_leaf(node)
+        if node.parent is not None:
+            self.tree.update_leaf(node.parent)
+
+    def _drop_subtree(self, node: Node, gone: list[int]) -> None:
+        """No room on the host: the leaf goes, and what the host has below it. Follows
+        `drop_subtree_no_host`.
+        """
+        below: list[Node] = []
+        stack = list(node.children.values())
+        while stack:
+            each = stack.pop()
+            below.append(each)
+            stack.extend(each.children.values())
+        for each in (node, *below):
+            busy = each.loading is not None or (each is not node and each.pending is not None)
+            if busy or any(each.locks):
+                return
+        for each in reversed(below):
+            self.tell("dropped", FULL, each)
+            self.drop_all(each, [0, 0, 0])
+            self.tree.take_out(each)
+        self.tree.delete_leaf(node, gone)
+
+    def save_inner(self, part: int, node: Node) -> None:
+        """With `write_back` an inner node's state or window is copied before it goes.
+
+        Follows `backup_node_for_write_back`; #40680 for states, #29204 for windows.
+        """
+        rules = self.tree.rules.tree
+        copies = rules.copies_inner_states if part == STATE else rules.copies_inner_windows
+        if not copies or not self.shape.writes_back or node.host_full is not None:
+            return
+        if self.has(node, part) or node.value is None:
+            return
+        pool = self.pools.of(part)
+        count = 1 if part == STATE else rows(self.unbacked_windows(node))
+        if pool is not None and count and pool.available < count:
+            self.evict(part, count)
+        if count:
+            if self.writing:
+                self.settle()
+            if self.backup([node], waits=True):
+                self.settle()
+
+    # -- what a match asks -------------------------------------------------------------------------
+
+    @staticmethod
+    def tokens_between(above: Node, node: Node) -> int:
+        """Tokens that the host has, from a node up to another. Follows
+        `finalize_match_result_in_tree_core` of `FullComponent`.
+        """
+        count = 0
+        for each in node.path():
+            if each is above:
+                break
+            count += len(each) if each.host_full is not None else 0
+        return count
+
+    def window_tokens(self, node: Node) -> int:
+        """Tokens of the last window that only the host has."""
+        count, covered = 0, 0
+        for each in node.path() if self.tree.has_windows else ():
+            alive = each.window or each.host_window is not None
+            if covered >= self.tree.shape.window or not alive:
+                break
+            covered += len(each)
+            count += 0 if each.window else len(each)
+        return count
+
+    # -- back to the device ------------------------------------------------------------------------
+
+    def bring(self, req: Req) -> int:
+        """Load what a request would go on from; how many tokens came. Follows `init_load_back`."""
+        node, before = req.best, req.last_node
+        if node is None or before is None:
+            return 0
+        held, lock = self.hold(node), self.tree.lock(node)
+        came = self._load_back(node, req)
+        self.tree.unlock(node, lock)
+        self.release(held)
+        if not came:
+            return 0
+        slots = self.tree.slots_to(node)
+        count = len(slots) - req.prefix
+        if count:
+            req.shared, req.last_node = slots, node
+        return count
+
+    def _load_back(self, node: Node, req: Req) -> bool:
+        """Follows `load_back`."""
+        tree, held = self.tree, self.hold(node)
+        lock = tree.lock(node)
+        own = None
+        if req.state is None and node.state is None and node.host_state is not None:
+            own = req.state = tree.state_or_room("MambaComponent.prepare_load_back")
+        spec = self._wanted(node)
+        slots = self._slots_for(spec) if spec is not None else None
+        tree.unlock(node, lock)
+        if spec is None or slots is None:
+            self.release(held)
+            if own is not None:
+                tree.state_pool.free(own)
+                req.state = None
+            return False
+        self._commit(node, spec, slots, req)
+        covers = Underway(node, spec[0], tree.lock(node), is_held=True)
+        self.loaded[node.id] = (covers, held)
+        self.loads.queued.append(node.id)
+        return True
+
+    def _wanted(self, node: Node) -> Wanted | None:
+        """Nodes whose attention is loaded, those whose windows are, and whether a state is.
+
+        Nothing where it is too little, or pinned by another load. Follows `build_load_back_spec`.
+        """
+        full = [each for each in node.path() if each.evicted][::-1]
+        windows, covered = list[Node](), 0
+        for each in node.path() if self.tree.has_windows else ():
+            if covered >= self.tree.shape.window:
+                break
+            covered += len(each)
+            if not each.window:
+                windows.append(each)
+        windows.reverse()
+        state = node.state is None and node.host_state is not None
+        needed = (*full, *windows, *([node] if state else ()))
+        if any(each.loading not in {None, node.id} for each in needed):
+            return None
+        if rows(full) < LEAST_LOADED and not windows and not state:
+            return None
+        return full, windows, state
+
+    def _slots_for(self, spec: Wanted) -> Slots | None:
+        """Slots on the device for all of it, or for nothing.
+
+        Follows `_resolve_device_transfers`.
+        """
+        tree, (full, windows, wants_state) = self.tree, spec
+        count = rows(full)
+        if tree.pool.available < count:
+            tree.evict(tokens=count - tree.pool.available)
+        slots = tree.pool.alloc_pages(count)
+        if slots is None:
+            return None
+        to_window: Integers | None = NO_SLOTS
+        if windows and tree.windows is not None:
+            inner, wanted = tree.windows.windows, rows(windows)
+            if inner.available < wanted:
+                tree.evict(window=wanted - inner.available)
+            to_window = inner.alloc_pages(wanted)
+        state = None
+        if wants_state and to_window is not None:
+            state = tree.state_pool.alloc()
+            if state is None:
+                tree.evict(states=1)
+                state = tree.state_pool.alloc()
+        if to_window is None or (wants_state and state is None):
+            if to_window is not None and tree.windows is not None:
+                tree.windows.windows.free(to_window)
+            tree.give_back(slots)
+            return None
+        return slots, to_window, state
+
+    def _commit(
+        self,
+        node: Node,
+        spec: Wanted,
+        slots: Slots,
+        req: Req,
+    ) -> None:
+        """Follows `commit_load_back`."""
+        tree, (full, windows, _) = self.tree, spec
+        to, to_window, state = slots
+        for each in full:
+            each.value, to = to[: len(each)], to[len(each) :]
+            if self.shape.writes_back:
+                each.loading = node.id
+            if not each.locks[FULL]:
+                tree.evictable[FULL] += len(each)
+            self._load(FULL, each.host_full, each.value)
+            self.tell("loaded", FULL, each)
+        for each in full:
+            tree.update_leaf(each)
+        for each in windows:
+            tree.put_window(each, to_window[: len(each)])
+            self._load(PART, each.host_window, to_window[: len(each)])
+            self.tell("loaded", PART, each)
+            to_window = to_window[len(each) :]
+        if state is not None and node.host_state is not None:
+            tree.put_state(node, state)
+            at = np.array([node.host_state])
+            self._load(STATE, at, np.array([state]))
+            self.tell("loaded", STATE, node)
+            if req.state is not None:
+                self._load(STATE, at, np.array([req.state]))
+        tree.update_leaf(node)
+
+    def _load(self, part: int, at: Integers | None, to: Integers) -> None:
+        if self.on_load is not None and at is not None:
+            self.on_load(part, at, to)
+
+    def _came(self, number: int) -> None:
+        """A load is done. Follows `loading_check` and `finish_load_back`."""
+        done, held = self.loaded.pop(number)
+        self.tree.unlock(done.node, done.held)
+        self.release(held)
+        for each in done.node.path():
+            if self.shape.writes_back:
+                if each.loading != number:
+                    continue
+                each.loading = None
+            self.track_twice(each)

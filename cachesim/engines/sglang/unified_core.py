@@ -1,0 +1,613 @@
+"""The nodes of one tree for every kind of model. Follows `UnifiedTreeCore` and its components.
+
+A node has parts: attention's slots, the window's, a state. A match is legal where every part says
+so. Losing one part takes those of less worth on the same node with it (attention, window, state);
+a leaf goes with all its parts. A leaf may stay without a state.
+"""
+
+import heapq
+from collections.abc import Collection, Hashable, Iterator
+from itertools import pairwise
+from math import inf
+
+from cachesim.engines.sglang.hicache import PARTS, HostTier
+from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, LruList, Node
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.storage import hashes_of, namespace
+from cachesim.engines.sglang.tree import STRATEGIES, Match, Tree, joined, matching
+from cachesim.units import Integers
+
+
+class UnifiedTreeCore(Tree):
+    """Nodes with parts: match, lock, evict (`UnifiedTreeCore`)."""
+
+    windows: WindowPool | None
+    host: HostTier | None = None
+
+    def _begin(self) -> None:
+        self.leaves: set[Node] = set()
+        self.first = STRATEGIES[self.shape.policy]
+        self.windows = self.pool if isinstance(self.pool, WindowPool) else None
+        self.has_windows = self.windows is not None
+        self.has_states = self.states is not None
+        self.window_lru = LruList(PART)
+        self.state_lru = LruList(STATE)
+        self._marks = 0
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def split(self, child: Node, length: int, extra: Hashable) -> Node:
+        """Divide a node; the state stays below, the window's slots are divided."""
+        new = self._halves(child, length, extra)
+        new.hits, new.created = child.hits, child.created
+        new.locks[FULL], new.locks[PART] = child.locks[FULL], child.locks[PART]
+        new.window = child.window
+        new.window_mark, child.window_mark = child.window_mark, 0
+        if new.window:
+            self.window_lru.insert_after(child, new)
+        if self.host is not None:
+            self.host.split(new, child)
+        child.last_access = self.clock.tick()
+        self.update_leaf(new)
+        self.update_leaf(child)
+        if self.host is not None:
+            self.host.track_twice(new)
+        if self.stores:
+            pages = length // self.shape.page
+            new.hashes, child.hashes = child.hashes[:pages], child.hashes[pages:]
+        return new
+
+    def hang(self, parent: Node, key: Integers, slots: Integers, extra: Hashable) -> Node:
+        """A new leaf, with attention's slots only."""
+        node = self._hang(parent, key, slots, extra)
+        self.evictable[FULL] += len(node)
+        self.update_leaf(node)
+        self.update_leaf(parent)
+        if self.stores:
+            prior = parent.hashes[-1] if parent.hashes else namespace(extra)
+            node.hashes = hashes_of(key, prior, self.shape.page, bigrams=self.shape.bigrams)
+        return node
+
+    def update_leaf(self, node: Node) -> None:
+        """Whether a node may go with all its parts. Follows `_update_evictable_leaf_sets`."""
+        if self.host is not None:
+            self.host.update_leaf(node)
+            taken = node.value is None or any(each.value is not None for each in _below(node))
+        else:
+            taken = bool(node.children)
+        if taken or node is self.root or node.locks[FULL] or node.locks[PART] or node.locks[STATE]:
+            self.leaves.discard(node)
+        else:
+            self.leaves.add(node)
+
+    # -- match -------------------------------------------------------------------------------------
+
+    def match(self, key: Integers, extra: Hashable) -> Match:
+        """The deepest node that every part can go on from. Follows `_match_prefix_helper`."""
+        if not len(key):
+            return Match(joined([]), self.root)
+        page, node, found, attention = self.shape.page, self.root, [], 0
+        best, usable, alive, tiered = node, 0, inf, self.host is not None
+        beyond, reach, there = node, 0, inf  # the same with what is on the host only
+        while len(key):
+            child = node.children.get(self.child_key(key, extra))
+            if child is None or (child.value is None and child.host_full is None):
+                break
+            length = matching(child, key, page)
+            attention += length
+            partly = length < len(child)
+            node = self.split(child, length, extra) if partly else child
+            if node.value is not None:
+                found.append(node.slots)
+            alive = alive + len(node) if node.window else 0.0
+            if node.value is not None and self._legal(alive, has_state=node.state is not None):
+                best, usable = node, len(found)
+            if tiered:
+                there = there + len(node) if node.window or node.host_window is not None else 0.0
+                has_state = node.state is not None or node.host_state is not None
+                if self._legal(there, has_state=has_state):
+                    beyond, reach = node, attention
+            if partly:
+                break
+            key = key[length:]
+        slots = joined(found[:usable])
+        if not tiered:
+            beyond, reach = best, len(slots)
+        self._used(beyond)
+        on_host = self.host.tokens_between(best, beyond) if self.host is not None else 0
+        boundary = len(slots) + on_host
+        return Match(
+            slots,
+            best,
+            attention,
+            self._beyond(attention, self.shape.grid, boundary) if self.has_states else None,
+            self._beyond(attention, page, boundary) if self.has_windows else None,
+            best=beyond,
+            reach=reach,
+            on_host=on_host,
+            window_on_host=self.host.window_tokens(beyond) if self.host is not None else 0,
+            state_on_host=beyond.state is None and beyond.host_state is not None,
+        )
+
+    def _legal(self, alive: float, *, has_state: bool) -> bool:
+        window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
+        if self.has_windows and not window_fits:
+            return False
+        return not self.has_states or has_state
+
+    @staticmethod
+    def _beyond(attention: int, grid: int, usable: int) -> int | None:
+        aligned = attention // grid * grid
+        return aligned if aligned > usable else None
+
+    def _used(self, best: Node) -> None:
+        """Follows `_match_post_processor`: only what was used counts as used."""
+        if self.has_windows:
+            self.window_lru.use_path(self.near(best))
+        if self.has_states:
+            if self.rules.tree.uses_path_states:
+                self.state_lru.use_path(best.path())
+            elif best in self.state_lru:
+                self.state_lru.use(best)
+        self._used_path(best)
+
+    def near(self, node: Node) -> Iterator[Node]:
+        """A node and those above it, as far as a window and a page reach."""
+        reach, passed = self.shape.window + self.shape.page, 0
+        for each in node.path():
+            if passed >= reach:
+                return
+            yield each
+            passed += len(each)
+
+    # -- locks -------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> int:
+        for each in node.path():
+            if not each.locks[FULL] and each.value is not None:
+                self.evictable[FULL] -= len(each)
+            each.locks[FULL] += 1
+        self.leaves.difference_update(node.path())
+        mark = self._lock_window(node) if self.has_windows else 0
+        if self.has_states and node is not self.root:
+            if not node.locks[STATE] and node.state is not None:
+                self.evictable[STATE] -= 1
+            node.locks[STATE] += 1
+        if self.host is not None:
+            self.host.update_leaf(node)
+        return mark
+
+    def _lock_window(self, node: Node) -> int:
+        covered, mark = 0, 0
+        for each in node.path():
+            if covered >= self.shape.window:
+                break
+            if not each.locks[PART] and each.window:
+                self.evictable[PART] -= len(each)
+            each.locks[PART] += 1
+            covered += len(each)
+            if covered >= self.shape.window:
+                if not each.window_mark:
+                    self._marks += 1
+                    each.window_mark = self._marks
+                mark = each.window_mark
+        return mark
+
+    def unlock(self, node: Node, held: object = None) -> None:
+        if self.has_states and node is not self.root:
+            if node.locks[STATE] == 1 and node.state is not None:
+                self.evictable[STATE] += 1
+            node.locks[STATE] -= 1
+        if self.has_windows:
+            for each in node.path():
+                if each.locks[PART] == 1 and each.window:
+                    self.evictable[PART] += len(each)
+                each.locks[PART] -= 1
+                self.update_leaf(each)
+                if held and each.window_mark == held:
+                    break
+        for each in node.path():
+            if each.locks[FULL] == 1 and each.value is not None:
+                self.evictable[FULL] += len(each)
+            each.locks[FULL] -= 1
+            if not each.locks[FULL]:
+                self.update_leaf(each)
+
+    # -- room --------------------------------------------------------------------------------------
+
+    def _available(self, part: int) -> int:
+        if part == FULL:
+            return self.pool.available
+        if part == PART:
+            return self.windows.available_windows if self.windows is not None else 0
+        return self.states.available if self.states is not None else 0
+
+    def _evict(self, tokens: int, window: int, states: int) -> None:
+        wanted = (tokens, window, states)
+        targets = [self._available(part) + count for part, count in zip(PARTS, wanted, strict=True)]
+        gone = [0, 0, 0]
+        for part in PARTS:
+            count = wanted[part]
+            if count <= 0 or self._available(part) >= targets[part]:
+                continue
+            if part == FULL:
+                self._evict_attention(targets[part], gone)
+            elif gone[part] < count:
+                lru = self.window_lru if part == PART else self.state_lru
+                self._evict_part(part, lru, count, targets[part], gone)
+        if self.host is not None and self.host.shape.writes_back:
+            self.host.settle()
+
+    def _evict_attention(self, target: int, gone: list[int]) -> None:
+        """Leaves in the order of the policy, until there is as much room as was asked for."""
+        heap = [(self.first(node), node) for node in self.leaves]
+        heapq.heapify(heap)
+        while heap and self.pool.available < target:
+            _, node = heapq.heappop(heap)
+            if node not in self.leaves:
+                continue
+            parent = node.parent
+            self._let_leaf_go(node, gone)
+            if parent is not None and parent in self.leaves:
+                heapq.heappush(heap, (self.first(parent), parent))
+
+    def _evict_part(
+        self, part: int, lru: LruList, count: int, target: int, gone: list[int]
+    ) -> None:
+        node = lru.oldest()
+        while node is not None and gone[part] < count and self._available(part) < target:
+            following = lru.before(node)
+            if node in self.leaves:
+                self._let_leaf_go(node, gone)
+            else:
+                if self.host is not None:
+                    self.host.save_inner(part, node)
+                self.drop(node, part, gone)
+                self._gave_up(part, node)
+                self._cascade(node, part, gone)
+            if following is not None and following not in lru:
+                following = lru.oldest()
+            node = following
+
+    def _cascade(self, node: Node, part: int, gone: list[int]) -> None:
+        """An inner node loses the parts of less worth, too. Follows `_cascade_evict`."""
+        if part == PART and node.state is not None and not node.locks[STATE]:
+            self.drop(node, STATE, gone)
+            self._gave_up(STATE, node)
+        self.update_leaf(node)
+
+    def _gave_up(self, part: int, node: Node) -> None:
+        """Say that a window or a state is gone, or that the host still has it."""
+        if self.host is not None and self.host.has(node, part):
+            self.host.tell("left", part, node)
+        else:
+            self.lost("window" if part == PART else "state", node)
+
+    def _let_leaf_go(self, node: Node, gone: list[int]) -> None:
+        if self.host is not None:
+            self.host.let_leaf_go(node, gone)
+        else:
+            self.delete_leaf(node, gone)
+
+    def drop(self, node: Node, part: int, gone: list[int]) -> None:
+        """One part of a node."""
+        if part == FULL:
+            self.give_back(node.slots)
+            gone[FULL] += len(node)
+            self.evictable[FULL] -= len(node)
+        elif part == PART and node.window and self.windows is not None:
+            stale = self.windows.mapping[node.slots] if self.rules.tree.frees_by_a_stale_map else 0
+            self.windows.free_window(node.slots)
+            self.windows.mapping[node.slots] = stale
+            gone[PART] += len(node)
+            self.evictable[PART] -= len(node)
+            node.window = False
+            self.window_lru.remove(node)
+            if self.host is not None:
+                self.host.left(node, PART)
+        elif part == STATE and node.state is not None:
+            self.state_pool.free(node.state)
+            gone[STATE] += 1
+            self.evictable[STATE] -= 1
+            node.state = None
+            self.state_lru.remove(node)
+            if self.host is not None and self.rules.tree.state_copies_go_too:
+                self.host.drop(node, STATE, [0, 0, 0])
+            elif self.host is not None:
+                self.host.left(node, STATE)
+
+    def delete_leaf(self, node: Node, gone: list[int]) -> None:
+        """A leaf with all its parts. Follows `_delete_unbacked_device_leaf`."""
+        for part in (PART, STATE, FULL):
+            self.drop(node, part, gone)
+        if self.host is not None:
+            self.host.drop_all(node, [0, 0, 0])
+        self.take_out(node)
+        self.lost("node", node)
+        if self.host is not None:
+            self.host.clear_above(node, gone)
+
+    def take_out(self, node: Node) -> None:
+        """A node leaves the tree."""
+        self._detach(node)
+        self.leaves.discard(node)
+        if node.parent is not None:
+            self.update_leaf(node.parent)
+
+    # -- what comes back from the host -------------------------------------------------------------
+
+    def window_slots(self, node: Node) -> Integers:
+        """The window slots of a node's tokens."""
+        if self.windows is None:
+            return NO_SLOTS
+        found: Integers = self.windows.mapping[node.slots]
+        return found
+
+    def put_window(self, node: Node, slots: Integers) -> None:
+        """A node's window slots are these. Follows `set_component_device_value`."""
+        if self.windows is not None:
+            self.windows.mapping[node.slots] = slots
+        self.publish(node)
+
+    def publish(self, node: Node) -> None:
+        """A node's window slots are alive from now on."""
+        if self.host is not None:
+            self.host.came_back(node, PART)
+        node.window = True
+        self.window_lru.insert(node)
+        if not node.locks[PART]:
+            self.evictable[PART] += len(node)
+
+    def put_state(self, node: Node, slot: int) -> None:
+        """A node has this state."""
+        if self.host is not None:
+            self.host.came_back(node, STATE)
+        node.state = slot
+        self.state_lru.insert(node)
+        if not node.locks[STATE]:
+            self.evictable[STATE] += 1
+
+    def give_back(self, slots: Integers) -> None:
+        """Attention's slots only."""
+        if self.windows is not None:
+            self.windows.free_full(slots)
+        else:
+            self.pool.free(slots)
+
+    def slots_to(self, node: Node) -> Integers:
+        """Attention's slots from the root to a node's end."""
+        return joined([each.slots for each in reversed(list(node.path()))])
+
+    # -- states on one path ------------------------------------------------------------------------
+
+    def cap_path_states(self, tail: Node) -> None:
+        """At most so many states on a path: the shallowest of those that are no fork go first.
+
+        Follows `_evict_excess_path_states`.
+        """
+        cap = self.shape.states_per_path
+        if cap < 0:
+            return
+        holders = [node for node in tail.path() if node.state is not None]
+        excess = len(holders) - cap
+        for node, _ in pairwise([*reversed(holders), tail]):
+            if excess <= 0 or node is tail:
+                break
+            if node.locks[STATE] or len(node.children) != 1 or node in self.leaves:
+                continue
+            self.drop(node, STATE, [0, 0, 0])
+            self._gave_up(STATE, node)
+            self.update_leaf(node)
+            excess -= 1
+
+
+def _below(node: Node) -> Collection[Node]:
+    return node.children.values()
+
+
+class Insertion:
+    """One insert. `own` tokens are the tree's already, `gone` have lost their window."""
+
+    def __init__(
+        self,
+        tree: UnifiedTreeCore,
+        key: Integers,
+        slots: Integers,
+        extra: Hashable,
+        *,
+        own: int,
+        gone: int,
+        inserted: int,
+        state: int | None,
+        priority: int,
+    ) -> None:
+        self.tree = tree
+        self.key = key
+        self.slots = slots
+        self.extra = extra
+        self.own = own
+        self.gone = gone
+        self.inserted = inserted
+        self.state = state
+        self.priority = priority
+        self.node = tree.root
+        self.total = 0
+        self.state_was_there = True
+
+    def run(self) -> None:
+        """From the root down; what is left over becomes a leaf."""
+        tree, page = self.tree, self.tree.shape.page
+        tree.root.last_access = tree.clock.tick()
+        tree.root.priority = max(tree.root.priority, self.priority)
+        if not len(self.key):
+            return
+        while len(self.key):
+            child = self.node.children.get(tree.child_key(self.key, self.extra))
+            if child is None:
+                break
+            child.last_access = tree.clock.tick()
+            length = matching(child, self.key, page)
+            if length < len(child):
+                child = tree.split(child, length, self.extra)
+            child.priority = max(child.priority, self.priority)
+            if child.evicted:
+                self._restore(child, length)
+            else:
+                self._overlap(child, length)
+            if self.total + length > self.inserted:
+                self._walked_over(child)
+            self.node = child
+            self.total += length
+            self.key, self.slots = self.key[length:], self.slots[length:]
+        fresh = len(self.key) > 0
+        tree.kept(self.total + len(self.key), len(self.key))
+        if fresh:
+            self._leaf()
+        self._commit_state(fresh=fresh)
+        if tree.has_windows and self.node is not tree.root:
+            tree.window_lru.use_path(tree.near(self.node))
+        if fresh and self.total + len(self.node) > self.inserted:
+            self._walked_over(self.node)
+        elif not fresh and tree.host is not None:
+            tree.host.backup_more(self.node)
+
+    def _walked_over(self, node: Node) -> None:
+        """Follows `_inc_hit_count_and_check`. Trap: with `write_back` nothing is counted, so that
+        `lfu` is `lru` there.
+        """
+        host = self.tree.host
+        if not self.tree.rules.tree.counts_hits or (host is not None and host.shape.writes_back):
+            return
+        node.hits += 1
+        if host is not None:
+            host.backup_if_used(node)
+
+    # -- what the device has given up --------------------------------------------------------------
+
+    def _restore(self, node: Node, length: int) -> None:
+        """The request's slots become those of a node that is on the host only. Follows
+        `_unevict_node_on_insert` and `recover_after_unevict`.
+        """
+        tree = self.tree
+        node.value = self.slots[:length]
+        if not node.locks[FULL]:
+            tree.evictable[FULL] += length
+        tree.update_leaf(node)
+        if tree.host is not None:
+            tree.host.track_twice(node)
+        if node.parent is not None:
+            tree.update_leaf(node.parent)
+        alive = max(self.total, self.gone)
+        if tree.windows is None or node.window or alive >= self.total + length:
+            return
+        if alive > self.total:
+            tree.split(node, alive - self.total, self.extra)
+        tree.publish(node)
+
+    # -- what the tree has already -----------------------------------------------------------------
+
+    def _overlap(self, node: Node, length: int) -> None:
+        """The request's slots of tokens that the tree has are freed, but where a window is revived.
+
+        node     [ window gone .............. )
+        request  [ own | gone | alive ....... )   the alive ones become the tree's
+                       ^ freed ^
+        """
+        tree, total = self.tree, self.total
+        kept_from = length
+        if tree.windows is not None and self.own < total + length:
+            kept_from = self._revive(node, length)
+        start = max(0, self.own - total)
+        if start >= kept_from:
+            return
+        twice = self.slots[start:kept_from]
+        if tree.windows is None:
+            tree.pool.free(twice)
+            return
+        dead = min(max(self.gone - (total + start), 0), len(twice))
+        if dead:
+            tree.windows.free_full(twice[:dead])
+        if dead < len(twice):
+            tree.windows.free(twice[dead:])
+
+    def _revive(self, node: Node, length: int) -> int:
+        """From where on the request's slots replace the tree's. Follows
+        `update_component_on_insert_overlap`.
+        """
+        tree, pool = self.tree, self.tree.windows
+        if pool is None or node.window or not tree.rules.tree.refills_windows:
+            return length
+        start = max(self.total, self.gone)
+        if start >= self.total + length:
+            return length
+        if start > self.total:
+            tree.split(node, start - self.total, self.extra)
+        fresh = self.slots[start - self.total : length]
+        if node.locks[FULL]:
+            windows = pool.mapping[fresh]
+            pool.mapping[fresh] = 0
+            pool.mapping[node.slots] = windows
+            pool.free_full(fresh)
+        else:
+            if tree.rules.tree.frees_by_a_stale_map:
+                pool.free_window(node.slots)
+            pool.free_full(node.slots)
+            node.value = fresh
+        tree.publish(node)
+        return start - self.total
+
+    # -- what is new -------------------------------------------------------------------------------
+
+    def _leaf(self) -> None:
+        """A leaf with what is left; its last window becomes a node of its own, so that it can be
+        held alone.
+
+            [ gone | alive, not needed by the last window | the last window )
+        """
+        tree, total = self.tree, self.total
+        parent = self.node
+        node = tree.hang(parent, self.key, self.slots, self.extra)
+        node.priority = self.priority
+        self.node = node
+        if tree.windows is None:
+            return
+        alive = max(total, self.gone)
+        if alive >= total + len(node):
+            return
+        if alive > total:
+            tree.split(node, alive - total, self.extra)
+        upper = self._split_for_lock(node)
+        if upper is not None:
+            tree.publish(upper)
+        tree.publish(node)
+
+    def _split_for_lock(self, leaf: Node) -> Node | None:
+        """Follows `_maybe_split_leaf_for_swa_lock`."""
+        page = self.tree.shape.page
+        tail = -(-self.tree.shape.window // page) * page
+        if leaf.locks[PART] or len(leaf) <= tail:
+            return None
+        return self.tree.split(leaf, len(leaf) - tail, self.extra)
+
+    def _commit_state(self, *, fresh: bool) -> None:
+        """The state goes to the last node, unless that has one. Follows
+        `commit_insert_component_data`.
+        """
+        tree, node = self.tree, self.node
+        if not tree.has_states or self.state is None:
+            return
+        if not fresh and node.state is not None:
+            tree.state_lru.use(node)
+            node.last_access = tree.clock.tick()
+            return
+        self.state_was_there = False
+        if tree.host is not None:
+            tree.host.came_back(node, STATE)
+        node.state = self.state
+        tree.state_lru.insert(node)
+        if fresh or not node.locks[STATE]:
+            tree.evictable[STATE] += 1
+        if not fresh:
+            node.last_access = tree.clock.tick()
+        tree.kept_state(node)
+        tree.cap_path_states(node)
