@@ -52,22 +52,3 @@ def test_saving_needs_a_place_for_bytes() -> None:
     engine.slot_save(0, "a")  # type: ignore[attr-defined]
     with pytest.raises(OptionError, match="store"):
         engine.run()
-
-
-@pytest.mark.parametrize("arithmetic", ["float", "ring"])
-def test_what_a_drafter_carried_keeps_its_type_in_a_file(arithmetic: str) -> None:
-    play = Play(OCTOBER, "hybrid-mtp", arithmetic=arithmetic, spec_type="draft-mtp", cache_ram=0)
-    play.ask(run(range(100)), 8)
-    before = list(play.engine._server.slots[0].prompt.checkpoints)
-    play.act("slot-save", 0, "a")
-    play.ask(run(range(1000, 1040)), 4)
-    play.act("slot-restore", 0, "a")
-    after = play.engine._server.slots[0].prompt.checkpoints
-
-    assert [each.drafter.dtype for each in before if each.drafter is not None]
-    for old, new in zip(before, after, strict=True):
-        assert old.drafter is not None
-        assert new.drafter is not None
-        assert old.drafter.dtype == new.drafter.dtype
-        assert old.drafter.tolist() == new.drafter.tolist()
-    assert play.ask(run(range(90), range(500, 520)), 4)[0] is not None

@@ -2,21 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
-import pytest
-
-from cachesim.engines.base import Engine, Request
 from cachesim.engines.marconi.family import ARTIFACT, PAPER
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Tree
-from cachesim.model.build import build
-from cachesim.model.presets import tiny
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.explain import adds_up
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
-from tests.engines.sglang.test_sglang_engine import TRACE, R
 
 STATE = 24 * (4096 * 128 * 2 + (2 * 4096 + 2 * 128) * 4 * 2)
 TOKEN = 4 * 2 * 4096 * 2
@@ -38,26 +28,6 @@ def as_words(texts: Sequence[str]) -> list[Tokens]:
         as_tokens([numbers.setdefault(word, len(numbers)) for word in text.split()])
         for text in texts
     ]
-
-
-def cached(release: str, prompts: Sequence[Tokens], **options: Any) -> list[int]:
-    model = tiny("hybrid", vocabulary=4096)
-    engine = Engine.create(f"marconi@{release}", model=model, options=options, arithmetic="counts")
-    found = []
-    for prompt in prompts:
-        ticket = engine.submit(Request(prompt=prompt, predict=3, reply=R))
-        engine.run()
-        engine.check_integrity()
-        reply = engine.reply(ticket)
-        assert reply is not None
-        adds_up(reply)
-        found.append(int(reply.cached or 0))
-    return found
-
-
-def test_the_rows_of_one_trace() -> None:
-    assert [0, 0, 203, 0, 150, 150, 256] == cached("artifact", TRACE)
-    assert [0, 0, 202, 0, 150, 150, 255] == cached("paper", TRACE)
 
 
 def test_the_small_test_of_the_artifact() -> None:
@@ -94,16 +64,6 @@ def test_what_a_state_weighs() -> None:
     assert 408 == costs.state_bytes() // costs.keys_bytes(1)
 
 
-def test_leaves_go_in_order_of_use_under_lru() -> None:
-    room = 3 * STATE + 3 * 10 * TOKEN
-    prompts = [as_tokens(range(start, start + 7)) for start in (0, 100, 200)]
-    sequence = (*prompts, prompts[0] + R + as_tokens([900]), as_tokens(range(300, 307)))
-
-    found = cached("artifact", (*sequence, prompts[1] + R), policy="lru", capacity_bytes=room)
-
-    assert [0, 0, 0, 10, 0, 0] == found
-
-
 def test_an_inner_node_loses_its_state_and_not_its_tokens() -> None:
     """Two nodes on one path: the older inner one goes first, and its tokens stay in the child."""
     tree = Tree(MarconiOptions(policy="weighed", capacity_bytes=10 * STATE), PAPER)
@@ -133,43 +93,3 @@ def test_the_weight_is_tuned_when_enough_was_seen() -> None:
         tree.check()
     assert tree.bootstrap is not None
     assert tree.size <= 8 * STATE + 300 * TOKEN
-
-
-@pytest.mark.parametrize(("profile", "same"), [("paper", True), ("artifact", False)])
-def test_a_false_match_gives_a_wrong_answer(profile: str, same: bool) -> None:
-    network = build(tiny("hybrid"), "ring")
-    engine = Engine.create(f"marconi@{profile}", model=network)
-    for prompt, said in (((1, 2, 3, 4, 5), 6), ((1, 2, 3, 4, 5, 6, 9), 9)):
-        engine.submit(Request(prompt=as_tokens(prompt), predict=1, reply=as_tokens([said])))
-    ticket = engine.submit(Request(prompt=as_tokens([1, 2, 3, 9, 9, 7]), predict=1))
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    adds_up(reply)
-    verdict = judge(reply, Oracle(network))
-    assert verdict is not None
-    assert same == (verdict.answer == "same")
-
-
-@pytest.mark.parametrize("profile", ["paper", "artifact+strict-match"])
-def test_answers_are_right_where_the_match_is_strict(profile: str) -> None:
-    rng, network = random.Random(3), build(tiny("hybrid"), "ring")
-    oracle = Oracle(network)
-    options = {"capacity_bytes": 12 * STATE, "policy": "weighed", "eff_weight": 0.5}
-    engine = Engine.create(f"marconi@{profile}", model=network, options=options)
-    known: list[Tokens] = [as_tokens([1, 2, 3, 4, 5, 9, 9])]
-    wrong = 0
-    for _ in range(60):
-        base = rng.choice(known)
-        cut = rng.randint(0, len(base))
-        prompt = base[:cut] + as_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 6))])
-        ticket = engine.submit(Request(prompt=prompt[:40], predict=rng.choice([1, 3])))
-        engine.run()
-        engine.check_integrity()
-        reply = engine.reply(ticket)
-        assert reply is not None
-        adds_up(reply)
-        verdict = judge(reply, oracle)
-        wrong += verdict is not None and verdict.answer != "same"
-        known.append(reply.prompt + reply.generated)
-    assert 0 == wrong

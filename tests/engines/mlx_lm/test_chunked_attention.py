@@ -105,9 +105,3 @@ def test_a_model_that_llama4_is_not_is_refused(spec: ModelSpec, problem: str) ->
 def test_chunks_need_windows() -> None:
     with pytest.raises(SpecError, match="only layers with a window see chunks"):
         tiny("dense", chunked=True)
-
-
-@pytest.mark.parametrize("profile", ["llama.cpp@b11549", "sglang@0.5.16"])
-def test_engines_without_rules_for_chunks_say_so(profile: str) -> None:
-    with pytest.raises(SpecError, match="no rules for chunked windows"):
-        Engine.create(profile, model=llama4())

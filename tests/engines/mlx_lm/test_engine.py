@@ -8,8 +8,7 @@ from chat_kit import ATTN
 from cachesim.engines.base import Engine, Message, Request
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.errors import ContractError, OptionError, ProfileError
-from cachesim.model.presets import tiny
+from cachesim.errors import ContractError, OptionError
 from cachesim.units import Tokens, as_tokens
 
 PROMPT = as_tokens(list(range(300, 320)))
@@ -33,12 +32,6 @@ def test_an_option_of_a_later_release_is_refused_with_its_release() -> None:
     assert 4 == server("after-906", prompt_cache_size=4).options.prompt_cache_size
 
 
-@pytest.mark.parametrize("name", ["mlx-lm@0.1", "mlx-lm@0.32.2+7"])
-def test_releases_and_patches_that_do_not_exist_are_refused(name: str) -> None:
-    with pytest.raises(ProfileError):
-        Engine.create(name, model=ATTN)
-
-
 def test_a_tokenizer_of_ones_own_is_taken() -> None:
     engine = server(tokenizer=ByteTokenizer("chatml"))
 
@@ -53,16 +46,3 @@ def test_books_that_disagree_are_a_bug_of_ours() -> None:
 
     with pytest.raises(ContractError):
         engine.check_integrity()
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("temp", "sampling changes nothing"),
-        ("port", "the machine"),
-        ("max_kv_size", "only mlx_lm.generate"),
-    ],
-)
-def test_a_flag_of_the_real_server_is_not_denied(name: str, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        Engine.create("mlx-lm@0.32.2", model=tiny("dense"), options={name: 1})

@@ -15,28 +15,11 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import merge_caches
 from cachesim.errors import OptionError
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
-
-RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
-TABLE = {
-    ("hybrid-delta", "qwen3_5"): "wrong wrong right right",
-    ("hybrid", "granitemoehybrid"): "wrong wrong wrong right",
-    ("recurrent", "mamba2"): "wrong wrong wrong right",
-    ("hybrid-delta", "qwen3_next"): "right right right right",
-    ("hybrid", "nemotron_h"): "wrong wrong wrong wrong",
-    ("hybrid", "falcon_h1"): "wrong wrong wrong right",
-    ("hybrid", "plamo2"): "wrong wrong wrong right",
-    ("hybrid", "jamba"): "wrong wrong wrong wrong",
-    ("hybrid-swa", "lfm2"): "right right right right",
-    ("dense", "llama"): "right right right right",
-    ("swa", "gemma3_text"): "right right right right",
-}
-"""The shorter of two chats that go on at once, release by release."""
 
 
 def chat(*contents: str) -> tuple[Message, ...]:
@@ -76,24 +59,6 @@ GROUPS = (
     [chat("w3 w4")],
     [chat("w1 w2", "w9", "w5"), chat("w3 w4", "w9", "w5 w6 w7 w8 w5 w6 w7 w8 w5 w6")],
 )
-
-
-@pytest.mark.parametrize(("names", "expected"), TABLE.items(), ids=str)
-def test_two_chats_that_go_on_at_once(names: tuple[str, str], expected: str) -> None:
-    window = {"window": 64} if names[0] == "swa" else {}  # shorter rings had faults of their own
-    spec = tiny(names[0], family=names[1], vocabulary=64, **window)
-    found = [served(spec, release, GROUPS) for release in RELEASES]
-
-    assert expected.split() == found
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "granitemoehybrid", "mamba2", "lfm2"])
-def test_chats_that_go_on_one_after_the_other_are_right(family: str) -> None:
-    name = next(preset for preset, of in TABLE if of == family)
-    spec = tiny(name, family=family, vocabulary=64)
-    groups = [*GROUPS[:2], [GROUPS[2][0]], [GROUPS[2][1]]]
-
-    assert all(served(spec, release, groups) == "right" for release in RELEASES)
 
 
 @pytest.mark.parametrize(("masks", "expected"), [(True, "right"), (False, "wrong")])
@@ -171,23 +136,6 @@ def test_every_change_names_a_release() -> None:
     assert all(each.release in order for one in FAMILIES.values() for each in one.until)
     assert FAMILIES["qwen3_5"].rules_at("0.31.1", order).advances is False
     assert FAMILIES["qwen3_5"].rules_at("0.31.2", order).advances is True
-
-
-@pytest.mark.parametrize("arithmetic", ["ring", "float"])
-def test_lists_of_caches_serve_like_single_ones(arithmetic: ArithmeticName) -> None:
-    spec = tiny("hybrid", family="falcon_h1", vocabulary=64)
-    engine = Engine.create(
-        "mlx-lm@0.32.2", model=spec, arithmetic=arithmetic, options={"tokenizer": "words"}
-    )
-    for group in GROUPS:
-        for each in group:
-            engine.submit(Request(prompt=(), messages=each, predict=2))
-        engine.run()
-
-    assert engine.snapshot()["worker"] == "alive"
-    assert {"system": 0, "user": 4, "assistant": 4} == {
-        name: len(lengths) for name, lengths in engine.snapshot()["order"].items()
-    }
 
 
 BYTES = {

@@ -1,16 +1,12 @@
 """A draft model: what is said is the model's, what is stored may be one token short."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.base import Reply
 from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import Insertion, ModelCalled, RequestAdmitted
-from cachesim.engines.mlx_lm.server import single
-from cachesim.errors import OptionError
+from cachesim.engines.mlx_lm.events import Insertion, RequestAdmitted
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
@@ -69,15 +65,6 @@ def test_a_reply_that_ends_with_a_token_of_the_models_own_is_stored_without_it(
     assert (len(PROMPT) + len(said), sound) == (next_turn.cached, is_cold(engine, next_turn))
 
 
-def test_one_call_verifies_all_drafts_and_counts_the_draft_models_calls_too() -> None:
-    engine = server()
-    said = as_tokens([40, 41, 42])
-    ask(engine, Request(prompt=PROMPT, predict=3, reply=said, drafts=(as_tokens([40, 41]),)))
-    calls = [each.columns for each in engine.events if isinstance(each, ModelCalled)]
-
-    assert [9, 9, 1, 1, 3] == calls
-
-
 @pytest.mark.parametrize(
     ("release", "error"), [("0.31.1", None), ("0.31.2", "ValueError"), ("0.32.2", "ValueError")]
 )
@@ -91,40 +78,3 @@ def test_models_that_cannot_be_trimmed_are_refused_since_1109(
 
     assert error == reply.error
     assert error is not None or not is_cold(engine, reply)
-
-
-def test_drafts_without_a_draft_model_are_refused() -> None:
-    engine = Engine.create("mlx-lm@0.32.2", model=tiny("dense", vocabulary=64))
-    with pytest.raises(OptionError, match="no field 'drafts'"):
-        engine.submit(Request(prompt=PROMPT, predict=3, drafts=(as_tokens([40]),)))
-
-
-def test_the_draft_model_is_fed_its_last_draft_where_all_were_accepted() -> None:
-    """9 tokens each; then drafts one by one, three at once verified; two at once after 2 of 2."""
-    engine = server()
-    said = as_tokens([40, 41, 42, 43, 44, 45, 46])
-    drafts = (as_tokens([40, 41]), as_tokens([43, 50]), as_tokens([45, 46]))
-    ask(engine, Request(prompt=PROMPT, predict=7, reply=said, drafts=drafts))
-    columns = [each.columns for each in engine.events if isinstance(each, ModelCalled)]
-
-    assert [9, 9, 1, 1, 3, 2, 1, 3, 1, 1, 3] == columns
-
-
-def test_what_was_not_accepted_is_taken_back_of_both_models(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The draft model has not fed its last draft, so it takes back one token less."""
-    trims: list[int] = []
-    trim = single.trim_prompt_cache
-
-    def trimming(cache: Any, tokens: int) -> int:
-        trims.append(tokens)
-        return trim(cache, tokens)
-
-    monkeypatch.setattr(single, "trim_prompt_cache", trimming)
-    said = as_tokens([40, 41, 42, 43, 44, 45, 46, 47])
-    drafts = tuple(map(as_tokens, ([40, 41], [43, 50], [51, 52], [46, 47])))
-    ask(server(), Request(prompt=PROMPT, predict=8, reply=said, drafts=drafts))
-
-    accepted_two, accepted_one, accepted_none, the_end = [0, 0], [1, 0], [2, 1], [0, 0]
-    assert [*accepted_two, *accepted_one, *accepted_none, *the_end] == trims

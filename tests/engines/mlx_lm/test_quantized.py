@@ -1,33 +1,16 @@
 """`--kv-bits`: packed keys and values, what they take, and what they switch off."""
 
-from typing import Any
-
 import numpy as np
-import pytest
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.events import RequestAdmitted
 from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.errors import OptionError
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
 
 PROMPT = as_tokens(range(300, 330))
 PACKED = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 20}
-
-
-def served(preset: str, arithmetic: ArithmeticName = "float", **options: Any) -> Engine:
-    """A server that has answered one prompt of 30 tokens."""
-    model = tiny(preset, head_size=64)
-    engine = Engine.create(
-        "mlx-lm@0.32.2", model=model, arithmetic=arithmetic, options=PACKED | options
-    )
-    engine.submit(Request(prompt=PROMPT, predict=3))
-    engine.run()
-    return engine
 
 
 def test_numbers_are_packed_as_by_the_real_library() -> None:
@@ -51,56 +34,6 @@ def test_keys_are_packed_in_the_order_that_the_real_ones_have() -> None:
     )
 
 
-def test_layers_are_packed_from_the_given_length_on() -> None:
-    assert ["KVCache"] * 2 == kinds(served("dense", quantized_kv_start=5000))
-    assert ["QuantizedKVCache"] * 2 == kinds(served("dense"))
-    assert ["ArraysCache", "QuantizedKVCache"] == kinds(served("hybrid-delta"))
-
-
-def kinds(engine: Engine) -> list[str]:
-    """The classes of what was stored last."""
-    insertion = [event for event in engine.events if event.name() == "insertion"][-1]
-    return [layer["class"] for layer in insertion.as_dict()["layers"]]
-
-
-def test_they_take_a_few_bits_and_a_scale_and_a_bias_for_each_group() -> None:
-    stored = served("dense").snapshot()["prompt_cache"]
-
-    numbers = 2 * 64  # of a key and a value
-    row = numbers * 4 // 8 + 2 * (numbers // 32) * 2
-    assert [2 * 256 * row] == [each["nbytes"] for each in stored]
-
-
-@pytest.mark.parametrize("arithmetic", ["float", "ring"])
-def test_the_answer_is_another_one_by_design(arithmetic: ArithmeticName) -> None:
-    engine = served("dense", arithmetic)
-    ticket = engine.submit(Request(prompt=(*PROMPT, *PROMPT[:4]), predict=3))
-    engine.run()
-    reply = engine.reply(ticket)
-
-    assert reply is not None
-    assert (30, "quantised keys and values") == (reply.cached, reply.approximated)
-
-
-def test_no_batches_then_so_no_checkpoints() -> None:
-    engine = served("hybrid-delta")
-    paths = [each.path for each in engine.events if isinstance(each, RequestAdmitted)]
-
-    assert ["single"] == paths
-    assert 1 == len(engine.snapshot()["prompt_cache"])
-
-
-def test_a_ring_refuses_and_the_client_is_told() -> None:
-    engine = served("swa")
-    ticket = engine.submit(Request(prompt=PROMPT, predict=3))
-    engine.run()
-    reply = engine.reply(ticket)
-
-    assert reply is not None
-    assert "NotImplementedError" == reply.error
-    assert "alive" == engine.snapshot()["worker"]
-
-
 def test_heads_that_no_group_fits_into_are_refused_as_by_the_library() -> None:
     engine = Engine.create("mlx-lm@0.32.2", model=tiny("dense"), options=PACKED)
     ticket = engine.submit(Request(prompt=PROMPT, predict=3))
@@ -110,11 +43,6 @@ def test_heads_that_no_group_fits_into_are_refused_as_by_the_library() -> None:
     assert reply is not None
     assert "ValueError" == reply.error
     assert "divisible by the quantization group size 32" in reply.message
-
-
-def test_older_servers_have_no_such_option() -> None:
-    with pytest.raises(OptionError, match=r"0\.32"):
-        Engine.create("mlx-lm@0.31.3", model=tiny("dense"), options={"kv_bits": 4})
 
 
 def test_it_is_trimmed_like_any_other() -> None:

@@ -61,12 +61,3 @@ def test_a_client_that_leaves_is_answered_at_once_and_its_slots_are_free() -> No
     assert 49 == second.cached
     engine.cancel(again)
     assert second == engine.reply(again)
-
-
-def test_what_is_kept_is_told_by_request_and_length() -> None:
-    engine = Engine.create("sglang@0.5.23", model=tiny("dense"), options={}, arithmetic="counts")
-    engine.submit(Request(prompt=as_tokens(range(50)), predict=3, reply=as_tokens([60, 61, 62])))
-    engine.run()
-    kept = [each for each in engine.events if each.name() == "prefix-kept"]
-
-    assert [(50, 50), (52, 2)] == [(int(each.tokens), int(each.fresh)) for each in kept]  # type: ignore[attr-defined]

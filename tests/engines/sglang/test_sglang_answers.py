@@ -15,12 +15,6 @@ def test_answers_from_cache_are_the_cold_ones(release: str) -> None:
     assert {} == {seed: count for seed, count in found.items() if count}
 
 
-def test_a_page_larger_than_the_window_gives_wrong_answers_in_059() -> None:
-    """The window slots of the last page are freed, and its node counts as alive all the same."""
-    assert wrong(Workload(59, "sglang@0.5.9"))
-    assert [] == wrong(Workload(59, "sglang@0.5.23"))
-
-
 FOUND = {
     "no-37836": ("hybrid", "recurrent", "hybrid-delta"),
     "no-29368": ("hybrid", "recurrent"),

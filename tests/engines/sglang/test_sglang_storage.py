@@ -7,10 +7,8 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.storage import LEAST_PRIORITY, Line, Storage, hashes_of
-from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.workloads import KINDS, draw
@@ -69,51 +67,6 @@ def stored_and_forgotten(**options: Any) -> Sglang:
     return engine
 
 
-def test_what_the_tree_has_lost_comes_back_from_the_storage() -> None:
-    engine = stored_and_forgotten()
-
-    assert (199, ["last-token"]) == send(engine, A)
-    assert "tokens 0 to 200 of request 6 are fetched from the storage to the host" in [
-        event.sentence for event in engine.events
-    ]
-
-
-def test_without_a_storage_it_is_gone() -> None:
-    engine = stored_and_forgotten(hicache_storage_backend="none")
-
-    assert (0, []) == send(engine, A)
-
-
-def test_less_than_the_threshold_is_not_asked_for() -> None:
-    engine = stored_and_forgotten(prefetch_threshold=201)
-
-    assert (0, ["last-token", "not-fetched"]) == send(engine, A)
-
-
-def test_a_request_with_a_key_of_its_own_does_not_find_what_was_fetched_for_it() -> None:
-    """Pages are found by tokens alone, and what comes hangs under the root's key, which is none."""
-    engine = stored_and_forgotten()
-
-    assert (0, ["last-token", "not-fetched"]) == send(engine, A, "other")
-    assert (199, ["last-token"]) == send(engine, A)
-
-
-def test_with_eagle_nothing_is_found() -> None:
-    """Nodes are hashed by pairs of tokens, and single tokens are asked for."""
-    engine = stored_and_forgotten(speculative_algorithm="EAGLE")
-
-    assert (0, ["last-token", "pairs-of-tokens", "not-fetched"]) == send(engine, A)
-
-
-def test_a_host_as_large_as_the_device_never_prefetches() -> None:
-    """The limit is a share of what the host holds more than the device."""
-    engine = stored_and_forgotten(hicache_ratio=1.0)
-
-    assert isinstance(engine.tree, HiRadixCache)
-    assert 0 == engine.tree.most
-    assert (0, ["last-token", "not-fetched"]) == send(engine, A)
-
-
 @pytest.mark.parametrize(
     ("policy", "looks", "cached"),
     [("best_effort", 0, 0), ("wait_complete", 0, 64), ("timeout", 2, 0), ("timeout", 5, 64)],
@@ -166,11 +119,6 @@ def test_an_operation_is_done_after_so_many_looks() -> None:
     line.put("backup")
 
     assert [[], [], ["backup"], []] == [line.due() for _ in range(4)]
-
-
-def test_a_storage_needs_a_host_before_it() -> None:
-    with pytest.raises(OptionError, match="needs a host before the storage"):
-        server(enable_hierarchical_cache=False)
 
 
 def test_answers_from_the_storage_are_those_of_a_cold_run() -> None:

@@ -74,10 +74,3 @@ def test_each_request_is_computed_under_its_own_file() -> None:
 def test_an_adapter_that_cannot_be_had_is_refused(given: Any, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         server().submit(Request(prompt=PROMPT, predict=1, options={"lora": given}))
-
-
-def test_a_server_without_files_says_how_to_get_some() -> None:
-    with pytest.raises(OptionError, match="there are none: set option 'lora'"):
-        server("").submit(
-            Request(prompt=PROMPT, predict=1, options={"lora": {"name": "L", "path": "v1"}})
-        )
