@@ -87,6 +87,38 @@ def test_imports_point_one_way() -> None:
     assert {} == broken(upward)
 
 
+def imported_modules() -> dict[str, set[str]]:
+    """What each module imports of the others; deferred imports and those for types count too."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in modules()
+    }
+    found = {name: imported_names(path) & names.keys() - {name} for name, path in names.items()}
+    return {
+        name: {one for one in imports if not any(each.startswith(f"{one}.") for each in imports)}
+        for name, imports in found.items()
+    }
+
+
+def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        fresh = graph[ahead.pop()] - seen
+        seen |= fresh
+        ahead += fresh
+    return seen
+
+
+def test_modules_do_not_import_each_other() -> None:
+    graph = imported_modules()
+    circles = {name for name in graph if name in reached(name, graph)}
+    left = {"cachesim", "cachesim.scenario", "cachesim.report", "cachesim.engines.sglang"}
+    assert {"cachesim.engines.family", "cachesim.engines.profile"} == {
+        name for name in circles if name not in left and name.rpartition(".")[0] not in left
+    }
+
+
 def careless(path: Path) -> set[str]:
     """Text of a file, a log or a server could steer the terminal on one of Rich's own."""
     calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp.checkpoint_events import CheckpointCreated
+from cachesim.engines.llamacpp.events import CheckpointCreated
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.profile import Profile

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from cachesim.engines.llamacpp.checkpoint_events import CheckpointCreated
+from cachesim.engines.llamacpp.events import CheckpointCreated
 from cachesim.engines.rope import LONGEST, Rope
 from cachesim.logs.evidence import (
     Interval,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.engines.llamacpp.checkpoint_events import CheckpointKept, CheckpointRestored
+from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import of_one
 from cachesim.logs.cures import cure_of
 from cachesim.logs.evidence import Lengths

@@ -20,7 +20,7 @@ NAMES_UPSTREAM: Final = re.compile(
 
 OUR_FILES: Final = frozenset(
     {"held", "snapshot", "causes", "options", "integrity", "family", "profiles", "rules", "build",
-     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts"}
+     "provenance", "forced", "account", "job", "request", "texts"}
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 
@@ -36,9 +36,9 @@ OURS: Final = frozenset(
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi", "_Sight",
         "_serve",
         # saved bytes as values
-        "Blob", "_pack_field", "_fields", "_row_block", "_queue_rows", "_checkpoint", "_put_back",
+        "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
         # shortcuts; a property holds each to what it stands for
-        "advance", "_put", "_pieces", "_lay_out", "parts_of", "_set_bits",
+        "_lay_out", "parts_of", "_set_bits", "SequenceView",
         "hash_set_order", "_usable_cells", "fill_straight", "Run",
     }
 )  # fmt: skip

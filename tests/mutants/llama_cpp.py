@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.llamacpp import checkpoints, prompt_start, selection, update_slots
+from cachesim.engines.llamacpp import checkpoints, selection, update_slots
 from cachesim.engines.llamacpp import swap as swapping
-from cachesim.engines.llamacpp.memory import recurrent_state
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.blob import RowBlock
 from cachesim.engines.llamacpp.memory.mask import WindowMask
-from cachesim.engines.llamacpp.memory.planes import PlaneWriter
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.recurrent_cells import PlaneWriter
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.units import Count
@@ -48,10 +48,10 @@ def _ignoring_trim(self: RecurrentMemory, _seq: int, tail: int, p0: int) -> bool
     return True
 
 
-def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int) -> Any:
+def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int, *, partial: bool) -> Any:
     """A blob that shares its rows with the live memory: a shallow copy."""
-    fields = original(memory, seq)
-    blocks = [each for each in fields if isinstance(each, recurrent_state.RowBlock)]
+    fields = original(memory, seq, partial=partial)
+    blocks = [each for each in fields if isinstance(each, RowBlock)]
     cells = [c for c, seqs in enumerate(memory.cells.seqs) if seq in seqs]
     if len(cells) != 1:
         return fields
@@ -60,9 +60,7 @@ def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int) -> Any:
         memory.planes.rows[layer][row : row + 1][:, part] for layer, _, _, part in memory.blocks
     ]
     swapped = iter(block._replace(data=data) for block, data in zip(blocks, live, strict=True))
-    return [
-        next(swapped) if isinstance(each, recurrent_state.RowBlock) else each for each in fields
-    ]
+    return [next(swapped) if isinstance(each, RowBlock) else each for each in fields]
 
 
 def _first_plane_only(self: PlaneWriter, layer: int, states: Any) -> None:
@@ -91,26 +89,26 @@ MEMORY: Final = (
         "trim-zeroes-the-state",
         "a recurrent trim says yes and forgets the state",
         swap(RecurrentMemory, "_roll_back", lambda _: _zeroing_trim)
-        + swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
+        + swap(update_slots, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ml-explore/mlx-lm#1254",
     ),
     released(
         "trim-ignores-the-state",
         "a recurrent trim says yes and keeps what was cut",
         swap(RecurrentMemory, "_roll_back", lambda _: _ignoring_trim)
-        + swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
+        + swap(update_slots, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ikawrakow/ik_llama.cpp#1689",
     ),
     released(
         "shallow-copy-of-a-state",
         "a saved state shares its rows with the live memory",
-        swap(recurrent_state, "write", wrapped(_aliased_rows)),
+        swap(RecurrentMemory, "state_write", wrapped(_aliased_rows)),
     ),
     released(
         "restore-forgets-the-rows",
         "a restored state has its position and not its numbers",
         swap(
-            recurrent_state,
+            RecurrentMemory,
             "_queue_rows",
             wrapped(
                 lambda original, memory, reader, cells: reader.queue.__delitem__(
@@ -220,7 +218,7 @@ START: Final = (
     released(
         "depth-test-skipped",
         "memory is taken to reach back as far as is asked",
-        swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
+        swap(update_slots, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
     ),
     released(
         "any-checkpoint-will-do",
@@ -254,13 +252,13 @@ START: Final = (
     released(
         "restore-counts-one-more",
         "after a restore one token too many is taken as present",
-        swap(prompt_start, "_resume_from", _more(1)),
+        swap(update_slots, "_resume_from", _more(1)),
     ),
     released(
         "prefix-counts-one-more",
         "the common prefix is one token too long",
         swap(
-            prompt_start,
+            update_slots,
             "get_common_prefix",
             wrapped(
                 lambda original, one, other: Count(
@@ -293,7 +291,7 @@ START: Final = (
         "last-token-not-kept-back",
         "a prompt that is all cached needs no token",
         swap(
-            prompt_start,
+            update_slots,
             "_commit",
             wrapped(
                 lambda original, slot, n_past: original(

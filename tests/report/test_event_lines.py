@@ -1,8 +1,7 @@
 """Events as lines: a sign for the tone, then what the event itself says."""
 
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp.checkpoint_events import CheckpointCreated
-from cachesim.engines.llamacpp.events import MemoryCut, PromptCleared
+from cachesim.engines.llamacpp.events import CheckpointCreated, MemoryCut, PromptCleared
 from cachesim.report.consoles import plain_text
 from cachesim.report.story import event_lines
 

@@ -10,7 +10,7 @@ import pytest
 from cachesim.engines import FAMILIES, Profile
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
-from cachesim.engines.llamacpp.memory.planes import Planes
+from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.model.presets import PRESETS
 from cachesim.scenario import loads, run
 from cachesim.scenario.writing import to_toml

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import events as parent
-from cachesim.engines.llamacpp import prompt_cache_events
-from cachesim.engines.llamacpp.checkpoint_events import ERASED, CheckpointEvent, CheckpointSpared
+from cachesim.engines.llamacpp.events import ERASED, CheckpointEvent, CheckpointSpared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class PromptSaved(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAlreadyCached(Event, tone="plain", says=prompt_cache_events.PromptAlreadyCached.says):
+class PromptAlreadyCached(Event, tone="plain", says=parent.PromptAlreadyCached.says):
     """Nothing was saved: an entry holds all of it."""
 
     n_tokens: int

@@ -1,6 +1,7 @@
 """What ik_llama.cpp's server holds, with the marks that a traced network has written."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,44 +18,43 @@ from cachesim.engines.held import (
     Texts,
     runs_of,
 )
+from cachesim.engines.ik_llama.companion import Companion
 from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.prompt_cache import PromptCache
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.units import SeqId
 
-if TYPE_CHECKING:
-    from cachesim.engines.ik_llama.server import IkLlama
 
-
-def held(server: "IkLlama") -> Held:
+def held(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Held:
     """Slots, the primary's cells and rows, the prompt cache."""
     return Held(
-        slots=tuple(_slot(slot, server.primary) for slot in server.slots),
-        cells=_cells(server.primary),
-        rows=_rows(server),
+        slots=tuple(_slot(slot, primary) for slot in slots),
+        cells=_cells(primary),
+        rows=_rows(slots, primary),
         entries=tuple(
             EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
-            for each in server.cache.entries
+            for each in cache.entries
         ),
     )
 
 
-def texts(server: "IkLlama") -> Texts:
+def texts(slots: Sequence[Slot], cache: PromptCache) -> Texts:
     """The tokens alone."""
     return Texts(
-        slots=tuple((int(slot.id), tuple(slot.cache_tokens)) for slot in server.slots),
-        entries=tuple(tuple(each.tokens) for each in server.cache.entries),
+        slots=tuple((int(slot.id), tuple(slot.cache_tokens)) for slot in slots),
+        entries=tuple(tuple(each.tokens) for each in cache.entries),
     )
 
 
-def amounts(server: "IkLlama") -> Amounts:
+def amounts(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Amounts:
     """The same in numbers; one table for all layers, those with a window too."""
-    used = int(np.count_nonzero(server.primary.cells.pos >= 0))
+    used = int(np.count_nonzero(primary.cells.pos >= 0))
     return Amounts(
         attention=used,
         window=used,
-        states=len(_rows(server)),
-        checkpoints=sum(each.size for slot in server.slots for each in slot.checkpoints),
-        parked=server.cache.size,
+        states=len(_rows(slots, primary)),
+        checkpoints=sum(each.size for slot in slots for each in slot.checkpoints),
+        parked=cache.size,
     )
 
 
@@ -78,9 +78,8 @@ def _cells(context: Context) -> tuple[CellsHeld, ...]:
     )
 
 
-def _rows(server: "IkLlama") -> tuple[RowHeld, ...]:
+def _rows(slots: Sequence[Slot], context: Context) -> tuple[RowHeld, ...]:
     """Each slot's recurrent row; nothing in it says at which position it stands."""
-    context = server.primary
     if not context.rows:
         return ()
     layer = Marks.of(context.network).layers.get("recurrent")
@@ -91,7 +90,7 @@ def _rows(server: "IkLlama") -> tuple[RowHeld, ...]:
             owners=1 << int(slot.id),
             node=UNKNOWN if layer is None else int(context.rows[layer][slot.id, 0]),
         )
-        for slot in server.slots
+        for slot in slots
         if context.cells.of(SeqId(slot.id)).size
     )
 
@@ -113,3 +112,47 @@ def _slot(slot: Slot, context: Context) -> SlotHeld:
             for each in slot.checkpoints
         ),
     )
+
+
+def snapshot(
+    slots: Sequence[Slot], primary: Context, cache: PromptCache, companion: Companion | None
+) -> dict[str, Any]:
+    """Slots with checkpoints, cells, the prompt cache, the companion's tail."""
+    found = books(slots, cache)
+    return {
+        **found,
+        "slots": [
+            {**told, "cells": _cells_of(primary, slot)}
+            for told, slot in zip(found["slots"], slots, strict=True)
+        ],
+        "companion": None if companion is None else {"tail": int(companion.tail)},
+    }
+
+
+def books(slots: Sequence[Slot], cache: PromptCache) -> dict[str, Any]:
+    """Slots with checkpoints, and the prompt cache."""
+    return {
+        "slots": [_slot_book(slot) for slot in slots],
+        "prompt_cache": [
+            {
+                "n_tokens": int(entry.length),
+                "checkpoints": len(entry.checkpoints),
+                "bytes": entry.size,
+            }
+            for entry in cache.entries
+        ],
+    }
+
+
+def _cells_of(primary: Context, slot: Slot) -> list[list[int]]:
+    cells = primary.cells
+    return [[int(i), int(cells.pos[i])] for i in cells.of(SeqId(slot.id))]
+
+
+def _slot_book(slot: Slot) -> dict[str, Any]:
+    return {
+        "id": int(slot.id),
+        "state": slot.state.value,
+        "tokens": [int(token) for token in slot.cache_tokens],
+        "checkpoints": [checkpoint.as_dict() for checkpoint in slot.checkpoints],
+    }

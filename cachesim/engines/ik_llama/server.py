@@ -1,14 +1,13 @@
 """ik_llama.cpp's server: one turn of `update_slots` at a time."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.ik_llama import causes, events
-from cachesim.engines.ik_llama.batching import Batching
 from cachesim.engines.ik_llama.checkpointing import Checkpointing
 from cachesim.engines.ik_llama.companion import (
     AttentionCompanion,
@@ -16,24 +15,23 @@ from cachesim.engines.ik_llama.companion import (
     StrictTailCompanion,
     WindowCompanion,
 )
-from cachesim.engines.ik_llama.context import Context
-from cachesim.engines.ik_llama.held import amounts, held
+from cachesim.engines.ik_llama.context import CANCELLED, BatchToken, Context, Decoded
+from cachesim.engines.ik_llama.held import amounts, books, held, snapshot
 from cachesim.engines.ik_llama.held import texts as texts_held
-from cachesim.engines.ik_llama.matching import texts
+from cachesim.engines.ik_llama.matching import discard, texts
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.selection import Selection
 from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
-from cachesim.engines.ik_llama.slot_actions import SlotActions
-from cachesim.engines.ik_llama.snapshot import books, snapshot
+from cachesim.engines.ik_llama.slot_file import SavedSlot, decode, encode
 from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.rope import as_rope
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.errors import ContractError, OptionError, TokenError
-from cachesim.units import Count, SeqId, SlotId
+from cachesim.errors import BlobError, ContractError, OptionError, TokenError
+from cachesim.units import Array, Count, Pos, SeqId, SlotId, Token
 
 
 class IkLlama(Engine):
@@ -46,6 +44,8 @@ class IkLlama(Engine):
         self.rules, self.options = rules, options
         opts, text_of = options, texts(options.chat_template)
         self._record = EventLog()
+        self._store = store
+        self._batch: list[BatchToken] = []
         self._replies: dict[Ticket, Reply] = {}
         self._queue: deque[tuple[Ticket, Request]] = deque()
         self._deferred: deque[tuple[Ticket, Request]] = deque()
@@ -64,12 +64,10 @@ class IkLlama(Engine):
         self.cache = PromptCache(limit=limit, text_of=text_of, tags=opts.tags)
         self.selection = Selection(self.rules, opts, self.primary, self.cache, self._record)
         self.checkpointing = Checkpointing(self.rules, opts, self.primary, self._record)
-        preparation = Preparation(
+        self.preparation = Preparation(
             self.rules, self.primary, text_of, self._record, opts.cache_ram_n_min
         )
         self.speculation = Speculation(self.rules, opts, self.primary, self.companion, self._record)
-        self.batching = Batching(self, preparation)
-        self.actions = SlotActions(self, store)
 
     def _companion(self) -> Companion | None:
         opts = self.options
@@ -116,15 +114,15 @@ class IkLlama(Engine):
 
     def slot_save(self, slot: int, name: str) -> Ticket:
         """Write an idle slot under a name."""
-        return self._act(lambda ticket: self.actions.save(self._slot(slot), name, ticket))
+        return self._act(lambda ticket: self._save(self._slot(slot), name, ticket))
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
         """Read a slot back."""
-        return self._act(lambda ticket: self.actions.restore(self._slot(slot), name, ticket))
+        return self._act(lambda ticket: self._restore(self._slot(slot), name, ticket))
 
     def slot_erase(self, slot: int) -> Ticket:
         """Forget a slot."""
-        return self._act(lambda ticket: self.actions.erase(self._slot(slot), ticket))
+        return self._act(lambda ticket: self._erase(self._slot(slot), ticket))
 
     def _slot(self, index: int) -> Slot:
         return self.slots[index % len(self.slots)]
@@ -171,7 +169,7 @@ class IkLlama(Engine):
         self._release_marked()
         if all(slot.available for slot in self.slots):
             return bool(self._queue)
-        self.batching.update()
+        self._update_slots()
         return True
 
     def _release_marked(self) -> None:
@@ -240,22 +238,365 @@ class IkLlama(Engine):
         if slot.state is State.PROCESSING:
             slot.command = Command.RELEASE
 
+    def _update_slots(self) -> None:
+        """One pass (`update_slots`, from the context shift on)."""
+        self._batch = []
+        for slot in self._generating():
+            self._shift(slot)
+        for slot in self._generating():
+            self._add_sampled(slot)
+        for slot in self.slots:
+            if slot.prefilling:
+                self._add_prompt(slot)
+        if self._batch:
+            self._process()
+
+    def _generating(self) -> list[Slot]:
+        return [
+            slot
+            for slot in self.slots
+            if slot.state is State.PROCESSING and slot.command is Command.NONE
+        ]
+
+    # -- context shift -----------------------------------------------------------------------
+
+    @property
+    def _shifts(self) -> bool:
+        """Launching a request on a model with recurrent rows switches the shift off for all."""
+        primary = self.primary
+        return self.options.context_shift and not (primary.hybrid or primary.recurrent)
+
+    def _shift(self, slot: Slot) -> None:
+        """Make room in a full context (`context_shift`).
+
+        [0, keep)              stays
+        [keep, keep + drop)    removed
+        [keep + drop, n_past)  moved down by `drop`
+        """
+        if slot.n_past < slot.n_ctx - 1:
+            return
+        if not self._shifts:
+            slot.truncated = True
+            self.finish(slot, "server_error", "context shift is disabled")
+            return
+        keep = len(slot.prompt_tokens) if slot.n_keep < 0 else slot.n_keep
+        keep = min(keep, slot.n_ctx - 4)
+        drop = (slot.running.options or {}).get("n_discard", 0) or (slot.n_past - keep) // 2
+        self._discard(slot, keep, drop, end=slot.n_past)
+        slot.n_past -= drop
+        slot.n_kept_prompt, slot.n_discarded_prompt = keep, slot.n_discarded_prompt + drop
+        slot.truncated = True
+        slot.shifted = self._drops_tokens(slot)
+        self.record(
+            events.ContextShifted(
+                slot=slot.id,
+                task=slot.id_task,
+                n_keep=keep,
+                n_discard=drop,
+                n_past=slot.n_past,
+            )
+        )
+
+    # -- what goes into the batch ------------------------------------------------------------
+
+    def _append(self, slot: Slot, tokens: Iterable[Token], *, output: bool) -> None:
+        start, seq = len(slot.cache_tokens), SeqId(slot.id)
+        self._batch += [
+            BatchToken(token, Pos(pos), seq, output) for pos, token in enumerate(tokens, start)
+        ]
+        slot.cache_tokens += tokens
+        slot.n_past = len(slot.cache_tokens)
+
+    def _add_sampled(self, slot: Slot) -> None:
+        """The last sampled token, and a draft behind it (`add_sampled_tokens`)."""
+        slot.drafted = self.speculation.draft(slot)
+        slot.i_batch = len(self._batch)
+        self._append(slot, (slot.sampled, *slot.drafted), output=True)
+
+    def _add_prompt(self, slot: Slot) -> None:
+        """One pass over a prompt (`batch_pending_prompt`).
+
+        Upstream's loop appends one token after another; after each it asks for room, and whether
+        `tolerance` tokens are left, where the state is saved.
+        """
+        if not slot.prepared and not self._prepare(slot):
+            return
+        slot.n_past = max(slot.n_past, 0)
+        del slot.cache_tokens[slot.n_past :]
+        self._trim(slot)
+        n_batch = self.options.batch_size
+        prompt, checkpointing = slot.prompt_tokens, self.checkpointing
+        start = slot.n_past_prompt
+        end = max(start, min(len(prompt), start + n_batch - len(self._batch)))
+        saves_at = len(prompt) - checkpointing.tolerance
+        if checkpointing.enabled and start < saves_at <= end:
+            end, slot.do_checkpoint = saves_at, True
+        if end > start:
+            self._append(slot, prompt[start:end], output=False)
+        slot.n_past_prompt = end
+        slot.n_prompt_tokens_processed += end - start
+        if slot.n_past_prompt == len(prompt):
+            self._begin_generating(slot)
+
+    def _prepare(self, slot: Slot) -> bool:
+        if len(slot.prompt_tokens) >= slot.n_ctx:
+            if self._shifts:
+                self._truncate(slot)
+            else:
+                slot.prepared = True  # the slot is not released: it goes on reading (an oddity)
+                message = "the request exceeds the available context size"
+                self.finish(slot, "exceed_context_size_error", message)
+                slot.n_past = slot.n_past_prompt = 0
+                return False
+        else:
+            slot.n_discarded_prompt = 0
+        self.preparation.prepare(slot)
+        return True
+
+    def _truncate(self, slot: Slot) -> None:
+        """Drop whole blocks behind n_keep until the prompt fits (`context_shift_prompt`).
+
+        The same block leaves the slot's memory, but `n_past` is 0 at this point, so the cells
+        behind it are not moved: token list and memory disagree from here on.
+        """
+        keep = max(0, slot.n_keep)
+        block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
+        slot.truncated = True
+        if block <= 0:
+            return
+        dropped = 0
+        while len(slot.prompt_tokens) - dropped >= slot.n_ctx:
+            dropped += block
+        from_cache = min(dropped, max(len(slot.cache_tokens) - keep, 0))
+        if from_cache > 0:
+            self._discard(slot, keep, from_cache, end=0)
+        slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
+        slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
+        slot.ledger.apply(causes.PROMPT_TRUNCATED, min(slot.ledger.usable, keep), dropped=dropped)
+
+    def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
+        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
+
+        Where the token list keeps what the memory lost, `n_past` is the list's length again after
+        the next token, so the shift fires on every one of them (an oddity until #2459).
+        """
+        seq = SeqId(slot.id)
+        self.primary.cells.seq_rm(seq, keep, keep + count)
+        if keep + count < end:
+            self.primary.cells.seq_add(seq, keep + count, end, -count)
+        if self.companion is not None:
+            self.companion.seq_rm(keep, keep + count)
+            if keep + count < end:
+                self.companion.seq_add(keep + count, end, -count)
+        if self._drops_tokens(slot):
+            slot.cache_tokens = list(discard(slot.cache_tokens, keep, count))
+
+    def _drops_tokens(self, slot: Slot) -> bool:
+        return slot.running.cache_prompt or self.rules.shift_always_drops_tokens
+
+    def _begin_generating(self, slot: Slot) -> None:
+        slot.state, slot.command = State.PROCESSING, Command.NONE
+        slot.i_batch = len(self._batch) - 1
+        last = self._batch[-1]
+        self._batch[-1] = last._replace(output=True)
+
+    def _trim(self, slot: Slot) -> None:
+        """Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889)."""
+        p0 = len(slot.cache_tokens)
+        seq = SeqId(slot.id)
+        primary = self.primary.cells.seq_rm(seq, p0, -1)
+        companion: bool | None = None
+        if self.companion is not None and (primary or self.rules.trims_companion_always):
+            companion = self.companion.seq_rm(p0, -1)
+        self.record(
+            events.SequenceTrimmed(
+                slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
+            )
+        )
+        if primary and companion is False and self.rules.companion_reset == "companion only":
+            self._clear_companion()
+            self.record(events.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
+        elif not primary or companion is False:
+            self._reset_everything(slot, p0, refused_by_primary=not primary)
+
+    def _clear_companion(self) -> None:
+        if self.companion is not None:
+            self.companion.seq_rm(0, -1)
+
+    def _reset_everything(self, slot: Slot, p0: int, *, refused_by_primary: bool) -> None:
+        self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
+        self._clear_companion()
+        slot.cache_tokens.clear()
+        slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
+        slot.n_kept_prompt = slot.n_discarded_prompt = 0
+        slot.n_prompt_tokens_cache = 0
+        slot.checkpoints.clear()
+        who = "primary" if refused_by_primary else "companion"
+        slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
+        self.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
+
+    # -- decode ------------------------------------------------------------------------------
+
+    def _process(self) -> None:
+        """Decode the batch, in halves where there is no room (`process_batch_tokens`)."""
+        n_batch, first = self.options.batch_size, 0
+        while first < len(self._batch):
+            view = self._batch[first : first + n_batch]
+            decoded = self.primary.decode(view, keep_steps=self._steps())
+            if decoded.code == CANCELLED:
+                self._cancelled()
+                return
+            if decoded.code:
+                if n_batch == 1:
+                    self._fail()
+                    return
+                n_batch //= 2
+                self.record(events.BatchRetried(n_batch=n_batch))
+                continue
+            self._handle(view, first, decoded)
+            first += len(view)
+
+    def _steps(self) -> int:
+        """Recurrent states are kept token by token where the batch holds a draft."""
+        drafted = any(slot.drafted for slot in self.slots)
+        return self.speculation.steps if drafted else 0
+
+    def _cancelled(self) -> None:
+        self.primary.ubatches_left = None
+        for slot in self.slots:
+            held = self.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
+            del slot.cache_tokens[held:]
+            slot.n_past = len(slot.cache_tokens)
+            if slot.ticket is not None and not slot.available:
+                slot.state = State.PROCESSING
+                self.finish(slot, GONE, "the client went away")
+
+    def _fail(self) -> None:
+        """Every slot is answered and released, idle ones too; token lists stay (an oddity)."""
+        for slot in self.slots:
+            if slot.ticket is not None and not slot.available:
+                slot.state = State.PROCESSING
+                message = "the context has no room for the batch"
+                self.finish(slot, "server_error", message)
+
+    def _handle(self, view: list[BatchToken], first: int, decoded: Decoded) -> None:
+        self.speculation.feed(view, decoded, reading=self._reading())
+        for slot in self.slots:
+            if slot.prefilling:
+                self.checkpointing.after_prefill(slot)
+        for slot in self._generating():
+            at = slot.i_batch - first
+            if not 0 <= at < len(view):
+                continue
+            if slot.drafted:
+                slot.stray += max(0, at + len(slot.drafted) + 1 - len(view))
+                kept, rows = self.speculation.accept(slot, decoded, at)
+                slot.i_batch = -1
+                self._emit_all(slot, kept, rows)
+            else:
+                slot.i_batch = -1
+                self._sample(slot, decoded.logits[at])
+
+    def _reading(self) -> bool:
+        return any(slot.prefilling or slot.n_decoded == 0 for slot in self.slots)
+
+    # -- sample ------------------------------------------------------------------------------
+
+    def _sample(self, slot: Slot, logits: Array) -> None:
+        token = self.speculation.target_token(slot, 0, logits)
+        slot.n_decoded += 1
+        self.checkpointing.after_sample(slot)
+        self._emit(slot, token, logits)
+
+    def _emit_all(self, slot: Slot, tokens: list[Token], rows: list[Array]) -> None:
+        for token, row in zip(tokens, rows, strict=True):
+            slot.n_decoded += 1
+            self._emit(slot, token, row)
+            if slot.command is Command.RELEASE:
+                return
+
+    def _emit(self, slot: Slot, token: Token, logits: Array) -> None:
+        """Take a token and see whether the generation ends (`process_token`)."""
+        slot.sampled = token
+        slot.generated.append(token)
+        slot.logits.append(logits)
+        reply, predict = slot.running.reply, slot.running.predict
+        ended = reply is not None and len(slot.generated) >= len(reply)
+        if ended or (predict >= 0 and slot.n_decoded >= predict):
+            self.finish(slot)
+            self.checkpointing.create(slot)
+
+    # -- slot actions (`process_single_task`); the companion is part of none ---------------------
+
+    def _save(self, slot: Slot, name: str, ticket: Ticket) -> Reply:
+        """Write tokens, state and checkpoints."""
+        saved = SavedSlot(
+            tokens=tuple(slot.cache_tokens),
+            state=self.primary.save(SeqId(slot.id), partial=False),
+            checkpoints=tuple(slot.checkpoints),
+        )
+        self._place().put(name, encode(saved))
+        self._note("save", slot, name, ticket)
+        return _done(slot)
+
+    def _restore(self, slot: Slot, name: str, ticket: Ticket) -> Reply:
+        """Read them back; a companion keeps whatever it held."""
+        data = self._place().get(name)
+        if data is None:
+            return _done(slot, error="invalid_request_error", message=f"no slot file {name!r}")
+        try:
+            saved = decode(data)
+            has_room = self.primary.restore(SeqId(slot.id), saved.state)
+        except BlobError as error:
+            return _done(slot, error="invalid_request_error", message=str(error))
+        if not has_room:
+            return _done(slot, error="invalid_request_error", message="no room for the state")
+        slot.cache_tokens = list(saved.tokens)
+        slot.checkpoints[:] = saved.checkpoints
+        self._note("restore", slot, name, ticket)
+        return _done(slot)
+
+    def _erase(self, slot: Slot, ticket: Ticket) -> Reply:
+        """Forget the slot's sequence and tokens."""
+        self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
+        slot.cache_tokens.clear()
+        slot.checkpoints.clear()
+        self._note("erase", slot, "", ticket)
+        return _done(slot)
+
+    def _place(self) -> ByteStore:
+        if self._store is None:
+            msg = "saving a slot needs a place for bytes: create the engine with store=..."
+            raise OptionError(msg)
+        return self._store
+
+    def _note(self, action: str, slot: Slot, name: str, ticket: Ticket) -> None:
+        self.record(
+            events.SlotAction(
+                slot=slot.id,
+                task=ticket,
+                action=action,
+                file=name,
+                n_tokens=len(slot.cache_tokens),
+            )
+        )
+
     # -- what it holds -----------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        return snapshot(self)
+        return snapshot(self.slots, self.primary, self.cache, self.companion)
 
     def books(self) -> dict[str, Any]:
-        return books(self)
+        return books(self.slots, self.cache)
 
     def held(self) -> Held:
-        return held(self)
+        return held(self.slots, self.primary, self.cache)
 
     def texts(self) -> Texts:
-        return texts_held(self)
+        return texts_held(self.slots, self.cache)
 
     def amounts(self) -> Amounts:
-        return amounts(self)
+        return amounts(self.slots, self.primary, self.cache)
 
     def check_integrity(self) -> None:
         self.primary.cells.check_integrity()
@@ -264,3 +605,7 @@ class IkLlama(Engine):
             if slot.available and not self.primary.recurrent and held > len(slot.cache_tokens):
                 msg = f"slot {slot.id}: {held} cells for {len(slot.cache_tokens)} tokens"
                 raise ContractError(msg)
+
+
+def _done(slot: Slot, *, error: str | None = None, message: str = "") -> Reply:
+    return Reply.empty(slot=slot.id, error=error, message=message)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from cachesim.engines.llamacpp.checkpoint_events import (
+from cachesim.engines.llamacpp.events import (
     CheckpointCreated,
     CheckpointCut,
     CheckpointDropped,
@@ -19,6 +19,7 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.engines.words import in_numbers
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Count, Pos
 
 
@@ -363,3 +364,19 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start
         return True
     spacing = server.options.checkpoint_min_step if rules.spacing is None else rules.spacing
     return n_tokens_start > checkpoints[-1].n_tokens + spacing
+
+
+def restore(server: ServerContext, slot: Slot, cur: Checkpoint) -> bool:
+    """Put the saved states back (upstream: `load_tgt`, `load_dft`, `common_speculative_set_state`).
+
+    False where the release falls back to a reset; later ones end the process.
+    """
+    contexts, state = server.contexts, cur.state
+    loaded = contexts.load_target(state.target, slot.id, partial=True)
+    loaded = loaded and contexts.load_companion(state.companion, slot.id, partial=True)
+    if not loaded and not server.rules.reuse.failed_restore_resets:
+        where = "common_prompt_checkpoint::load_tgt"
+        raise UpstreamAbort(where, "the saved state does not fit")
+    if server.drafter is not None and cur.drafter is not None:
+        server.drafter.carry(slot.id, cur.drafter)
+    return loaded

@@ -1,8 +1,10 @@
 """What llama-server's log tells, station by station, with the numbers that the real lines show."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cachesim.engines.events import Event, Tone
+from cachesim.model.adapters import Strengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,3 +287,337 @@ class SlotErased(Event, tone="loss", says="slot {slot} is erased: {n_tokens} tok
     """A slot was emptied on request."""
 
     n_tokens: int
+
+
+ERASED: Final = "is erased. Rule: erase if {rule}. Here {numbers} is true"
+"""What is said of a checkpoint that does not pass the erasure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEvent(Event):
+    """Something befalls a checkpoint; these are its numbers."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpared(
+    CheckpointEvent,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
+        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
+    ),
+):
+    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointChecked(CheckpointEvent):
+    """One checkpoint in the search; `refused` names the test it failed, or is empty."""
+
+    threshold: int
+    pos_next: int
+    refused: str
+    numbers: str
+
+    def loudness(self) -> Tone:
+        return "loss" if self.refused else "plain"
+
+    @property
+    def sentence(self) -> str:
+        shown = f"checkpoint {self.n_tokens}[{self.pos_min}..{self.pos_max}]"
+        if not self.refused:
+            return f"{shown} qualifies"
+        return f"{shown} is refused if {self.refused}; here {self.numbers}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRestored(
+    CheckpointEvent,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)",
+):
+    """The memory went back to a saved state."""
+
+    n_past: int
+    size: int
+    made_by: int  # the task that saved it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointErased(
+    CheckpointEvent,
+    tone="plain",
+    says=f"checkpoint {{n_tokens}}[{{pos_min}}..{{pos_max}}] {ERASED}",
+):
+    """A checkpoint that does not fit the new prompt goes."""
+
+    n_swa: int
+    pos_next: int
+    size: int
+    rule: str
+    numbers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointKept(CheckpointSpared):
+    """The rule of this release kept it."""
+
+    pos_next: int
+    shared: int
+    rule: str
+    numbers: str
+    made_by: int  # the task that saved it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCut(
+    CheckpointEvent,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is relabelled "
+        "{cut_tokens}[{cut_min}..{cut_max}]; the state that it saved is not cut"
+    ),
+):
+    """A checkpoint beyond the new prompt's prefix gets smaller numbers, and keeps its state."""
+
+    cut_min: int
+    cut_max: int
+    cut_tokens: int
+    pos_next: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDropped(
+    Event,
+    tone="loss",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
+):
+    """A checkpoint goes because the list is full, another is close, or equal."""
+
+    reason: str  # "full", "too-close", "superseded"
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    size: int
+
+    def loudness(self) -> Tone:
+        return "plain" if self.reason == "superseded" else "loss"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCreated(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
+):
+    """A state was saved along the prompt."""
+
+    index: int
+    most: int
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCacheUpdateBegun(
+    Event,
+    tone="quiet",
+    says="slot {slot}'s prompt is swapped with the prompt cache",
+):
+    """The slot's prompt is about to be swapped with the prompt cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSaving(
+    Event,
+    tone="gain",
+    says="slot {slot}'s {n_tokens} tokens are saved to the prompt cache",
+):
+    """A slot's prompt goes into the prompt cache."""
+
+    n_tokens: int
+    size: int
+    size_companion: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptAlreadyCached(
+    Event,
+    tone="plain",
+    says="the prompt cache already has all {n_tokens} tokens: nothing is saved",
+):
+    """The prompt cache holds this prompt or a longer one."""
+
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntryObsolete(
+    Event,
+    tone="plain",
+    says="the parked {n_tokens} tokens are a prefix of the prompt that is saved, and are erased",
+):
+    """A cached prompt is a prefix of the one being saved and goes."""
+
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntryTooLarge(
+    Event,
+    tone="loss",
+    says="the prompt needs {size} bytes, and the prompt cache may hold {limit}: not saved",
+):
+    """The prompt alone is larger than the cache."""
+
+    size: int
+    limit: int
+
+    @property
+    def for_bytes(self) -> bool:
+        """`--cache-ram` decided it."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntryDropped(
+    Event,
+    tone="loss",
+    says="the parked {n_tokens} tokens are evicted ({reason})",
+):
+    """The oldest entry makes room for a new one, or a limit was reached."""
+
+    reason: str  # "room", "size", "tokens"
+    n_tokens: int
+    size: int
+    limit: int
+
+    @property
+    def for_bytes(self) -> bool:
+        """`--cache-ram` decided it, and not the limit in tokens."""
+        return self.reason != "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSearchBegun(
+    Event,
+    tone="plain",
+    says="the prompt cache is searched: an entry must beat keep {f_keep} and similarity {f_sim}",
+):
+    """Looking for a better prompt than the slot's own."""
+
+    f_keep: float | None
+    f_sim: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntryCompared(
+    Event,
+    tone="plain",
+    says=(
+        "a parked conversation of {n_tokens} tokens shares {lcp}: keep {f_keep}, similarity {f_sim}"
+    ),
+):
+    """One entry in the search."""
+
+    n_tokens: int
+    lcp: int
+    f_keep: float | None
+    f_sim: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntryLoaded(Event):
+    """A better prompt was found and is now the slot's."""
+
+    n_tokens: int
+    checkpoints: int
+    kept: bool  # the entry stays in the cache (#24143)
+    shared: int  # with the prompt that it is loaded for
+
+    def loudness(self) -> Tone:
+        return "gain" if self.kept else "loss"
+
+    @property
+    def sentence(self) -> str:
+        stays = "stays in the prompt cache" if self.kept else "leaves the prompt cache"
+        return (
+            f"the parked {self.n_tokens} tokens are loaded into slot {self.slot}; the entry {stays}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLoadFailed(
+    Event,
+    tone="loss",
+    says="the parked state of the {part} does not load ({size} bytes): slot {slot} is cleared",
+):
+    """An entry's state did not load; the slot is cleared."""
+
+    part: str  # "target" or "companion"
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheState(
+    Event,
+    tone="quiet",
+    says="the prompt cache holds {entries} conversations, {size} bytes",
+):
+    """What the prompt cache holds after an update."""
+
+    entries: int
+    size: int
+    limit_size: int
+    limit_tokens: int
+    estimate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSlotSaved(Event, tone="gain", says="idle slot {slot} is copied to the prompt cache"):
+    """A slot without a task was copied to the prompt cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersChanged(
+    Event,
+    tone="loss",
+    says="slot {slot} is emptied of {n_tokens} tokens: the request brings adapters of its own",
+):
+    """A request's own set of adapters is not the slot's."""
+
+    n_tokens: int
+    lora: Strengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSet(
+    Event, tone="plain", says="the strengths of the server's own adapters are changed"
+):
+    """The server's own set of adapters was replaced."""
+
+    lora: Strengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRestarted(
+    Event,
+    tone="loss",
+    says="the server is started again: slots and prompt cache are empty, slot files stay",
+):
+    """The process ended and another one was started with the same flags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSlept(
+    Event,
+    tone="loss",
+    says="the idle server sleeps: slots and prompt cache are empty when it wakes",
+):
+    """Nothing was asked for as long as `--sleep-idle-seconds` says."""

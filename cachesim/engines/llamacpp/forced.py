@@ -1,4 +1,11 @@
-"""Replies that are known beforehand, where no network computes: many turns taken as one.
+"""Tokens put into a memory without a network: whole runs, and many turns of known replies, as one.
+
+    seq 0   [ held ........... )[ count new tokens )
+            0                  start
+
+A memory decides by the positions that a sequence holds and by the number of cells in use. Without
+a window neither depends on which cells a ubatch finds, so a run may take them all at once. With a
+window the old cells go as new tokens come, so the tokens are placed ubatch by ubatch.
 
     slot 0   [ prompt )[ sampled, reply .............. | the last token: a turn of its own )
     slot 1   [ prompt )[ sampled, reply ...........                                  )
@@ -8,12 +15,125 @@ While every slot at work only generates, and none of them ends, a turn of the lo
 but the tokens that are held. The turn in which the first of them may end is taken as always.
 """
 
+from dataclasses import dataclass
+
 from cachesim.engines.llamacpp.events import BatchDecoded
-from cachesim.engines.llamacpp.generation import budget_left
-from cachesim.engines.llamacpp.memory.advance import Advance
-from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.find_slot import (
+    apply_ubatch,
+    fill_straight,
+    free_cells,
+    prepare,
+)
+from cachesim.engines.llamacpp.memory.hybrid import parts_of
+from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.streams import Streams
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.engines.llamacpp.server_context import ServerContext, budget_left
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.rope import Rope, as_rope
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """So many tokens more for one sequence, from a position on."""
+
+    seq: int
+    start: int
+    count: int
+
+
+def advance(context: Context, runs: list[Advance], piece: int = 0) -> bool:
+    """Put runs into a context's memory, `piece` tokens at a time (0: a ubatch), without a network.
+
+    False where they have to be decoded like any others, and nothing was changed.
+    """
+    return context.pass_over(lambda memory: _advance(memory, runs, piece or context.n_ubatch))
+
+
+def _advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
+    if any(memory.seq_pos_max(run.seq) + 1 != run.start for run in runs):
+        return False
+    if len({run.seq for run in runs}) < len(runs):
+        return False
+    attention, recurrent = parts_of(memory)
+    if recurrent is not None and not _is_plain(recurrent, runs):
+        return False
+    if attention is not None and not _put(attention, runs, n_ubatch):
+        return False
+    if recurrent is not None:
+        for run in runs:
+            recurrent.cells.find_slot(_last_token(run))
+    return True
+
+
+def _is_plain(memory: RecurrentMemory, runs: list[Advance]) -> bool:
+    cells = memory.cells
+    return memory.n_rs_seq == 0 and all(
+        0 <= run.seq < memory.size
+        and (cells.tail[run.seq] < 0 or len(cells.seqs[cells.tail[run.seq]]) == 1)
+        for run in runs
+    )
+
+
+def _last_token(run: Advance) -> Ubatch:
+    """The run as its last token alone: a state only remembers where it stands."""
+    return Ubatch(
+        rows=(0,),
+        n_seqs=1,
+        n_seq_tokens=1,
+        positions=(run.start + run.count - 1,),
+        seqs=((run.seq,),),
+    )
+
+
+def _put(memory: AttentionCache | WindowPair, runs: list[Advance], n_ubatch: int) -> bool:
+    if isinstance(memory, AttentionCache):
+        if memory.mask.kind != "none" or not _has_room(memory.streams, runs):
+            return False
+        _fill(memory.streams, runs)
+        return True
+    if len(memory.swa.streams) > 1 or len(runs) > 1 or not _has_room(memory.streams, runs):
+        return False
+    pieces = _pieces(runs[0], n_ubatch)
+    slots = prepare(memory.swa.streams, pieces)
+    if slots is None:
+        return False
+    _fill(memory.streams, runs)
+    for slot, piece in zip(slots, pieces, strict=True):
+        apply_ubatch(memory.swa.streams, slot, piece)
+    return True
+
+
+def _has_room(streams: Streams, runs: list[Advance]) -> bool:
+    if streams.unified:
+        return sum(run.count for run in runs) <= free_cells(streams, 0)
+    return all(run.count <= free_cells(streams, run.seq) for run in runs)
+
+
+def _fill(streams: Streams, runs: list[Advance]) -> None:
+    for run in runs:
+        fill_straight(streams, 0 if streams.unified else run.seq, run.seq, run.start, run.count)
+
+
+def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
+    pieces = []
+    for at in range(0, run.count, n_ubatch):
+        count = min(n_ubatch, run.count - at)
+        first = run.start + at
+        pieces.append(
+            Ubatch(
+                rows=tuple(range(count)),
+                n_seqs=1,
+                n_seq_tokens=count,
+                positions=tuple(range(first, first + count)),
+                seqs=((run.seq,),) * count,
+            )
+        )
+    return pieces
 
 
 def pass_over_replies(server: ServerContext) -> None:
@@ -27,7 +147,7 @@ def pass_over_replies(server: ServerContext) -> None:
     if turns < 2:
         return
     runs = [Advance(int(slot.id), int(slot.prompt.n_tokens), turns) for slot in busy]
-    if not target.advance(runs, piece=1):
+    if not advance(target, runs, piece=1):
         return
     row = target.logits(0)
     for slot in busy:

@@ -20,8 +20,8 @@ from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.blob import Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.memory.lanes import MARGIN
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.sizes import MARKS
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.llamacpp import causes
+from cachesim.engines.llamacpp.events import AdaptersChanged, AdaptersSet
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.server_events import AdaptersChanged, AdaptersSet
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.errors import OptionError

@@ -11,7 +11,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.contexts import SavedState
-from cachesim.engines.llamacpp.prompt_cache_events import (
+from cachesim.engines.llamacpp.events import (
     CacheEntryCompared,
     CacheEntryDropped,
     CacheEntryObsolete,

@@ -8,7 +8,13 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.llamacpp.build import open_server
-from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
+from cachesim.engines.llamacpp.events import (
+    RequestRefused,
+    ServerRestarted,
+    ServerSlept,
+    TaskDeferred,
+    TaskLaunched,
+)
 from cachesim.engines.llamacpp.held import amounts, held, texts
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
@@ -23,7 +29,6 @@ from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
-from cachesim.engines.llamacpp.server_events import ServerRestarted, ServerSlept
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.snapshot import books, snapshot
 from cachesim.engines.llamacpp.spans import Start

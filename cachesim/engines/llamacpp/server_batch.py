@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cachesim.engines.llamacpp.memory.advance import Advance
+from cachesim.engines.llamacpp.forced import Advance
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import EMBEDDED, TaskKind

@@ -8,11 +8,15 @@ from typing import Final
 
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
-from cachesim.engines.llamacpp.generation import budget_left, next_token, process_token
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.ngram_cache import CACHED
-from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.server_context import (
+    ServerContext,
+    budget_left,
+    next_token,
+    process_token,
+)
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
 from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Pos, Token

@@ -2,16 +2,16 @@
 
 from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.events import SlotPurged
-from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache, Swap
-from cachesim.engines.llamacpp.prompt_cache_events import (
+from cachesim.engines.llamacpp.events import (
     CacheEntryLoaded,
     CacheLoadFailed,
     CacheState,
     IdleSlotSaved,
     PromptCacheUpdateBegun,
     PromptSaving,
+    SlotPurged,
 )
+from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache, Swap
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.tokens import get_common_prefix

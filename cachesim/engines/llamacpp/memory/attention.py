@@ -19,10 +19,9 @@ from cachesim.engines.llamacpp.memory.blob import (
     chunks_of,
 )
 from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot, prepare
-from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes
+from cachesim.engines.llamacpp.memory.lanes import MARGIN, LanePlan, Rows, plan_lanes
 from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
-from cachesim.engines.llamacpp.memory.rows import MARGIN, Rows
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter

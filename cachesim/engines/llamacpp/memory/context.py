@@ -1,12 +1,11 @@
 """A context: one memory, one network, and decode (`llama_context`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory.advance import Advance, advance
 from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import READ_DEVICE, Blob, Reader
@@ -137,15 +136,12 @@ class Context:
             self._keep_outputs(ubatch, asked, output)
         return OK
 
-    def advance(self, runs: Sequence[Advance], *, piece: int = 0) -> bool:
-        """Take in tokens that no network is to see, `piece` at a time (0: a ubatch).
-
-        False where they have to be decoded like any others, and nothing was changed.
-        """
+    def pass_over(self, put: Callable[[Memory], bool]) -> bool:
+        """Decode by putting tokens into the memory that no network is to see; whether that went."""
         self._forget_outputs()
         self.cleanup, self.reached = [], []
         self.memory.update()
-        self._unseen = advance(self.memory, list(runs), piece or self.n_ubatch)
+        self._unseen = put(self.memory)
         return self._unseen
 
     def _give_up(self, ubatch: Ubatch, code: int) -> int:

@@ -7,19 +7,35 @@ cells are swapped to bring those of a ubatch together.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial as bound
 from typing import Final
 
-from cachesim.engines.llamacpp.memory import recurrent_state
+import numpy as np
+
 from cachesim.engines.llamacpp.memory.batch import Ubatch
-from cachesim.engines.llamacpp.memory.blob import Field, Header, Reader
+from cachesim.engines.llamacpp.memory.blob import (
+    CellList,
+    Field,
+    Header,
+    MisreadError,
+    Reader,
+    RowBlock,
+    TruncatedError,
+    Word,
+)
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
-from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter, StateWindow
-from cachesim.engines.llamacpp.memory.recurrent_cells import Found, RecurrentCells
+from cachesim.engines.llamacpp.memory.recurrent_cells import (
+    Found,
+    Planes,
+    PlaneWriter,
+    RecurrentCells,
+    StateWindow,
+)
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.engines.llamacpp.memory.streams import MAX, normalised
-from cachesim.errors import ContractError
+from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape
 
 F32: Final = 0
@@ -264,14 +280,141 @@ class RecurrentMemory:
     # --- state
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
-        """All of it. Trap: `partial` (PARTIAL_ONLY) is ignored by a pure recurrent memory."""
+        """How many cells, which ones, the layers' R rows, the layers' S rows.
+
+        With a rollback pending the row comes from the plane it points at and the position is the
+        rolled-back one: the blob is right, and does not say that anything was pending.
+
+        Upstream: `llama_memory_recurrent::state_write`. Trap: `partial` (PARTIAL_ONLY) is ignored
+        by a pure recurrent memory.
+        """
         del partial
-        return recurrent_state.write(self, seq)
+        cells = self.cells
+        chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
+        if seq != -1 and self.rs_idx[seq] and not self.rules.saves_rolled_back:
+            where = "llama_memory_recurrent::state_write"
+            raise UpstreamAbort(where, "state read/write is not supported with partial rollback")
+        count = len(chosen)
+        ids: tuple[tuple[int, ...], ...] = ((),) * count
+        if seq == -1:
+            ids = tuple(tuple(sorted(cells.seqs[c])) for c in chosen)
+        positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
+        rows = [self._plane(seq, c) * self.size + c for c in chosen]
+        fields: list[Field] = [Word(count), CellList.of(positions, ids), self.header]
+        for layer, kind, size, part in self.blocks:
+            data = self.planes.copy_of(layer, rows, part)
+            fields.append(RowBlock(kind, size, count, data))
+        return fields
+
+    def _plane(self, seq: int, cell: int) -> int:
+        if seq != -1:
+            return self.rs_idx[seq]
+        depths = {self.rs_idx[s] for s in self.cells.seqs[cell]}
+        if len(depths) > 1:
+            where = "llama_memory_recurrent::state_write"
+            raise UpstreamAbort(where, "sequences of one cell roll back differently")
+        return depths.pop()
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Follows `llama_memory_recurrent::state_read`."""
+        """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here.
+
+        Upstream: `llama_memory_recurrent::state_read`.
+        """
         del partial
-        recurrent_state.read(self, reader, seq)
+        count = reader.word()
+        if self.rules.checks_count_first and count > self.size:
+            self._take_back(seq, [])
+            msg = "the state has more cells than the memory"
+            raise BlobError(msg)
+        written: list[int] = []
+        try:
+            if seq == -1:
+                written += self._read_whole(reader, count)
+            else:
+                written += self._read_one(reader, seq, count)
+            self._queue_rows(reader, written)
+        except TruncatedError:
+            if self.rules.clears_failed_restore:
+                self._take_back(seq, written)
+            raise
+        except BlobError:
+            self._take_back(seq, written)
+            raise
+        if seq == -1:
+            self.rs_idx = [0] * self.size
+        elif self.n_rs_seq:
+            # Trap: the other planes are stale now, and a rollback is accepted all the same.
+            self.rs_idx[seq] = 0
+
+    def _read_one(self, reader: Reader, seq: int, count: int) -> list[int]:
+        """One sequence gets a cell of its own; the cells that were written.
+
+        Upstream: `llama_memory_recurrent::state_read_meta`.
+        """
+        self.seq_rm(seq, -1, -1)
+        listed = reader.take(CellList)
+        if count == 0:
+            return []
+        if any(listed.ids):
+            msg = "the state is one of a whole memory"
+            raise MisreadError(msg)
+        ubatch = Ubatch(
+            rows=tuple(range(count)),
+            n_seqs=1,
+            n_seq_tokens=count,
+            positions=tuple(listed.positions.tolist()),
+            seqs=((seq,),) * count,
+        )
+        if not self.cells.find_slot(ubatch):
+            msg = f"there is no cell for sequence {seq}"
+            raise BlobError(msg)
+        head = self.cells.head
+        written = list(range(head, head + count))
+        for cell in written:
+            self.cells.src[cell] = cell
+        return written
+
+    def _read_whole(self, reader: Reader, count: int) -> list[int]:
+        """Cells 0 .. count-1 and the tails, as the saved ids name them.
+
+        Upstream: `llama_memory_recurrent::state_read_meta`.
+        """
+        listed = reader.take(CellList)
+        if count > self.size:
+            msg = "the state has more cells than the memory"
+            raise BlobError(msg)
+        self.clear(data=True)
+        cells = self.cells
+        for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
+            cells.pos[cell] = pos
+            for seq in ids:
+                if not 0 <= seq < self.n_seq_max or cells.tail[seq] != -1:
+                    msg = f"the state names sequence {seq} wrongly"
+                    raise BlobError(msg)
+                cells.seqs[cell].add(seq)
+                cells.tail[seq] = cell
+        cells.head, cells.used = 0, count
+        for cell in range(count):
+            cells.src[cell] = cell
+        return list(range(count))
+
+    def _queue_rows(self, reader: Reader, cells: list[int]) -> None:
+        if reader.take(Header) != self.header:
+            msg = "the state has other layers"
+            raise MisreadError(msg)
+        where = slice(cells[0], cells[-1] + 1) if cells else slice(0, 0)
+        for layer, kind, size, part in self.blocks:
+            data = reader.rows(kind, size, len(cells), chunks=1)  # the cells are neighbours
+            reader.queue.append(bound(self.planes.put, layer, (where, part), data))
+
+    def _take_back(self, seq: int, cells: list[int]) -> None:
+        if seq == -1:
+            self.clear(data=True)
+            return
+        self.seq_rm(seq, -1, -1)
+        if self.rules.clears_failed_restore:
+            for rows in self.planes.rows.values():
+                rows[cells] = 0
 
     def check_integrity(self) -> None:
         """Cells, and pending rollbacks within reach."""

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal, outputs_of
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
-from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.lanes import MARGIN, LanePlan, plan_lanes, visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory
-from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import UpstreamAbort
 from cachesim.real.vectors.memory import MemoryPlayer

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from cachesim.engines.llamacpp.memory import cells as cells_module
 from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells
 from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot, prepare
-from cachesim.engines.llamacpp.memory.lanes import plan_lanes
+from cachesim.engines.llamacpp.memory.lanes import MARGIN, plan_lanes
 from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
-from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.rules import B11434
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.engines.llamacpp.memory.streams import Streams
