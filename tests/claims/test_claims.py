@@ -320,6 +320,7 @@ def test_every_kind_has_a_scenario() -> None:
     assert set(CHECKS) == set(KINDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("word", KINDS)
 def test_another_number_is_found_in_every_kind_of_statement(word: str) -> None:
     assert [] == claimed(KINDS[word], word, str).false
@@ -334,6 +335,7 @@ def test_another_number_is_found_in_what_events_say(monkeypatch: pytest.MonkeyPa
     assert [] != [each for each in claims_of(THREE).false if each.startswith("event: ")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("broken", "change"),
     [
@@ -377,6 +379,7 @@ MEMORIES: Final = {
 """What is said of cells and rows, in all its forms."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("number", range(4))
 def test_another_number_is_found_in_every_sentence_about_a_memory(name: str, number: int) -> None:
@@ -413,6 +416,7 @@ def seen(tokens: Sequence[int], cells: Sequence[tuple[int, int]], own: int) -> R
     return Reading(watch, len(born) - 1, "attention", own, as_tokens(tokens), None, 0, ())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("said", "cells", "true"),
     [
@@ -455,6 +459,7 @@ CAUSED: Final = {
 """Scenarios in which 40 causes have a part."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(CAUSED))
 def test_a_cause_with_other_numbers_is_found(name: str) -> None:
     for played in all_profiles(load(shipped_file(name))):
@@ -478,6 +483,7 @@ def _lie(value: object) -> Any:
     return value + 10_001 if isinstance(value, int) else f"no {value}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.what)
 def test_a_planted_falsehood_is_found(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
     lie.plant(monkeypatch)

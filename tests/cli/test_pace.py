@@ -185,6 +185,7 @@ def test_processes_share_scenarios_and_no_more_than_that(tmp_path: Path) -> None
     assert alone[1] == seconds_of(jobs, 2) == seconds_of(jobs, 8)
 
 
+@pytest.mark.thorough
 def test_a_single_long_scenario_shows_a_bar(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     program = subprocess.Popen(

@@ -109,6 +109,7 @@ def test_pages_lessons_and_scenarios_hold_no_banned_word() -> None:
     assert {str(path.relative_to(ROOT)): words for path, words in texts.items() if words} == {}
 
 
+@pytest.mark.thorough
 def test_nothing_that_the_program_prints_holds_one() -> None:
     texts = {path: [word for text in spoken(path) for word in found(text)] for path in CODE}
 

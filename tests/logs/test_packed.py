@@ -17,7 +17,7 @@ LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 WORDS = ["why", "--worst", "0", "--format", "json"]
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
 def test_a_compressed_log_says_what_the_log_says(
     pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_cause_without_a_flag_is_explained(
         assert ("last-token", [], "") == (cause["cause"], cause["tried"], cause["tried_says"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("requests", "tokens"), [(301, 40), (3, 3_000_000)])
 def test_a_long_log_is_played_elsewhere_on_request_only(
     requests: int, tokens: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -335,6 +336,7 @@ def test_wrong_words_get_a_clear_complaint(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> None:
     def judged(tokens: int) -> set[bool]:
         lines = launched(1, "LRU, t_last = 7") + finished(1, read=tokens, said=2, held=tokens + 1)

@@ -11,6 +11,12 @@ from tests.mutants.switches import Mutant
 
 ALL = LLAMA_CPP + OTHERS
 
+HUNTED = [
+    pytest.param(each, id=each.name, marks=[pytest.mark.thorough] if number % 4 else [])
+    for number, each in enumerate(ALL)
+]
+"""A quarter of them in `make test`, all in `make check`."""
+
 SAMPLE = SUBTLE[:: len(SUBTLE) // 2]
 """Each takes a process of its own; `python -m tests.mutants` tries all of them."""
 
@@ -18,7 +24,7 @@ CRASHES = frozenset({"list-drops-nothing-for-its-length"})
 """Mutants that break a contract before a count is compared."""
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", HUNTED)
 def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     """One layer of each kind shows it as soon as all of them."""
     catch = caught(mutant)
@@ -27,7 +33,8 @@ def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     assert mutant.caught_by == "records" or catch == caught(mutant, thin=True)
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@pytest.mark.thorough
+@pytest.mark.parametrize("mutant", HUNTED)
 def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:
     """As many examples as the mutant took at most; `python -m tests.mutants` plays them all."""
     assert control(mutant, examples=30) is None
@@ -49,6 +56,7 @@ def test_a_subtle_bug_changes_its_source_in_one_place(subtle: Subtle) -> None:
     assert f"def {name}(" in (suite.ROOT / TESTS / file).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("subtle", SAMPLE, ids=lambda subtle: subtle.name)
 def test_the_ordinary_suite_notices_a_subtle_bug(subtle: Subtle) -> None:
     assert suite.noticed(subtle) is not None

@@ -55,6 +55,7 @@ def changed_by(found: Sequence[Found]) -> set[tuple[str, str]]:
     return {(each.name, repr(each.value)) for step in found for each in step.changes}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("scheduler", "release", "numbers"),
     [(VLLM, "0.32.0", range(7, 60, 13)), (SGLANG, "0.5.9", range(2, 20, 12))],

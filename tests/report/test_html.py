@@ -212,6 +212,7 @@ def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
     assert f"none with a wrong answer, {lost} that lost tokens" in fitted.told
 
 
+@pytest.mark.thorough
 def test_what_a_page_needs_of_memory_grows_no_faster_than_its_run() -> None:
     peaks = []
     for steps in (8, 16):

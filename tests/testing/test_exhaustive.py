@@ -23,6 +23,7 @@ WALKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", WALKS)
 def test_all_workloads_of_four_requests_over_two_tokens_answer_cold(model: str) -> None:
     seen = explore("llama.cpp@b11549", model, prompts=SHORT, options={"parallel": 2})

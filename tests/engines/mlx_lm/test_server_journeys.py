@@ -113,6 +113,7 @@ def test_windows_are_right_where_requests_come_one_by_one(number: int) -> None:
     assert losses_add_up(journey)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("release", RELEASES)
 @settings(max_examples=12)
 @given(number=NUMBERS, family=st.sampled_from(PLAYED))
@@ -142,6 +143,7 @@ def found(release: str, family: str, count: int = 12) -> Counter[str]:
     return tally
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("release", "family"),
     [

@@ -121,12 +121,14 @@ def test_an_operation_is_done_after_so_many_looks() -> None:
     assert [[], [], ["backup"], []] == [line.due() for _ in range(4)]
 
 
+@pytest.mark.thorough
 def test_answers_from_the_storage_are_those_of_a_cold_run() -> None:
     for seed in range(40):
         workload = Workload(seed, "sglang@0.5.9", presets=("dense",), stored=True)
         assert [] == wrong(workload)
 
 
+@pytest.mark.thorough
 def test_what_such_workloads_ask_for_is_fetched() -> None:
     fetched = 0
     for seed in range(10):

@@ -69,12 +69,14 @@ def test_a_server_waits_for_its_storage_by_default_since_0523() -> None:
     assert ["best_effort", "timeout"] == policies
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", PRESETS)
 def test_answers_from_the_storage_are_those_of_a_cold_run(preset: str) -> None:
     for seed in range(8):
         assert [] == wrong(Workload(seed, "sglang@0.5.23", presets=(preset,), stored=True))
 
 
+@pytest.mark.thorough
 def test_such_workloads_fetch_attention_windows_and_states() -> None:
     parts: set[str] = set()
     for seed in range(30):

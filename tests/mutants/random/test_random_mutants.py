@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from cachesim.engines.ik_llama.cells import Cells
 from tests.mutants.random import ports
@@ -103,6 +104,7 @@ def fails() -> bool:
     raise ValueError
 
 
+@pytest.mark.thorough
 def test_a_planted_mutant_is_found_by_what_reaches_it_and_the_control_by_nothing() -> None:
     ports.load(IK)
     mutants = [advance("self.head >= self.size")]
@@ -131,6 +133,7 @@ def endless(place: SimpleNamespace) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_an_example_that_never_ends_is_found() -> None:
     ports.load(IK)
     mutants = [advance("self.head >= self.size")]
