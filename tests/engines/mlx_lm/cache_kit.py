@@ -14,10 +14,6 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.units import Array
 
-RELEASES = ("0.30.7", "0.31.1", "0.31.2", "0.31.3", "0.32.2")
-BEFORE_0_31_2 = ("0.30.7", "0.31.1")
-SINCE_0_31_2 = ("0.31.2", "0.31.3", "0.32.2")
-
 NEWEST = FAMILY.release("0.32.2").rules
 RULES = NEWEST.caches
 
