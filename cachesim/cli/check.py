@@ -117,7 +117,8 @@ class Plan:
             msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
             raise InputError(msg)
         processes_wanted(self.jobs)
-        self._check_folder()
+        if self.emit is not None:
+            check_folder(self.emit)
         if self.examples < 1:
             msg = f"--examples is {self.examples}; write a whole number from 1"
             raise InputError(msg)
@@ -136,10 +137,6 @@ class Plan:
                 raise InputError(msg)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
-
-    def _check_folder(self) -> None:
-        if self.emit is not None:
-            check_folder(self.emit)
 
     @property
     def goes_on(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
@@ -211,7 +211,12 @@ def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED
-    _show_lines(results(), listed(items))
+    screen = results()
+    lines = listed(items)
+    if screen.is_terminal:
+        for line in lines:
+            line.truncate(screen.width, overflow="ellipsis")
+    show(screen, Text("\n").join(lines), wrap=False)
     return AS_EXPECTED
 
 
@@ -229,14 +234,6 @@ def listed(items: Sequence[Item]) -> list[Text]:
             line.append(f", landed {item.landed}", style="quiet")
         lines.append(line)
     return lines
-
-
-def _show_lines(screen: Console, lines: Sequence[Text]) -> None:
-    """A line for each, however long; on a terminal what does not fit is cut, and shown to be."""
-    if screen.is_terminal:
-        for line in lines:
-            line.truncate(screen.width, overflow="ellipsis")
-    show(screen, Text("\n").join(lines), wrap=False)
 
 
 def show_command(name: str, *, raw: bool = False) -> int:

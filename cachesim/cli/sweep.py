@@ -48,8 +48,9 @@ def sweep_command(
 
     Example: cachesim sweep plan.toml --report sweep.html
     """
-    if parquet is not None:
-        _need_parquet()
+    if parquet is not None and find_spec("pyarrow") is None:
+        msg = "--parquet needs pyarrow, which is not installed: pip install 'cachesim[parquet]'"
+        raise InputError(msg)
     table = output_at(csv, "--csv", TABLE)
     columns = output_at(parquet, "--parquet", PARQUET)
     page = page_at(report)
@@ -72,15 +73,6 @@ def sweep_command(
     write_page(page, plan.name, parts)
     show(notes(), Text(f"outcomes: {path}"))
     return AS_EXPECTED
-
-
-def _need_parquet() -> None:
-    """Refuse what could not be written in the end, before anything is played."""
-    if find_spec("pyarrow") is None:
-        msg = (
-            "--parquet needs pyarrow, which is not installed here: pip install 'cachesim[parquet]'"
-        )
-        raise InputError(msg)
 
 
 def write_parquet(output: Output, found: list[dict[str, Any]]) -> None:

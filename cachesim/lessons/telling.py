@@ -116,20 +116,15 @@ def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
     return Told(part=part, text=asks.question, asks=asks)
 
 
-def _drawing(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
-    """A picture or a control: the code that makes it is not told."""
-    names.pop(part.kind, None)
-    exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
-    shown = names.get(part.kind)
-    if not isinstance(shown, Drawn | Control):
-        msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
-        raise ContractError(msg)
-    return Told(part=part, text="", shown=shown)
-
-
 def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
     if part.kind in {"picture", "control"}:
-        return _drawing(lesson, part, names)
+        names.pop(part.kind, None)
+        exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
+        shown = names.get(part.kind)
+        if not isinstance(shown, Drawn | Control):
+            msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
+            raise ContractError(msg)
+        return Told(part=part, text="", shown=shown)
     if part.kind in {"code", "answer"}:
         printed = io.StringIO()
         # blank lines first: a traceback then names the line of the lesson's own file

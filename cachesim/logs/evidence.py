@@ -177,7 +177,13 @@ def common_with_holder(
     if seen is not None:
         return printed(seen)
     if request.checked:
-        return _from_bound(request, whole, window)
+        bound = request.checked[-1][2]
+        common = bound + window
+        if bound == 0 and window > 0:
+            return Known(window, "bounded", 0, window)
+        if whole is not None and common == whole - 1 and request.sim in {None, "1.000"}:
+            return bounded(whole, whole - 1, whole) if request.sim is None else computed(whole)
+        return computed(common)
     if request.restored is not None or request.forced or not verbose or whole is None:
         return UNKNOWN
     cached = _cached(request, whole).value
@@ -200,16 +206,6 @@ def held_before(request: Observed, whole: int | None) -> Interval | None:
         return None
     low, high = ceil(common.low / (keep + HALF_STEP)), floor(common.high / (keep - HALF_STEP))
     return Interval(low, high) if low <= high else None
-
-
-def _from_bound(request: Observed, whole: int | None, window: int) -> Known:
-    bound = request.checked[-1][2]
-    common = bound + window
-    if bound == 0 and window > 0:
-        return Known(window, "bounded", 0, window)
-    if whole is not None and common == whole - 1 and request.sim in {None, "1.000"}:
-        return bounded(whole, whole - 1, whole) if request.sim is None else computed(whole)
-    return computed(common)
 
 
 def share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:

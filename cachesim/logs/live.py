@@ -314,7 +314,15 @@ class Live:
         earlier = self._made.made.get(continues.number) if continues is not None else None
         if not self.reruns:
             self._open(request)
-        self._remember(request, prompt)
+        self.prompts.append(prompt)
+        self._recent.append(Candidate.of(request))
+        self._size += request.characters
+        while len(self._recent) > REACH or (self._size > MOST_TEXT and len(self._recent) > 1):
+            oldest = self._recent.popleft().request
+            self._size -= oldest.characters
+            self._made.forget(oldest.number)
+        if self._forgets:
+            del self.prompts[:-1]
         return Understood(prompt, kin, continues, earlier, parting)
 
     def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
@@ -383,17 +391,6 @@ class Live:
                     raise
                 continue  # this engine has no such models
             self.reruns.append(Rerun(self.profile, kind, server))
-
-    def _remember(self, request: Recorded, prompt: Prompt) -> None:
-        self.prompts.append(prompt)
-        self._recent.append(Candidate.of(request))
-        self._size += request.characters
-        while len(self._recent) > REACH or (self._size > MOST_TEXT and len(self._recent) > 1):
-            oldest = self._recent.popleft().request
-            self._size -= oldest.characters
-            self._made.forget(oldest.number)
-        if self._forgets:
-            del self.prompts[:-1]
 
     def _count(self, found: Mapping[str, Any], *, answered: bool) -> None:
         self.totals.add(found, answered=answered)

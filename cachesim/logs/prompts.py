@@ -65,7 +65,18 @@ class Prompts:
         """The rope of one more request; `base` is the earlier one that it begins like."""
         earlier = self.made.get(base.number) if base is not None else None
         if request.runs:
-            prompt = self._with_tokens(request, earlier)
+            rope = Rope(request.runs)
+            equal = 0 if earlier is None else earlier.whole.common(rope)
+            prompt = Prompt(
+                recorded=request,
+                rope=rope,
+                reply=reply_of(request),
+                equal=equal,
+                equal_characters=0,
+                anchors=((0, 0), (request.characters, len(rope))),
+                user_starts=request.user_starts,
+                how="computed",
+            )
         else:
             prompt = self._estimated(request, earlier, equal_characters)
             self._learn_opening(request, prompt)
@@ -88,20 +99,6 @@ class Prompts:
     def forget(self, number: int) -> None:
         """Let go of an early request."""
         self.made.pop(number, None)
-
-    def _with_tokens(self, request: Recorded, earlier: Prompt | None) -> Prompt:
-        rope = Rope(request.runs)
-        equal = 0 if earlier is None else earlier.whole.common(rope)
-        return Prompt(
-            recorded=request,
-            rope=rope,
-            reply=reply_of(request),
-            equal=equal,
-            equal_characters=0,
-            anchors=((0, 0), (request.characters, len(rope))),
-            user_starts=request.user_starts,
-            how="computed",
-        )
 
     def _estimated(
         self, request: Recorded, earlier: Prompt | None, equal_characters: int

@@ -277,7 +277,10 @@ class Reader:
         if any(name in RESTART and self._has_begun(name) for name, _ in facts):
             self._open(line.number)
         self.server.lines += 1
-        self._note_clock(line.seconds)
+        seconds = line.seconds
+        if seconds is not None:
+            self.server.went_back += seconds <= self.server.clock - BACK
+            self.server.clock = seconds
         message = message_of(line)
         for name, value in facts:
             self._note(name, value)
@@ -297,11 +300,6 @@ class Reader:
             HANDLERS[name](self.server, self._timed, fields)
         elif name in SERVER_HANDLERS:
             SERVER_HANDLERS[name](self, line, fields)
-
-    def _note_clock(self, seconds: float | None) -> None:
-        if seconds is not None:
-            self.server.went_back += seconds <= self.server.clock - BACK
-            self.server.clock = seconds
 
     def _has_begun(self, name: str) -> bool:
         return bool(self.server.requests) or name in self.server.facts
@@ -350,7 +348,17 @@ class Reader:
         if handler is not None:
             handler(self.server, request, fields)
         if name == "released":
-            self._release(line, slot, request)
+            request.ended, request.released_at = True, line.seconds
+            if request.generated is None and not request.too_long:
+                request.cancelled = True
+                if self.server.engine != LLAMA:
+                    request.disconnected = None
+            what = "cancelled" if request.cancelled else "released"
+            self.server.moments.append(
+                Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
+            )
+            self._active.pop(slot, None)
+            self._last[slot] = request.task
 
     def _begin_choice(self, slot: int, road: Road, fields: Fields) -> None:
         earlier = self._chosen.get(slot)
@@ -395,19 +403,6 @@ class Reader:
         self.server.moments.append(Moment("launched", request.number, slot, line.number))
         self._active[slot] = request
         return request
-
-    def _release(self, line: Line, slot: int, request: Observed) -> None:
-        request.ended, request.released_at = True, line.seconds
-        if request.generated is None and not request.too_long:
-            request.cancelled = True
-            if self.server.engine != LLAMA:
-                request.disconnected = None
-        what = "cancelled" if request.cancelled else "released"
-        self.server.moments.append(
-            Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
-        )
-        self._active.pop(slot, None)
-        self._last[slot] = request.task
 
     # --- the server as a whole
 

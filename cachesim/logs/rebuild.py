@@ -388,17 +388,15 @@ class Rebuilder:
                 self.player.erase(moment.slot)
                 self.replay.order.append(("erase", moment.slot))
             elif moment.what != "erased":
-                self._end(moment.request)
+                number = moment.request
+                if number in self._running:
+                    self._finish(number)
+                    self._running.remove(number)
                 ended.append(moment.request)
             self._next += 1
             if self.progress is not None:
                 self.progress(moment.line)
         return ended
-
-    def _end(self, number: int) -> None:
-        if number in self._running:
-            self._finish(number)
-            self._running.remove(number)
 
     def _lengths(self, request: Observed) -> Lengths:
         lengths = lengths_of(request)

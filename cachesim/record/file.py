@@ -41,20 +41,18 @@ class RecordFile:
             if written != len(line):
                 written += os.write(self._file, line[written:])  # says why, if it fails again
         except OSError as error:
-            self._stop(error.strerror or str(error))
+            why = error.strerror or str(error)
+            self.problem = why
+            if self._file is not None:
+                try:
+                    os.ftruncate(self._file, self._size)
+                except OSError:
+                    self.problem = f"{why}; the last line is cut"
+            self.close()
             return False
         self._size += len(line)
         self.lines += 1
         return True
-
-    def _stop(self, why: str) -> None:
-        self.problem = why
-        if self._file is not None:
-            try:
-                os.ftruncate(self._file, self._size)
-            except OSError:
-                self.problem = f"{why}; the last line is cut"
-        self.close()
 
     def close(self) -> None:
         """Nothing more is written."""

@@ -92,62 +92,56 @@ class LiveView:
         self._rows.append(row)
         self._totals, self._worst = dict(totals), list(worst)
         if self._live is None:
-            self._line(row)
+            if not self._headed:
+                self._headed = True
+                show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
+            cells = (row.number, *numbers(row), says(row))
+            show(self._screen, Text(LINE.format(*cells)), wrap=False)
+            self._screen.file.flush()
 
     def say(self, text: str) -> None:
         """Something that must be seen, above the table."""
         show(self._screen, Text(text, style="wrong"))
         self._screen.file.flush()
 
-    def _line(self, row: Row) -> None:
-        if not self._headed:
-            self._headed = True
-            show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
-        cells = (row.number, *numbers(row), says(row))
-        show(self._screen, Text(LINE.format(*cells)), wrap=False)
-        self._screen.file.flush()
-
     def _page(self) -> RenderableType:
-        return _live_page(list(self._rows), self._totals, self._worst)
+        rows = list(self._rows)
+        totals = self._totals
+        worst = self._worst
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
+        for name in ("request", "prompt", "cached", "reprocessed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
+        table.add_column("why", ratio=1, overflow="fold")
+        for row in rows:
+            prompt, cached, again = numbers(row)
+            table.add_row(
+                str(row.number),
+                prompt,
+                cached,
+                Text(again, style="again" if row.again else ""),
+                printable(row.client),
+                printable(says(row)),
+            )
+        parts: list[RenderableType] = [table]
+        if totals:
+            requests = counted(totals["requests"], "request")
+            parts.append(Text(f"{requests}. {totals_line(totals)}", style="name"))
+        if worst:
+            most = worst[0]
+            tokens = most["tokens"]
+            cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
+            times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
+            parts.append(
+                Text(
+                    f"worst: {most['kind']}, {times}{cost}. {most['advice']}",
+                    style="lost",
+                )
+            )
+        return Group(*parts)
 
 
 LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
-
-
-def _live_page(
-    rows: Sequence[Row], totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]
-) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
-    for name in ("request", "prompt", "cached", "reprocessed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
-    table.add_column("why", ratio=1, overflow="fold")
-    for row in rows:
-        prompt, cached, again = numbers(row)
-        table.add_row(
-            str(row.number),
-            prompt,
-            cached,
-            Text(again, style="again" if row.again else ""),
-            printable(row.client),
-            printable(says(row)),
-        )
-    parts: list[RenderableType] = [table]
-    if totals:
-        requests = counted(totals["requests"], "request")
-        parts.append(Text(f"{requests}. {totals_line(totals)}", style="name"))
-    if worst:
-        most = worst[0]
-        tokens = most["tokens"]
-        cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
-        times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
-        parts.append(
-            Text(
-                f"worst: {most['kind']}, {times}{cost}. {most['advice']}",
-                style="lost",
-            )
-        )
-    return Group(*parts)
 
 
 def says(row: Row) -> str:

@@ -7,7 +7,7 @@ what stands there, and where there are more tokens than columns one column stand
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cachesim.report.picture import Bar, Branch, Picture
+from cachesim.report.picture import Bar, Picture
 
 WIDEST: Final = 64
 """Columns of a row."""
@@ -56,7 +56,14 @@ def blocks(
         label = f"{row.label}{note}"
         if row.branch is not None:
             label = f"{row.branch.stem}{label}"
-            _hang(held, row.branch, scale)
+            branch = row.branch
+            for at in (each // scale for each in branch.passes):
+                if at < len(held) and held[at] == " ":
+                    held[at] = "│"
+            if MARKS[branch.mark]:
+                held.insert(
+                    max(-(-branch.end // scale), branch.start // scale + 1), MARKS[branch.mark]
+                )
         lines = [f"  {label}", f"    {''.join(held).rstrip()}"]
         if row.branch is not None and row.branch.root and not row.bars:
             lines.pop()
@@ -82,15 +89,6 @@ def legend(picture: Picture) -> list[str]:
             "a node begins at its parent's end: ● to resume from, ○ nothing, ✗ wrong, / evicted"
         )
     return lines
-
-
-def _hang(held: list[str], branch: Branch, scale: int) -> None:
-    """The lines to later rows where nothing else stands, and what stands at a node's end."""
-    for at in (each // scale for each in branch.passes):
-        if at < len(held) and held[at] == " ":
-            held[at] = "│"
-    if MARKS[branch.mark]:
-        held.insert(max(-(-branch.end // scale), branch.start // scale + 1), MARKS[branch.mark])
 
 
 def _writers_of(steps: Sequence[str]) -> list[str]:

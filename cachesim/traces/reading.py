@@ -172,7 +172,17 @@ class Stream:
                     before, longer = chains.pop(parent, (parent, []))
                     chains[numbers[-1]] = before, longer + numbers
         for parent, numbers in chains.values():
-            self._give(time, rank, parent, numbers)
+            request, turn = self._open.pop(parent, None), self._turns[rank]
+            if request is not None and (len(numbers) == 1 or turn - request.turn <= 1):
+                request.output += len(numbers) == 1
+                request.blocks += numbers
+            else:
+                if request is not None:
+                    request.ended = True
+                request = _Open(time, self._batch, rank, turn, [*self._chain(parent), *numbers])
+                self._order.append(request)
+            request.batch, request.turn = self._batch, turn
+            self._open[numbers[-1]] = request
         yield from self._ended(self._batch - PATIENCE)
 
     def end(self) -> Iterator[Asked]:
@@ -207,19 +217,6 @@ class Stream:
 
     def _number(self, block: Block) -> int:
         return self._numbers.setdefault(block, len(self._numbers))
-
-    def _give(self, time: float, rank: int, parent: int, numbers: list[int]) -> None:
-        request, turn = self._open.pop(parent, None), self._turns[rank]
-        if request is not None and (len(numbers) == 1 or turn - request.turn <= 1):
-            request.output += len(numbers) == 1
-            request.blocks += numbers
-        else:
-            if request is not None:
-                request.ended = True
-            request = _Open(time, self._batch, rank, turn, [*self._chain(parent), *numbers])
-            self._order.append(request)
-        request.batch, request.turn = self._batch, turn
-        self._open[numbers[-1]] = request
 
     def _chain(self, number: int) -> list[int]:
         found = []

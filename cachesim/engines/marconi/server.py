@@ -217,13 +217,6 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
             usable.pop()  # its logits are wanted: the artifact counts it all the same
         memory.load([node.content for node in usable])
         states: dict[int, dict[int, Array]] = {}
-        self._generate(job, memory, match, states)
-        self._keep(job, memory, states)
-
-    def _generate(
-        self, job: Job, memory: Memory, match: Match, states: dict[int, dict[int, Array]]
-    ) -> None:
-        """Prefill with a stop at the branching point, then a token at a time."""
         tokens = list(job.prompt)
         stops = {match.agreed} if match.branches else set()
         for stop in sorted({each for each in stops if memory.length < each < len(tokens)}):
@@ -238,6 +231,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
             if index + 1 < job.limit or not self._right:
                 row = self._piece(memory, tokens[memory.length :], wanted=True)
                 states[memory.length] = memory.saved()
+        self._keep(job, memory, states)
 
     def _piece(self, memory: Memory, tokens: list[Token], *, wanted: bool) -> Array:
         memory.count = len(tokens)

@@ -308,7 +308,15 @@ class Tree:
             node = candidates[scores.index(min(scores))]
             gone += self.costs.state_bytes()
             if node.children:
-                self._merge(node)
+                if self.on_merged is not None:
+                    self.on_merged(node)
+                [child] = node.children.values()
+                child.key = node.key + child.key
+                child.parent = node.parent
+                child.last_access = max(node.last_access, child.last_access)
+                if node.parent is not None:
+                    node.parent.children[child.key[0]] = child
+                self.nodes -= 1
                 continue
             counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
             gone += self.costs.keys_bytes(len(counted.key))
@@ -336,17 +344,6 @@ class Tree:
         self.tokens -= len(node.key)
         if self.on_deleted is not None:
             self.on_deleted(node)
-
-    def _merge(self, node: Node) -> None:
-        if self.on_merged is not None:
-            self.on_merged(node)
-        [child] = node.children.values()
-        child.key = node.key + child.key
-        child.parent = node.parent
-        child.last_access = max(node.last_access, child.last_access)
-        if node.parent is not None:
-            node.parent.children[child.key[0]] = child
-        self.nodes -= 1
 
 
 def tuned(options: MarconiOptions, rules: Rules, requests: list[tuple[Tokens, Tokens]]) -> float:

@@ -200,12 +200,8 @@ class ArraysCache(LayerCache):
             return before if after is None else after
         if not self.rules.lengths_beside_left_padding:
             return after
-        return self._both(after, before)
-
-    @staticmethod
-    def _both(one: Array, other: Array) -> Array:
         try:
-            return np.logical_and(one, other)
+            return np.logical_and(after, before)
         except ValueError as error:
             raise UpstreamValueError(str(error)) from error
 

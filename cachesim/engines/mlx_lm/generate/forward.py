@@ -607,16 +607,14 @@ class _Call:
             for shape, layer in layers
             if isinstance(layer, ArraysCache)
         }
-        self.first = self._positions_of_first_columns(batch)
+        offsets = [each.offsets for each in self.attention.values()]
+        self.first = (
+            [max(of_row) for of_row in zip(*offsets, strict=True)] if offsets else [0] * batch
+        )
         self.late = 0 if layout.recurrent.shares_in_time else columns  # how far queries are off
         self.logits: Array = np.zeros(0)
         self.several: Array = np.zeros(0)  # of the last columns of the last group's rows
         self._rows: dict[int, Array] = {}
-
-    def _positions_of_first_columns(self, batch: int) -> list[int]:
-        """The furthest of the layers' own offsets; negative where a row begins with padding."""
-        offsets = [each.offsets for each in self.attention.values()]
-        return [max(of_row) for of_row in zip(*offsets, strict=True)] if offsets else [0] * batch
 
     def groups(self) -> list[Group]:
         """Rows of which as many columns are computed run together, one set each."""

@@ -56,7 +56,8 @@ def _holding(
     network: Traced, shape: LayerShape, layer: LayerCache, key_nodes: list[NodeId], place: int
 ) -> Holding:
     if isinstance(layer, ArraysCache):
-        node = _node_of(layer)
+        state = layer[-1]
+        node = 0 if state is None else int(state[0, 0])
         sound = node == key_nodes[-1]
         tokens = () if sound else network.histories.tokens(node, place)
         return Holding(place=shape.place, sound=sound, tokens=tokens)
@@ -79,11 +80,6 @@ def _seen_next(layer: LayerCache, count: int) -> int:
     if isinstance(layer, RotatingKVCache) or (isinstance(layer, SparseCache) and not layer.groups):
         return min(count, layer.max_size)
     return count % layer.chunk_size if isinstance(layer, ChunkedKVCache) else count
-
-
-def _node_of(layer: ArraysCache) -> NodeId:
-    state = layer[-1]
-    return 0 if state is None else int(state[0, 0])
 
 
 def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:

@@ -81,7 +81,18 @@ class ResponseGenerator:
         admitted = False
         while not self._drain and (job := self._next_request()) is not None:
             self._admitting = job
-            self._admit(job)
+            batchable = self.is_batchable and not job.seeded
+            if self.batch is not None and batchable:
+                self.batch.admit(job)
+            elif self.batch is not None:
+                self._drain = True
+                self._unprocessed.append(job)
+            elif batchable:
+                form = SegmentBatch if self.rules.segments else OldBatch
+                self.batch = form(self.serving)
+                self._unprocessed.append(job)
+            else:
+                serve_single(self.serving, job)
             self._admitting = None
             admitted = True
         if self.batch is not None and self.batch.jobs:
@@ -90,39 +101,22 @@ class ResponseGenerator:
             self.batch.remove_stopped()
             return True
         if self._drain and self.batch is not None and self.batch.left_over:
-            self._drain_for_ever(self.batch.left_over)
+            left_over = self.batch.left_over
+            self.dead = ENDLESS
+            self.serving.tell(WorkerStuck(left_over=left_over))
+            self.requests.extendleft(self._unprocessed)
+            self._unprocessed.clear()
+            self._turn_away()
             return True
         if self._drain:
             self.batch, self._drain = None, False
             return True
         return admitted
 
-    def _drain_for_ever(self, left_over: int) -> None:
-        """The thread waits for a batch to be empty that never will be, and reads no request."""
-        self.dead = ENDLESS
-        self.serving.tell(WorkerStuck(left_over=left_over))
-        self.requests.extendleft(self._unprocessed)
-        self._unprocessed.clear()
-        self._turn_away()
-
     def _next_request(self) -> Job | None:
         if self._unprocessed:
             return self._unprocessed.pop()
         return self.requests.popleft() if self.requests else None
-
-    def _admit(self, job: Job) -> None:
-        batchable = self.is_batchable and not job.seeded
-        if self.batch is not None and batchable:
-            self.batch.admit(job)
-        elif self.batch is not None:
-            self._drain = True
-            self._unprocessed.append(job)
-        elif batchable:
-            form = SegmentBatch if self.rules.segments else OldBatch
-            self.batch = form(self.serving)
-            self._unprocessed.append(job)
-        else:
-            serve_single(self.serving, job)
 
     def _finish(self, job: Job, reason: str) -> None:
         job.finish_reason = reason
