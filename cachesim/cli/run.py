@@ -140,17 +140,16 @@ def _multiplications(job: Job) -> float:
     for prompt, grown in tokens_at_most(job.scenario):
         tokens = prompt + grown
         pairs = tokens * tokens / 2
-        total += 2 * (_per_token(spec) * (prompt + 8 * grown) + _per_pair(spec) * pairs)
+        total += 2 * (
+            _per_token(spec) * (prompt + 8 * grown)
+            + (2 * spec.layers.count("attention") * spec.heads * spec.head_size) * pairs
+        )
     return total
 
 
 def _per_token(spec: ModelSpec) -> float:
     layers = len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
     return layers + spec.width * spec.vocabulary
-
-
-def _per_pair(spec: ModelSpec) -> float:
-    return 2 * spec.layers.count("attention") * spec.heads * spec.head_size
 
 
 STATES: Final = 20_000

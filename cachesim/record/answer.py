@@ -162,7 +162,9 @@ class AnswerReader:
         for each in entry if isinstance(entry, list) else [entry]:
             if isinstance(each, dict):
                 take(self.said, each)
-                self.said.ended |= not self.is_stream or _is_last(each)
+                self.said.ended |= not self.is_stream or (
+                    each.get("stop") is True or str(each.get("type")) in LAST or is_last(each)
+                )
 
 
 def take(said: Said, entry: Mapping[str, Any]) -> None:
@@ -195,11 +197,6 @@ def _replace_text(said: Said, text: str) -> None:
     so_far = "".join(said.text)
     said.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
     said.characters = len(said.text[0])
-
-
-def _is_last(entry: Mapping[str, Any]) -> bool:
-    """Whether an event of a stream is its last one; llama-server's own say `stop`."""
-    return entry.get("stop") is True or str(entry.get("type")) in LAST or is_last(entry)
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

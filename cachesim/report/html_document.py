@@ -78,7 +78,7 @@ def _blocks(parts: Iterable[RenderableType]) -> Iterator[str]:
 
 def _table(table: Table) -> str:
     heads = [as_text(column.header).plain for column in table.columns]
-    marks = [_number(column) for column in table.columns]
+    marks = [(" class='n'" if column.justify == "right" else "") for column in table.columns]
     lines = []
     if any(heads):
         pairs = zip(marks, map(_code, heads), strict=True)
@@ -94,10 +94,6 @@ def _table(table: Table) -> str:
         lines.append(f"<tr{_class(str(row.style or ''))}>{tds}</tr>")
     title = f"<p>{_inline(as_text(table.title))}</p>" if table.title else ""
     return f"{title}<table>{''.join(lines)}</table>"
-
-
-def _number(column: Column) -> str:
-    return " class='n'" if column.justify == "right" else ""
 
 
 def _cell(cell: object) -> str:

@@ -209,7 +209,10 @@ def _common_gather(
         return None
     where = _as_slice(seen)
     first, last = _ends(where)
-    if first == NOWHERE or (isinstance(where, np.ndarray) and not _differ(where)):
+    if first == NOWHERE or (
+        isinstance(where, np.ndarray)
+        and not (every(where[1:] > where[:-1]) or len(np.unique(where)) == len(where))
+    ):
         return None
     shown = len(high) == 1 and low[0] <= first and last <= high[0]
     if not shown and isinstance(visible, Bounds) and isinstance(where, slice):
@@ -244,15 +247,6 @@ def _ends(numbers: Integers | slice) -> tuple[int, int]:
     if isinstance(numbers, slice):
         return numbers.start, numbers.stop - 1
     return int(numbers.min()), int(numbers.max())
-
-
-def _rise(numbers: Integers) -> bool:
-    return every(numbers[1:] > numbers[:-1])
-
-
-def _differ(places: Integers) -> bool:
-    """Whether no position comes twice; nearly always they rise, and no search is needed."""
-    return _rise(places) or len(np.unique(places)) == len(places)
 
 
 def _blocks(first: int, last: int) -> tuple[int, int]:

@@ -62,7 +62,9 @@ class ServerStore:
     ) -> tuple[PromptCache | None, Fetched]:
         """The cache to go on from; the job learns what was equal, what was not usable, and why."""
         self.cache.task = job.ticket
-        in_flight = [(get_common_prefix(key, _tokens_of(each)), each) for each in pending]
+        in_flight = [
+            (get_common_prefix(key, ((*each.prompt, *each.generated))), each) for each in pending
+        ]
         ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
         found = self.cache.fetch(MODEL, list(key))
         cached = Count(len(key) - len(found.rest))
@@ -166,10 +168,6 @@ class ServerStore:
         if cache.rules.limits_bytes and total != cache.nbytes:
             msg = f"the entries take {total} bytes, the counter says {cache.nbytes}"
             raise ContractError(msg)
-
-
-def _tokens_of(job: Job) -> Tokens:
-    return (*job.prompt, *job.generated)
 
 
 def _in_words(found: Fetched) -> str:
