@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
@@ -42,9 +41,25 @@ def bisect_command(
     judged = judge([play(release) for release in (family.real() if real else family.names())])
     where = "the real servers" if real else "the simulator"
     found = list(turns(scenario, judged, simulated(scenario, arithmetic)))
+    table = FittingTable(padding=(0, 1, 0, 0))
+    table.add_column("release", no_wrap=True)
+    table.add_column("date", no_wrap=True)
+    table.add_column("cached, step by step", max_width=WIDEST, overflow="fold")
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for each in judged:
+        release = each.played.profile
+        style = "wrong" if each.state == "bad" else ""
+        cached = " ".join(
+            "-" if step.cached is None else str(step.cached) for step in each.played.steps
+        )
+        state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
+        why = f"{each.step}: {each.why}" if each.step else each.why
+        why += f" ({each.evidence})" if each.evidence else ""
+        table.add_row(release, family.release(release).date, cached, state, why)
     parts: list[RenderableType] = [
         Text(f"{scenario.name} on {where}"),
-        _table(family, judged),
+        table,
         *map(Text, _said(family, judged, found)),
     ]
     print_report(parts)
@@ -54,7 +69,8 @@ def bisect_command(
 
 def _scenario(name: str, wanted: Wanted) -> Scenario:
     """The one scenario that a name stands for, or the worst miss of a server's log."""
-    if _is_log(name):
+    path = Path(name)
+    if path.suffix != ".toml" and path.is_file():
         _, file = open_log(name)
         with file:
             if is_dump(file.read(1 << 16)):
@@ -81,37 +97,12 @@ def _as_given(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(server, options=options))
 
 
-def _is_log(name: str) -> bool:
-    path = Path(name)
-    return path.suffix != ".toml" and path.is_file()
-
-
 def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
     from cachesim.real.llama_cpp.scenarios import on_the_wheels
 
     return on_the_wheels(scenario)
-
-
-def _table(family: Family[Any, Any], judged: Sequence[Judged]) -> Table:
-    table = FittingTable(padding=(0, 1, 0, 0))
-    table.add_column("release", no_wrap=True)
-    table.add_column("date", no_wrap=True)
-    table.add_column("cached, step by step", max_width=WIDEST, overflow="fold")
-    table.add_column("")
-    table.add_column("", overflow="fold")
-    for each in judged:
-        release = each.played.profile
-        style = "wrong" if each.state == "bad" else ""
-        cached = " ".join(
-            "-" if step.cached is None else str(step.cached) for step in each.played.steps
-        )
-        state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
-        why = f"{each.step}: {each.why}" if each.step else each.why
-        why += f" ({each.evidence})" if each.evidence else ""
-        table.add_row(release, family.release(release).date, cached, state, why)
-    return table
 
 
 def _said(

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
@@ -27,7 +26,6 @@ from cachesim.model.presets import PRESETS
 from cachesim.real.hunt.proof import proof_command
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.document import FittingTable
-from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side, compare
@@ -53,7 +51,7 @@ class Budget:
         return time.monotonic() - self._start
 
     def left(self) -> bool:
-        """Whether there is time for one more workload."""
+        """Check whether there is time for one more workload."""
         return self._minutes is None or self.seconds < 60 * self._minutes
 
     def rate(self, workloads: int) -> float:
@@ -85,7 +83,7 @@ WITHOUT_END: Final = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to play, and for how long."""
+    """Plan of a search: profiles, workloads, limits."""
 
     profiles: tuple[Profile, ...]
     against: Profile | None
@@ -140,12 +138,12 @@ class Plan:
 
     @property
     def goes_on(self) -> bool:
-        """Whether findings are grouped by their cause, and the search goes on past each."""
+        """True if findings are grouped by their cause, and the search goes on past each."""
         return self.everything or self.find == "lost"
 
     @property
     def how(self) -> dict[str, Any]:
-        """What a search and a comparison are told alike."""
+        """Arguments of a search and a comparison."""
         return {
             "examples": self.examples,
             "seed": self.seed,
@@ -155,14 +153,14 @@ class Plan:
 
 
 def many(examples: int | None, minutes: float | None) -> int:
-    """How many workloads: as many as time allows where only a time is given."""
+    """Number of workloads; unlimited where only a time is given."""
     if examples is not None:
         return examples
     return EXAMPLES if minutes is None else WITHOUT_END
 
 
 def workers_for(jobs: int | None) -> int:
-    """How many processes: all processors where nobody says."""
+    """Number of processes; all processors by default."""
     return processors() if jobs is None else jobs
 
 
@@ -201,17 +199,13 @@ def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: P
         count = found.counts[cause]
         often = f"{count} workloads" if count != 1 else "one workload"
         lines.append(f"  {number}. {cause} ({often})")
-        one = replace(shown, scenario=_renamed(shown.scenario, number))
+        scenario = shown.scenario
+        one = replace(shown, scenario=replace(scenario, name=f"{scenario.name}-{number}"))
         lines += [f"  {line}" for line in story(one, report.profile)]
         if plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
     return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
-
-
-def _renamed(scenario: Scenario, number: int) -> Scenario:
-    """Two causes may come from one workload: each file has a name of its own."""
-    return replace(scenario, name=f"{scenario.name}-{number}")
 
 
 def _played(report: Report) -> list[str]:
@@ -262,17 +256,6 @@ def tell_comparison(found: Comparison) -> int:
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
         raise InputError(msg)
-    show(results(), _table(found), *found.verdict, *_evidence_of_sides(found))
-    return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
-
-
-def _evidence_of_sides(found: Comparison) -> Iterator[str]:
-    for side in (found.one, found.other):
-        if side.wrong or side.crashed:
-            yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
-
-
-def _table(found: Comparison) -> Table:
     counts = {
         "workload": found.workloads,
         "request": found.requests,
@@ -284,7 +267,14 @@ def _table(found: Comparison) -> Table:
         table.add_column(head, justify="left" if head == "profile" else "right")
     for side in (found.one, found.other):
         table.add_row(*_row(side, found))
-    return table
+    show(results(), table, *found.verdict, *_evidence_of_sides(found))
+    return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
+
+
+def _evidence_of_sides(found: Comparison) -> Iterator[str]:
+    for side in (found.one, found.other):
+        if side.wrong or side.crashed:
+            yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
 
 
 def _row(side: Side, found: Comparison) -> tuple[str, ...]:
@@ -361,7 +351,7 @@ def check(
 
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
-    """What happens in workloads: a search that continues past findings tries everything."""
+    """Shape of workloads; a search that continues past findings draws everything."""
     fixed = dict(map(setting, settings))
     return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
 

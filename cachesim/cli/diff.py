@@ -89,7 +89,7 @@ def flags_of(
 
 
 def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
-    """How many steps differ in what comes out, and the decision that it goes back to."""
+    """Number of differing steps, and the first differing decision."""
     steps = runs[0].steps
     if not differing:
         return [Text("no difference in any step")]
@@ -118,7 +118,7 @@ ANSWERS: Final = frozenset({"cached", "processed", "answer", "error", "generated
 
 
 def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[RenderableType]:
-    """What it comes to: each outcome that differs, one profile beside the other."""
+    """Table of differing outcomes, one profile beside the other."""
     if not differing:
         return
     found = [row for index in differing for row in _outcomes(*(run.steps[index] for run in runs))]

@@ -14,7 +14,7 @@ from cachesim.report.consoles import results, show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag in words."""
+    """A flag in words."""
 
     name: str  # in a scenario's [engine.options], or in a step's options
     upstream: str

@@ -1,4 +1,4 @@
-"""What `why`, `tune` and `record` are given: logs or recorded requests, and words on the server.
+"""Inputs of `why`, `tune` and `record`: logs or recorded requests, server settings.
 
 Logs come from files or from standard input; what a flag asks for is written to files.
 """
@@ -40,7 +40,7 @@ Flags: TypeAlias = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFlags:
-    """What the user says of the server, each with a flag of its own."""
+    """Server settings, each with a flag of its own."""
 
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None
@@ -75,7 +75,7 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One input: what it is called, its bytes, and how they begin (these are read again)."""
+    """An input: what it is called, its bytes, and how they begin (these are read again)."""
 
     name: str
     file: BinaryIO
@@ -83,7 +83,6 @@ class Given:
 
     @property
     def has_requests(self) -> bool:
-        """Whether it has requests with their text, and not the lines of a log."""
         return is_dump(self.head) or has_bodies(self.head)
 
 

@@ -1,4 +1,4 @@
-"""What a command is asked to play: scenarios on profiles, all known to be right before one runs."""
+"""Jobs of a command: scenarios on profiles, all checked before one runs."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ WORD: Final = re.compile(r"""[^\s"'\[\]{}#=]+""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One scenario on one profile."""
+    """A scenario on one profile."""
 
     source: str
     scenario: Scenario

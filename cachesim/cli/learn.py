@@ -66,7 +66,7 @@ def _tell(chosen: ToldLesson) -> int:
 
 
 def _predicted(asks: Asked) -> str | None:
-    """What the reader expects; `?` brings the hint, an ended input ends the lesson."""
+    """The reader's prediction; `?` prints the hint, an ended input ends the lesson."""
     notes().print(Text(f"Before it runs: {asks.question}", style="name"))
     while True:
         sys.stderr.write("your answer (? for a hint, Enter to see): ")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One line of a list."""
+    """A line of a list."""
 
     name: str
     about: str
@@ -288,7 +288,7 @@ def aliases(item: Item) -> set[str]:
 
 
 def shown(item: Item) -> RenderableType:
-    """One thing in full."""
+    """A thing in full."""
     lines: list[RenderableType] = [Text(item.name, style="name"), Text(item.about)]
     if item.upstream:
         lines.append(Text(f"upstream: {item.upstream}"))

@@ -1,4 +1,4 @@
-"""Where the program begins and ends: every way out has a status, and none shows a traceback."""
+"""Entry point of the program: every end has a status, and none shows a traceback."""
 
 import gc
 import os
@@ -28,7 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
         return guarded(arguments)
     signal.signal(signal.SIGINT, interrupted)
     gc.set_threshold(*SELDOM)
-    _open_what_is_closed()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - as Python does
     status = guarded(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is Python's own end
     return status
@@ -42,13 +44,6 @@ def interrupted(_: int, frame: FrameType | None) -> None:
             os._exit(INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def _open_what_is_closed() -> None:
-    """Python has no object for a standard file that was closed when the program began."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - as Python does
 
 
 def guarded(arguments: list[str]) -> int:

@@ -120,16 +120,6 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
             plan.output.unlink(missing_ok=True)
     if not quiet and file.lines:
         show(results(), *dump_report(told_of_live(live, source=str(plan.output)), worst=0))
-    _farewell(plan, file)
-    _name_counts("malformed requests, refused with status 400", faults.counts)
-    for passage in parts:
-        _name_counts("passed without a record (no known prompt in such a request)", passage.skipped)
-    for each in sessions:
-        _name_counts("recorded without a prompt", each.without_prompt)
-    return NOT_AS_EXPECTED if file.problem else AS_EXPECTED
-
-
-def _farewell(plan: Plan, file: RecordFile) -> None:
     requests = counted(file.lines, "request")
     if file.problem:
         said = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"
@@ -138,6 +128,12 @@ def _farewell(plan: Plan, file: RecordFile) -> None:
         show(notes(), Text(f"{requests} in {plan.output}: cachesim why {plan.output}"))
     else:
         show(notes(), Text("nothing was recorded"))
+    _name_counts("malformed requests, refused with status 400", faults.counts)
+    for passage in parts:
+        _name_counts("passed without a record (no known prompt in such a request)", passage.skipped)
+    for each in sessions:
+        _name_counts("recorded without a prompt", each.without_prompt)
+    return NOT_AS_EXPECTED if file.problem else AS_EXPECTED
 
 
 def _name_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -39,7 +39,7 @@ MOST_WRONG: Final = 5
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlags:
-    """How much of a trace is played, and how it is read."""
+    """Flags of a trace: part, scale, clock."""
 
     scale: Annotated[
         int | None, Parameter(help="Tokens that become one; if left out, a block is played as 16.")

@@ -26,7 +26,6 @@ from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
-from cachesim.model.spec import ModelSpec
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import PROVE, Line, one_scenario
@@ -131,7 +130,7 @@ def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
 
 
 def _multiplications(job: Job) -> float:
-    """What every layer does for every token, and every attention layer for every pair of tokens.
+    """Multiplications of all layers per token, and of attention layers per pair of tokens.
 
     The server and the cold run both do it; tokens one by one cost more than many at once.
     """
@@ -140,16 +139,14 @@ def _multiplications(job: Job) -> float:
     for prompt, grown in tokens_at_most(job.scenario):
         tokens = prompt + grown
         pairs = tokens * tokens / 2
+        layers = (
+            len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
+        )
         total += 2 * (
-            _per_token(spec) * (prompt + 8 * grown)
+            (layers + spec.width * spec.vocabulary) * (prompt + 8 * grown)
             + (2 * spec.layers.count("attention") * spec.heads * spec.head_size) * pairs
         )
     return total
-
-
-def _per_token(spec: ModelSpec) -> float:
-    layers = len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
-    return layers + spec.width * spec.vocabulary
 
 
 STATES: Final = 20_000
@@ -269,7 +266,7 @@ def play(
 
 
 def watched(jobs: Sequence[Job]) -> bool:
-    """Whether someone looks on, and a bar is worth the trouble."""
+    """Check whether someone looks on, and a bar is worth the trouble."""
     return sys.stderr.isatty() and (len(jobs) > SOON_DONE or seconds_of(jobs) > 1)
 
 

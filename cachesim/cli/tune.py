@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.progress import Progress
@@ -66,7 +66,18 @@ def tune(
     page = page_at(report)
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.lives)
-    told = _told_of(found, tuned, source=", ".join(files))
+    source = ", ".join(files)
+    life = tuned.lives[0]
+    told = {
+        "format": 1,
+        "source": source,
+        "requests": tuned.requests,
+        "assumed": list(tuned.assumed),
+        "small_network": tuned.sizes == ASSUMED,
+        "sizes": tuned.sizes,
+        "bytes_say": WHOSE.get(tuned.sizes, ""),
+        "options": dict(life.options),
+    } | summary(found, life)
     parts = tune_report(told)
     write_page(page, "cachesim tune", parts)
     print_report(parts, told, format=format)
@@ -129,18 +140,3 @@ def _played(trials: Sequence[Trial]) -> list[Tried]:
             if each is not None:
                 found.append(each)
     return found
-
-
-def _told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, Any]:
-    """What `--format json` prints."""
-    life = tuned.lives[0]
-    return {
-        "format": 1,
-        "source": source,
-        "requests": tuned.requests,
-        "assumed": list(tuned.assumed),
-        "small_network": tuned.sizes == ASSUMED,
-        "sizes": tuned.sizes,
-        "bytes_say": WHOSE.get(tuned.sizes, ""),
-        "options": dict(life.options),
-    } | summary(found, life)

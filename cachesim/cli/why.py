@@ -216,19 +216,14 @@ def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequ
     elif few:
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
-        _add_tuned(found, played)
+        lives = of_log(played, None).lives
+        tried = swept(lives)
+        found["tuned"] = summary(tried, lives[0])
+        for cause in found["causes"]:
+            flags = of_flags(tried, cause["cause"], played[0].settings)
+            cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
     elif played and not what_if:
         found["log"]["long"] = LONG_LOG
-
-
-def _add_tuned(found: dict[str, Any], played: Sequence[Replay]) -> None:
-    """Put in what `tune` finds, and of each cause what comes of the flags in its advice."""
-    lives = of_log(played, None).lives
-    tried = swept(lives)
-    found["tuned"] = summary(tried, lives[0])
-    for cause in found["causes"]:
-        flags = of_flags(tried, cause["cause"], played[0].settings)
-        cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
 
 
 def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:

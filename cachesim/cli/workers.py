@@ -39,7 +39,7 @@ def workers(tasks: int, wanted: int | None = None) -> Iterator[Do]:
 
 
 def how_many(tasks: int, wanted: int | None = None) -> int:
-    """How many processes so many tasks are given to."""
+    """Number of processes for a number of tasks."""
     if wanted is None and tasks <= ALONE:
         return 1
     return max(1, min(wanted or processors(), tasks))
@@ -112,7 +112,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
 
 
 def processes_wanted(jobs: int | None) -> int | None:
-    """What `--jobs` says, if it can be meant."""
+    """Value of `--jobs`, checked."""
     if jobs is not None and not 1 <= jobs <= MOST_JOBS:
         msg = f"--jobs is {jobs}; write a whole number from 1 to {MOST_JOBS}"
         raise InputError(msg)
@@ -120,7 +120,7 @@ def processes_wanted(jobs: int | None) -> int | None:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Number of processors available to this process."""
     able: Sequence[int] | set[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
         able = os.sched_getaffinity(0)

@@ -25,7 +25,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One picture of memory: what it shows, step by step."""
+    """A picture of memory: what it shows, step by step."""
 
     picture: Picture
 
@@ -44,7 +44,7 @@ def _letter(token: int) -> str:
 
 
 def drawn(replies: Sequence[Answered], *also: Kind) -> Drawn:
-    """What the server held after each of these requests."""
+    """Picture of the server's memory after each of these requests."""
     run = replies[0].watched()
     present = {row.kind for row in story(run).rows}
     best = "recurrent" if "recurrent" in present else "window" if "window" in present else None

@@ -134,7 +134,7 @@ class Memory:
 
     @property
     def state(self) -> Array:
-        """What the first recurrent layer holds for sequence 0; its convolution's part left out."""
+        """State of the first recurrent layer for sequence 0, without its convolution."""
         recurrent = parts_of(self.context.memory)[1]
         if recurrent is None:
             msg = "this memory has no recurrent state"
@@ -145,7 +145,7 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """How many cells are in use."""
+        """Number of used cells."""
         return sum(int((cache.streams.cells[0].pos >= 0).sum()) for _, cache in self._caches())
 
     def show(self) -> None:
@@ -174,12 +174,12 @@ def _row(name: str, words: Sequence[str]) -> str:
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two are the same, bit for bit."""
+    """Check whether two are the same, bit for bit."""
     return bool(np.array_equal(one, other))
 
 
 def apart(one: Array, other: Array) -> float:
-    """How far two rows of logits lie apart, in two digits."""
+    """Largest difference of two rows of logits, in two digits."""
     return float(f"{np.abs(one - other).max():.2g}")
 
 
@@ -209,7 +209,7 @@ class Answered:
         return self.again()
 
     def seen(self, event: str) -> list[dict[str, Any]]:
-        """What the server noted under that name while it worked on the request."""
+        """Events of that name during the request."""
         return [each for each in self.events if each["event"] == event]
 
 

@@ -45,7 +45,7 @@ _KINDS: Final[dict[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One piece of a lesson; `line` is where it begins in the file."""
+    """A piece of a lesson; `line` is where it begins in the file."""
 
     kind: Kind
     text: str
@@ -64,7 +64,7 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One file."""
+    """A file."""
 
     number: int
     file: str
@@ -81,7 +81,7 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def lesson(number: int) -> Lesson:
-    """One of them."""
+    """Lesson by its number."""
     if number not in _names():
         known = ", ".join(str(each) for each in sorted(_names()))
         msg = f"there is no lesson {number}; there are {known}"

@@ -9,7 +9,7 @@ from cachesim.lessons.telling import ToldExercise, ToldLesson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One exercise, marked; `given` may be shorter than the answers, where some were not given."""
+    """An exercise, marked; `given` may be shorter than the answers, where some were not given."""
 
     exercise: ToldExercise
     given: tuple[str, ...]
@@ -26,7 +26,7 @@ class Mark:
 
 
 def questions(lesson: ToldLesson) -> int:
-    """How many answers a lesson asks for."""
+    """Number of answers of a lesson."""
     return sum(len(each.answers) for each in lesson.exercises)
 
 
@@ -54,7 +54,7 @@ def _asked(lesson: ToldLesson) -> str:
 
 
 def is_right(said: str, answer: str) -> bool:
-    """Whether one answer is what the run says."""
+    """Check whether one answer is what the run says."""
     return _plain(said) == _plain(answer)
 
 

@@ -5,7 +5,7 @@ The log is that of a real llama-server with a small hybrid model, as `docs/examp
 
 import io
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,7 @@ _TASK: Final = re.compile(r"(?P<function>\w+): id +\d+ \| task -?\d+ \| ")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One server's log, read and replayed."""
+    """A server's log, read and replayed."""
 
     lines: tuple[str, ...]
     replay: Replay
@@ -50,7 +50,7 @@ class Log:
     played: dict[Hashable, Run] = field(default_factory=dict, compare=False)  # runs made before
 
     def request(self, number: int) -> dict[str, Any]:
-        """What `why` tells of one request."""
+        """Report of `why` on one request."""
         found: dict[str, Any] = self.told["requests"][number]
         return found
 
@@ -79,20 +79,17 @@ class Log:
         """
         key = (upto, parts_at, tuple(sorted(options.items())))
         if key not in self.played:
-            self.played[key] = _played(self.replay, upto, parts_at, options)
+            replay = self.replay
+            requests = replay.requests if upto is None else replay.requests[: upto + 1]
+            if parts_at is not None:
+                requests = [*requests[:-1], _parting(requests, parts_at)]
+            scenario = whole_scenario(replace(replay, requests=requests))
+            server = replace(scenario.engine, options={**scenario.engine.options, **options})
+            profile = Profile.parse(replay.settings.profile)
+            self.played[key] = run(
+                replace(scenario, engine=server), profile, arithmetic="ring", detail=True
+            )
         return self.played[key]
-
-
-def _played(
-    replay: Replay, upto: int | None, parts_at: int | None, options: Mapping[str, int]
-) -> Run:
-    requests = replay.requests if upto is None else replay.requests[: upto + 1]
-    if parts_at is not None:
-        requests = [*requests[:-1], _parting(requests, parts_at)]
-    scenario = whole_scenario(replace(replay, requests=requests))
-    server = replace(scenario.engine, options={**scenario.engine.options, **options})
-    profile = Profile.parse(replay.settings.profile)
-    return run(replace(scenario, engine=server), profile, arithmetic="ring", detail=True)
 
 
 @cache
@@ -133,7 +130,7 @@ def _parting(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
 
 
 def drawn(run: Run) -> Drawn:
-    """What the server held after each request of a log."""
+    """Picture of the server's memory after each request of a log."""
     return Drawn(picture=story(run, kinds=KINDS))
 
 
@@ -143,7 +140,7 @@ def last_of(run: Run) -> Step:
 
 
 def swept(label: str, runs: Iterable[tuple[int, Run]], *, about: int) -> Control:
-    """One run for each value: what became of one request, and of all of them together."""
+    """A run for each value: what became of one request, and of all of them together."""
     return Control(label=label, shown=tuple(_swept(runs, about)))
 
 

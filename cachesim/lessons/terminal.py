@@ -10,7 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.lessons.drawing import Control, Drawn
+from cachesim.lessons.drawing import Drawn
 from cachesim.lessons.lesson import EXERCISES, Lesson
 from cachesim.lessons.marking import Mark, questions
 from cachesim.lessons.telling import Asked, Told, ToldExercise, ToldLesson
@@ -50,12 +50,12 @@ def whole(lesson: ToldLesson) -> RenderableType:
 
 
 def shared(lesson: ToldLesson) -> list[RenderableType]:
-    """What holds for all exercises."""
+    """Names that all exercises share."""
     return list(_spaced(lesson.shared))
 
 
 def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:
-    """One question."""
+    """A question."""
     return [
         Text(f"Exercise {number}: {exercise.title}", style="name"),
         Text(""),
@@ -64,7 +64,7 @@ def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:
 
 
 def marked(number: int, each: Mark) -> RenderableType:
-    """One exercise: what was said, what the run says, and why."""
+    """An exercise: what was said, what the run says, and why."""
     answers, given = ", ".join(each.exercise.answers), ", ".join(each.given)
     title = f"Exercise {number}: {each.exercise.title}: "
     if each.is_open:
@@ -98,7 +98,13 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
             case "question":
                 yield Text(f"Before it runs: {told.text}", style="name")
             case "picture" | "control":
-                yield from _shown(told.shown)
+                shown = told.shown
+                if isinstance(shown, Drawn):
+                    yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
+                elif shown is not None:
+                    yield Text(f"{shown.label}:", style="name")
+                    for value, said, _ in shown.shown:
+                        yield Padding(Text(f"{value:>4}  {said}"), (0, 0, 0, 2))
             case "heading":
                 yield _headed(told.text.lstrip("# "))
             case "prose":
@@ -112,15 +118,6 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
                     yield Text("")
                     yield Padding(Text(told.output, style="computed"), (0, 0, 0, 2))
         yield Text("")
-
-
-def _shown(shown: Drawn | Control | None) -> Iterator[RenderableType]:
-    if isinstance(shown, Drawn):
-        yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
-    elif shown is not None:
-        yield Text(f"{shown.label}:", style="name")
-        for value, said, _ in shown.shown:
-            yield Padding(Text(f"{value:>4}  {said}"), (0, 0, 0, 2))
 
 
 def _headed(text: str, *, line: str = "-") -> Text:

@@ -1,4 +1,4 @@
-"""What a log leaves open: other workloads that it allows, to see which numbers depend on it.
+"""Alternative workloads that a log allows, to see which numbers depend on the choice.
 
 open                  where messages begin that no line shows; which conversation was loaded;
                       whether prompts that meet in nothing begin with the same few tokens
@@ -28,14 +28,13 @@ ROUNDS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One number of one request over all workloads that a log allows."""
+    """A number of one request over all workloads that a log allows."""
 
     low: int
     high: int
 
     @property
     def is_sure(self) -> bool:
-        """Whether all agree."""
         return self.low == self.high
 
 
@@ -67,7 +66,8 @@ def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]
         if other is not None:
             yield other
     if any(asked.user_starts for asked in workload.asked.values()):
-        without = _without_starts(workload)
+        asked = {n: replace(each, user_starts=()) for n, each in workload.asked.items()}
+        without = replace(workload, asked=asked)
         if not _wrong(replay, without):
             yield without
 
@@ -123,11 +123,6 @@ def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Wor
                 starts.add(at + place - first)
             at += last - first
         asked[number] = replace(each, user_starts=tuple(sorted(starts)))
-    return replace(workload, asked=asked)
-
-
-def _without_starts(workload: Workload) -> Workload:
-    asked = {n: replace(each, user_starts=()) for n, each in workload.asked.items()}
     return replace(workload, asked=asked)
 
 

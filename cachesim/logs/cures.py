@@ -1,4 +1,4 @@
-"""What would help against each cause, and what kind of thing it is."""
+"""Remedies by cause, with their kind."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,6 +133,6 @@ UNKNOWN_CURE: Final = Cure("unknown", "Not known.")
 
 
 def cure_of(cause: str, engine: str = "") -> Cure:
-    """What would help against a cause."""
+    """Remedy for a cause."""
     own = IK_CURES.get(cause) if engine == IK else None
     return own or CURES.get(cause, UNKNOWN_CURE)

@@ -33,7 +33,7 @@ MOST_KEPT: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request of a dump."""
+    """A request of a dump."""
 
     number: int
     line: int
@@ -65,12 +65,11 @@ class Recorded:
 
     @property
     def was_read(self) -> bool:
-        """Whether the server took it: refused requests leave its caches as they were."""
         return self.status is None or self.status < 400
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether a file begins like recorded requests, and not like a log."""
+    """Check whether a file begins like recorded requests, and not like a log."""
     line = head.removeprefix(BOM_UTF8).lstrip()
     return line.startswith(b"{") and any(
         f'"{key}"'.encode() in line
@@ -159,7 +158,7 @@ def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
 
 
 def acted(entry: Mapping[str, Any], *, number: int, first: int = 0) -> SlotAction:
-    """One line's action, numbered as requests are; ValueError where it is none."""
+    """A line's action, numbered as requests are; ValueError where it is none."""
     own = whole(entry.get("number"))
     if own is not None and first + own >= number:
         number = first + own
@@ -183,7 +182,7 @@ def recorded_from(
     first: int = 0,
     keep: Callable[[Segment], Segment] = _same,
 ) -> Recorded:
-    """One line's request; ValueError where it holds no prompt.
+    """A line's request; ValueError where it holds no prompt.
 
     A recorder numbers its requests, and its lines speak of each other by these numbers: they count
     from `first` on. Where they do not grow the line is taken for itself.
@@ -259,7 +258,7 @@ class Counts:
 
 
 def counts_of(entry: Mapping[str, Any]) -> Counts:
-    """What `usage` and `timings` say, in the words of each API."""
+    """Token counts in `usage` and `timings`, in the words of each API."""
     usage, timings = mapping(entry.get("usage")), mapping(entry.get("timings"))
     progress = mapping(entry.get("progress"))
     inner = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))

@@ -27,7 +27,7 @@ class Interval:
         return self.low <= value <= self.high
 
     def meet(self, other: "Interval | None") -> "Interval | None":
-        """What both allow."""
+        """Intersection, or None."""
         if other is None:
             return self
         low, high = max(self.low, other.low), min(self.high, other.high)
@@ -39,7 +39,7 @@ class Interval:
 
 
 def counts_of(ratio: str | None, whole: int | None) -> Interval | None:
-    """How many of `whole` tokens a printed ratio stands for."""
+    """Bounds of a printed ratio of `whole` tokens."""
     if ratio is None or not whole:
         return None
     try:
@@ -130,7 +130,6 @@ def _whole_of(common: int, sim: float, low: int, guess: int) -> Known:
 
 
 def _read_before_cancel(request: Observed, whole: int) -> int | None:
-    """How far a prompt was read; all of it, unless its client went away before that."""
     if not request.cancelled:
         return whole
     return None if request.held_after is None else min(whole, request.held_after)
@@ -193,7 +192,7 @@ def common_with_holder(
 
 
 def held_before(request: Observed, whole: int | None) -> Interval | None:
-    """How many tokens the slot held when the request came, as far as its lines say.
+    """Bounds of the slot's tokens at the request's arrival.
 
     sim * length = common = keep * held
     """
@@ -209,7 +208,7 @@ def held_before(request: Observed, whole: int | None) -> Interval | None:
 
 
 def share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
-    """How much of a prompt had been read, and of a reply been given, at a time of the log."""
+    """Shares of the prompt and of the reply that were done at a time of the log."""
     start = observed.launched_at
     if now is None or start is None or observed.prompt_ms is None:
         return None

@@ -27,7 +27,7 @@ LONGEST_REST: Final = 1 << 20
 
 @dataclass(slots=True)
 class _Life:
-    """One server of the log, as far as it has been played."""
+    """A server of the log, as far as it has been played."""
 
     log: ServerLog
     number: int
@@ -38,7 +38,6 @@ class _Life:
     told: set[int] = field(default_factory=set)
 
     def news(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """What is to be said of the requests that ended since it was last asked."""
         if wanted.chats:
             self.log.holds_chats()
         settings = settings_of(

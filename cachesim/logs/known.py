@@ -19,11 +19,10 @@ class Known:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the log settles it."""
         return self.how in {"printed", "computed"}
 
     def as_dict(self) -> dict[str, object]:
-        """How it is known, as JSON has it."""
+        """JSON of the number's source."""
         if self.how != "bounded":
             return {"how": self.how}
         return {"how": self.how, "low": self.low, "high": self.high}

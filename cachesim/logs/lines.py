@@ -32,7 +32,7 @@ LEVEL: Final = frozenset("DIWET")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line without what stands in front of it."""
+    """A line without what stands in front of it."""
 
     number: int
     text: str  # without colours, otherwise as it came
@@ -47,14 +47,14 @@ class Line:
 
 @dataclass(slots=True)
 class Tally:
-    """How many lines went by, how long they were, and how many of a length break off."""
+    """Counts of lines, by length, and of lines that break off."""
 
     lines: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     cut: Counter[int] = field(default_factory=Counter)
 
     def count(self, raw: bytes) -> None:
-        """One more line."""
+        """Count a line."""
         text = raw.rstrip()
         self.lengths[len(text)] += 1
         self.cut[len(text)] += ENDS.search(text) is None
@@ -103,7 +103,17 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
     head = file.readline(LONGEST_LINE)
     wide = next((name for mark, name in WIDE if head.startswith(mark)), None)
     if wide is not None:
-        yield from _wide_lines(head, file, wide)
+        rest = head[2:]
+        while True:
+            more = file.read(LONGEST_LINE)
+            if not more:
+                break
+            rest += more
+            even = len(rest) // 2 * 2
+            *whole, last = rest[:even].decode(wide, "replace").split("\n")
+            yield from (each.encode("utf-8", "replace") for each in whole)
+            rest = last[-LONGEST_LINE:].encode(wide, "replace") + rest[even:]
+        yield rest.decode(wide, "replace").encode("utf-8", "replace")
         return
     while head:
         yield head
@@ -113,20 +123,6 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 WIDE: Final = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-
-
-def _wide_lines(head: bytes, file: BinaryIO, encoding: str) -> Iterator[bytes]:
-    rest = head[2:]
-    while True:
-        more = file.read(LONGEST_LINE)
-        if not more:
-            break
-        rest += more
-        even = len(rest) // 2 * 2
-        *whole, last = rest[:even].decode(encoding, "replace").split("\n")
-        yield from (each.encode("utf-8", "replace") for each in whole)
-        rest = last[-LONGEST_LINE:].encode(encoding, "replace") + rest[even:]
-    yield rest.decode(encoding, "replace").encode("utf-8", "replace")
 
 
 def _skip_rest(file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""One recorded request after the other: what it shares with what, and why it was reprocessed.
+"""A recorded request after the other: what it shares with what, and why it was reprocessed.
 
 The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
 
@@ -48,7 +48,7 @@ class Understood:
 
 
 def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
-    """One request: the server's numbers, the replay's, and what lies between."""
+    """A request: the server's numbers, the replay's, and what lies between."""
     prompt, kin, parting = understood.prompt, understood.kin, understood.parting
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
@@ -119,7 +119,7 @@ def _computed(earlier: Prompt) -> int:
 
 
 def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
-    """One line: what the client changed, else the engine's rule, else that nothing was lost."""
+    """A line: what the client changed, else the engine's rule, else that nothing was lost."""
     request, continues = understood.prompt.recorded, understood.continues
     if not request.was_read:
         return f"the server refused it: status {request.status}"
@@ -182,7 +182,7 @@ def largest(losses: tuple[Loss, ...]) -> Loss | None:
 
 
 def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a request is counted under: the client's rewrite, or the engine's rule."""
+    """Group of a request: the client's rewrite, or the engine's rule."""
     parting = found["parting"]
     if parting is not None:
         return {
@@ -245,7 +245,7 @@ class Totals:
     reported: Counter[str] = field(default_factory=Counter)  # requests with each number
 
     def add(self, found: Mapping[str, Any], *, answered: bool) -> None:
-        """One more request."""
+        """Add a request."""
         self.requests += 1
         self.answered += answered
         self.comparable += found["agrees"] is not None
@@ -268,7 +268,7 @@ class Totals:
 
 
 class Live:
-    """What is known of the requests so far."""
+    """Running analysis of recorded requests."""
 
     def __init__(self, about: Wanted, *, forgets: bool = False, model_how: str = "given") -> None:
         """`forgets`: only so much is kept as the next requests need, however many come."""
@@ -366,7 +366,7 @@ class Live:
 
     @property
     def model_how(self) -> str:
-        """How the kind of the model is known."""
+        """Source of the model's kind."""
         if self.about.model:
             return self._model_how
         best = self.rerun
@@ -440,7 +440,7 @@ def told_of_dump(
 
 
 def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
-    """What is known after some requests, without the requests themselves."""
+    """Totals after some requests, without the requests themselves."""
     totals = live.totals
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""What llama-server prints of its caches: a word that is quick to find, then the numbers.
+"""Patterns of llama-server's cache messages: a word to find, then the numbers.
 
 The function that a line names changed from release to release, the message hardly did: only the
 message is looked at. The documentation says which release prints what at which level.
@@ -16,7 +16,7 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One message: its name, words that every line of it has, and its numbers."""
+    """A message: its name, words that every line of it has, and its numbers."""
 
     name: str
     words: str

@@ -25,7 +25,7 @@ LONGEST_BODY: Final = 64 * 2**20
 
 @dataclass(slots=True)
 class Call:
-    """One request, as far as lines have told of it."""
+    """A request, as far as lines have told of it."""
 
     body: dict[str, Any]
     processed: int | None = None
@@ -33,7 +33,7 @@ class Call:
     usage: dict[str, Any] | None = None
 
     def fits(self, usage: dict[str, Any]) -> bool:
-        """Whether an answer's usage says that as much was processed."""
+        """Check whether an answer's usage says that as much was processed."""
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         whole = usage.get("prompt_tokens")
@@ -52,7 +52,7 @@ class Call:
 
 
 def has_bodies(head: bytes) -> bool:
-    """Whether a log begins like mlx-lm's at DEBUG."""
+    """Check whether a log begins like mlx-lm's at DEBUG."""
     return IN in head
 
 

@@ -1,4 +1,4 @@
-"""What a log says, request by request, before anything is concluded from it."""
+"""Facts of a log, request by request, before any conclusion."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
 @dataclass(slots=True)
 class Compared:
-    """One parked conversation, as the search for a better prompt printed it."""
+    """A parked conversation, as the search for a better prompt printed it."""
 
     n_tokens: int
     lcp: int
@@ -33,7 +33,7 @@ class Search:
 
 @dataclass(slots=True)
 class Observed:
-    """One request, as far as the log shows it."""
+    """A request, as far as the log shows it."""
 
     number: int
     line: int
@@ -98,7 +98,7 @@ class Moment:
 
 @dataclass(slots=True)
 class ServerLog:
-    """One life of a server: from its start, or from where the log begins, to its end."""
+    """A life of a server: from its start, or from where the log begins, to its end."""
 
     first_line: int
     facts: dict[str, str] = field(default_factory=dict)  # what the start-up lines say

@@ -18,7 +18,7 @@ from cachesim.model.spec import ModelSpec
 
 @dataclass(slots=True)
 class Otherwise:
-    """What became of every request elsewhere."""
+    """Results of all requests on another server."""
 
     profile: str
     options: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Workload(OnServer):
 
     @property
     def requests(self) -> int:
-        """How many there are, without those that stand for what came before a log."""
+        """Number of requests, without those invented for the time before a log."""
         return sum(number >= 0 for number in self.asked)
 
     def outcome(self, options: Mapping[str, Any]) -> "Outcome":
@@ -96,7 +96,7 @@ class Workload(OnServer):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of playing everything once."""
+    """Result of one play of all requests."""
 
     processed: int
     peak_bytes: int  # of parked conversations and checkpoints
@@ -109,7 +109,7 @@ def release_of(profile: str) -> str:
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
-    """What was played, to be played again."""
+    """Workload of a replay."""
     asked = {each.number: each for each in replay.invented}
     asked |= {each.asked.number: each.asked for each in replay.requests if each.asked is not None}
     settings = replay.settings

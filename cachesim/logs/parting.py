@@ -1,4 +1,4 @@
-"""Where two recorded requests part, in the words of whoever wrote the client.
+"""The first difference of two recorded requests, in the client author's words.
 
 earlier   [ system: It is 10:31. ... ][ user: Hello ]
 later     [ system: It is 10:32. ... ][ user: Hello ][ assistant ... ]
@@ -57,7 +57,7 @@ SYSTEM: Final = frozenset(("system", "developer"))
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One thing that clients do; `words` of a whole part, or what the word that changed is."""
+    """A thing that clients do; `words` of a whole part, or what the word that changed is."""
 
     kind: str
     words: str
@@ -65,7 +65,7 @@ class Rewrite:
     is_whole: bool = True
 
     def says(self, where: str, at: int, before: str, after: str) -> str:
-        """What happened, in the user's terms."""
+        """Sentence in the user's terms."""
         where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
         if self.is_whole:
             return self.words.format(where=where, at=at)
@@ -158,7 +158,7 @@ CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversat
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where two requests part: parts `index` of both, `at` characters into them."""
+    """First difference of two requests: part `index`, `at` characters into it."""
 
     later: Sequence[Segment]
     earlier: Sequence[Segment]
@@ -238,7 +238,7 @@ def excerpt(segment: Segment, at: int) -> str:
 
 
 def kind_of_rewrite(place: Place) -> str:
-    """What was done, by its shape."""
+    """Kind of a rewrite."""
     return (
         _of_kinds(place)
         or _of_reminders(place)
@@ -426,7 +426,7 @@ def _alike(place: Place) -> bool:
 
 
 def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
-    """Whether two texts are the same JSON; `inner`: texts inside it that are JSON too."""
+    """Check whether two texts are the same JSON; `inner`: texts inside it that are JSON too."""
     try:
         mine, theirs = json.loads(one), json.loads(other)
     except (ValueError, RecursionError):
@@ -481,7 +481,7 @@ class Parting:
 
     @classmethod
     def from_dict(cls, seen: Mapping[str, Any]) -> Self | None:
-        """What a recorder saw; None where that is of no kind that is known here."""
+        """Rewrite from a recorder's line; None for an unknown kind."""
         rewrite = REWRITES.get(str(seen.get("kind")))
         if rewrite is None:
             return None
@@ -503,7 +503,7 @@ class Parting:
 
 
 def parting_of(later: Recorded, earlier: Recorded) -> Parting | None:
-    """Where `later` parts from `earlier`; None where it only goes on."""
+    """First difference of `later` from `earlier`; None where it only appends."""
     equal = 0
     known = earlier.segments
     if not earlier.cancelled and any(each.role == "assistant" for each in later.segments):
@@ -588,7 +588,9 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
             continue
         at = _common(mine, theirs)
         if index == len(other.segments) - 1 and _goes_on(mine, theirs, at):
-            at += _said_again(mine.text[at:], other.reply)
+            text = mine.text[at:]
+            said = "".join(each.text for each in other.reply)
+            at += len(said) if said and text.startswith(said) else 0
         return equal + at
     return equal
 
@@ -600,11 +602,6 @@ def _slid(one: Recorded, other: Recorded) -> int:
     )
     lost = theirs.find(mine[:BLOCK]) if len(mine) >= BLOCK else -1
     return shared(mine, theirs[lost:]) if lost > 0 else 0
-
-
-def _said_again(text: str, reply: Sequence[Segment]) -> int:
-    said = "".join(each.text for each in reply)
-    return len(said) if said and text.startswith(said) else 0
 
 
 @dataclass(frozen=True, slots=True)

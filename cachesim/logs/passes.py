@@ -6,7 +6,6 @@ request 9               restores the state of 75 tokens    so a message of the u
 """
 
 from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
@@ -35,10 +34,15 @@ def rebuild(
     best = Rebuilder(log, settings, Hints(), progress).play()
     for _ in range(passes - 1):
         no_turn = best.hints.no_turn | best.no_turn
+        one = {
+            text: places - {TURN} if text in no_turn else places
+            for text, places in best.marks.items()
+        }
+        other = _marks_wanted(best)
         hints = Hints(
             no_turn=no_turn,
             openings=best.openings,
-            marks=_merged(_without_turns(best.marks, no_turn), _marks_wanted(best)),
+            marks={text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}},
             prefixes=best.hints.prefixes | best.prefixes,
             lengths=best.hints.lengths | _lengths_wanted(best),
             files=best.hints.files,
@@ -65,14 +69,6 @@ def as_printed(request: Observed) -> Rebuilt:
     common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
     holder = f"slot {request.slot}" if common.value else "nothing"
     return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
-
-
-def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:
-    return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
-
-
-def _without_turns(marks: dict[int, set[int]], no_turn: AbstractSet[int]) -> dict[int, set[int]]:
-    return {text: places - {TURN} if text in no_turn else places for text, places in marks.items()}
 
 
 def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:

@@ -32,13 +32,13 @@ ENDLESS_REPLY: Final = 1 << 20
 
 
 def knows_messages(profile: str) -> bool:
-    """Whether a release can be told where messages begin."""
+    """Check whether a release can be told where messages begin."""
     return FAMILY.has(FAMILY.option("message_spans"), Profile.parse(profile))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as it is played."""
+    """A request as it is played."""
 
     number: int
     prompt: Rope
@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of it."""
+    """Result of a played request."""
 
     cached: int | None
     processed: int | None
@@ -68,7 +68,7 @@ FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
 
 
 class Player:
-    """One server and the requests at work in it."""
+    """A server and the requests at work in it."""
 
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
         self.profile = profile
@@ -101,7 +101,7 @@ class Player:
         return twin
 
     def held(self) -> tuple[list[Rope], list[Rope]]:
-        """What the slots hold, and what is parked, oldest first."""
+        """Tokens of slots and of prompt-cache entries, oldest first."""
         return self.engine.conversations()
 
     def held_bytes(self) -> int:
@@ -121,7 +121,6 @@ class Player:
             self.engine.take_in()
 
     def has_file(self, name: str) -> bool:
-        """Whether a slot was saved under a name."""
         return self.files.get(name) is not None
 
     def read_back(self, name: str, slot: int) -> None:
@@ -190,7 +189,7 @@ class Player:
         return self.engine.tokens_held_for(self.tickets[asked.number])
 
     def checkpoints_made_for(self, number: int, slot: int) -> int:
-        """How many checkpoints a request at work in a slot has made so far."""
+        """Number of checkpoints that a running request has made."""
         return sum(
             isinstance(event, CheckpointCreated) and event.slot == slot
             for event in self.engine.events[self.seen[number] :]

@@ -84,7 +84,7 @@ class Prompts:
         return prompt
 
     def _learn_opening(self, request: Recorded, prompt: Prompt) -> None:
-        """What is reused where no text is equal is what the template writes before the first text.
+        """Learn the template's opening from reuse without any equal text.
 
         chat 3   <|im_start|> system <nl> Be kind ...
         chat 4   <|im_start|> system <nl> You write titles ...      cached 3, though no text matches

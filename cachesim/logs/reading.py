@@ -112,7 +112,7 @@ def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:
 
 
 def found_in_slot(request: Observed, fields: Fields) -> None:
-    """What ik_llama.cpp's slot had in common with the prompt, before it was cut."""
+    """Common prefix of ik_llama.cpp's slot and the prompt, before the cut."""
     if request.depth is None:
         request.depth = int(fields["n_past"]), int(fields["held"]), 0
         request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
@@ -464,7 +464,7 @@ class Reader:
         self._search.keep = fields["keep"]
 
     def on_compared(self, line: Line, fields: Fields) -> None:
-        """One entry of the search."""
+        """An entry of the search."""
         del line
         self._search.compared.append(Compared(int(fields["n_tokens"]), int(fields["lcp"])))
 
@@ -474,7 +474,7 @@ class Reader:
         self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
 
     def on_state(self, line: Line, fields: Fields) -> None:
-        """How much is parked, and how much may be."""
+        """Size and limit of the prompt cache."""
         del line
         self.server.facts.setdefault("cache-limit-mib", fields["limit"])
         self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
@@ -483,7 +483,7 @@ class Reader:
             search.entries, search.happened = [], True
 
     def on_entry(self, line: Line, fields: Fields) -> None:
-        """One parked conversation."""
+        """A parked conversation."""
         del line
         search = self._searching()
         if search is not None:

@@ -122,7 +122,7 @@ def with_entries(
 
 
 def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterator[Possible]:
-    """What the slot itself holds."""
+    """Candidates that share tokens with the slot."""
     if not len(held):
         return
     name = f"slot {request.slot}"
@@ -148,7 +148,7 @@ def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterat
 def guessed(
     rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope], *, known: int
 ) -> Iterator[Possible]:
-    """Where no line tells: whatever there is that would give as many cached tokens.
+    """Candidates without a line in the log: any holder of as many cached tokens.
 
     More is cached than the prompt and its slot have in common at most (`known`): then a parked
     conversation was loaded, though the log's level does not print it.
@@ -185,7 +185,7 @@ def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one:
 
 
 def joints_of(rope: Rope) -> list[int]:
-    """Where one text of a prompt ends and the next one begins."""
+    """Offsets at which one text of a prompt ends and the next begins."""
     return list(accumulate(last - first for _, first, last in rope.runs))
 
 
@@ -203,7 +203,7 @@ def with_moved(prompt: Rope, held: Rope, request: Observed) -> Rope:
 
 
 def is_of_road(request: Observed, candidate: Candidate, held: Rope, least: float) -> bool:
-    """Whether a slot that holds this would have been chosen by the rule that the log names.
+    """Check whether a slot that holds this would have been chosen by the rule that the log names.
 
     By age only where no slot has more than the `least` part of the prompt (0 switches that off); by
     similarity where it has no more than the printed ratio says. (It may have more than is known.)
@@ -216,7 +216,7 @@ def is_of_road(request: Observed, candidate: Candidate, held: Rope, least: float
 
 
 def declined(request: Observed, found: Sequence[Possible], *, prints_depth: bool) -> bool:
-    """Whether the log shows that a request wanted nothing of the cache (`cache_prompt: false`).
+    """Check for a request that used no cache (`cache_prompt: false`), by its lines.
 
     Tokens were equal, and yet the prompt was begun at position 0 without a word on why: checkpoints
     were erased against 0, or (in May) no line says how deep memory reaches.
@@ -240,7 +240,7 @@ SHORTEST: Final = 6
 
 
 def starts_in(marks: Mapping[int, AbstractSet[int]], prompt: Rope) -> tuple[int, ...]:
-    """Where user messages begin in a prompt, as far as is known."""
+    """Known starts of user messages in a prompt."""
     starts: list[int] = []
     at = 0
     if not marks:
@@ -274,8 +274,8 @@ def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, told: bool) -
 
 
 def mark_turn(replay: Replay, rebuilt: Rebuilt, candidate: Candidate, *, told: bool) -> None:
-    """Where no line tells of messages a chat's next turn is taken to begin after the reply's
-    last token and what templates put at its end (`<|im_end|>`, a line end).
+    """Mark the next turn of a chat without message lines: after the reply's last token and
+    the template's end of a message (`<|im_end|>`, a line end).
     """
     request, whole = rebuilt.observed, len(candidate.prompt)
     common = candidate.common.value or 0
@@ -495,20 +495,16 @@ class Rebuilder:
             mark_turn(self.replay, rebuilt, candidate, told=shown)
             if not told:
                 mark_opening(self.replay, rebuilt, candidate)
+        silent = request.road == "unknown" and not request.started_before
         return Asked(
             number=request.number,
             prompt=candidate.prompt,
             reply=reply,
-            slot=self._slot_wanted(request),
+            slot=(request.slot if request.road == "id" or silent else -1),
             cache_prompt=candidate.cache_prompt,
             user_starts=starts_in(self.replay.marks, candidate.prompt),
             cancel_at=cancel,
         )
-
-    def _slot_wanted(self, request: Observed) -> int:
-        """The slot that the client asked for; the older releases print no line of it."""
-        silent = request.road == "unknown" and not request.started_before
-        return request.slot if request.road == "id" or silent else -1
 
     def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
         request = rebuilt.observed

@@ -18,7 +18,7 @@ USES: Final = 8
 
 @dataclass(slots=True)
 class Rebuilt:
-    """One request: what the log says, how it was played, what came of it."""
+    """A request: what the log says, how it was played, what came of it."""
 
     observed: Observed
     lengths: Lengths
@@ -32,12 +32,11 @@ class Rebuilt:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the log says how many tokens were cached, and a replay does."""
         return self.is_played and self.lengths.cached.value is not None
 
     @property
     def agrees(self) -> bool:
-        """Whether the replay answers as the log does."""
+        """True if the replay answers as the log does."""
         if not self.is_comparable:
             return self.asked is not None
         return self.replayed.cached == self.lengths.cached.value
@@ -45,7 +44,7 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What later requests showed of earlier ones, the last time a log was gone through."""
+    """Facts about earlier requests that later ones showed in the last pass."""
 
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
     prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
@@ -78,7 +77,7 @@ class Replay:
 
     @property
     def agreeing(self) -> int:
-        """How many of them agree."""
+        """Number of agreeing requests."""
         return sum(each.agrees for each in self.comparable)
 
 

@@ -42,7 +42,7 @@ MOST_TURNS: Final = 200_000
 def wrong_answers(
     workload: Workload, profile: str, options: dict[str, Any], *, most: int
 ) -> int | None:
-    """How many answers are wrong on a server; None where it has more than so many prompt tokens."""
+    """Number of wrong answers on a server; None above a number of prompt tokens."""
     if sum(len(each.prompt) for each in workload.asked.values()) > most:
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
@@ -125,7 +125,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Who is played, and how that is known."""
+    """Simulated server, and its source."""
 
     profile: str
     how: str  # "printed" by the server, "given" by the user, "assumed"
@@ -337,7 +337,7 @@ class Rerun:
     peak_bytes: int = 0
 
     def add(self, prompt: Prompt) -> Replayed:
-        """One more request; those that the real server refused are not played."""
+        """Add a request; those that the real server refused are not played."""
         self.last = self._played(prompt)
         self._weigh()
         cached = prompt.recorded.cached
@@ -378,7 +378,7 @@ class Rerun:
             self.peak_bytes = max(self.peak_bytes, self.server.held_bytes())
 
     def act(self, action: SlotAction) -> None:
-        """What a client did to a slot; what the real server did not do is not done."""
+        """Apply a client's slot action, if the real server did."""
         if self.problem or not action.changes:
             return
         try:

@@ -76,7 +76,7 @@ def _request_of_a_log() -> dict[str, Any]:
 
 
 def why_schema() -> dict[str, Any]:
-    """What `cachesim why LOG --format json` prints."""
+    """Schema of `cachesim why LOG --format json`."""
     body = _table(
         "A log, replayed.",
         {
@@ -153,7 +153,7 @@ def _parting() -> dict[str, Any]:
 
 
 def requests_schema() -> dict[str, Any]:
-    """One line of recorded requests."""
+    """A line of recorded requests."""
     number = {"type": ["integer", "null"]}
     seconds = {"type": ["number", "null"], "minimum": 0}
     body = _table(

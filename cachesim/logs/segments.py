@@ -53,17 +53,17 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """How it is spoken of."""
+        """Name in sentences."""
         where = f"{self.part} ({self.role})" if self.role else self.part
         return where if self.kind in {"text", "tool"} else f"the {self.kind} of {where}"
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What it says, wherever it stands."""
+        """Content, independent of its place."""
         return (self.kind, self.role, self.length, self.hashes or self.text)
 
     def same(self, other: "Segment") -> bool:
-        """Whether both have the same text."""
+        """Check whether both have the same text."""
         if self is other:
             return True
         if self.kind != other.kind or self.length != other.length:
@@ -74,7 +74,7 @@ class Segment:
 
 
 def shared(one: str, other: str) -> int:
-    """How many leading characters two texts share."""
+    """Length of the common prefix of two texts, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

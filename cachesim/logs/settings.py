@@ -41,7 +41,7 @@ OUTSIDE: Final = re.compile(r"^-?\d+$")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One flag or fact, and how it is known."""
+    """A flag or fact, and how it is known."""
 
     value: Any
     how: How | str
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Settings:
-    """What the replay's server is started with."""
+    """Settings of the replay's server."""
 
     release: Setting
     preset: Setting
@@ -63,7 +63,6 @@ class Settings:
 
     @property
     def is_played(self) -> bool:
-        """Whether logs of this engine are replayed; of the others only their lines are told."""
         return self.engine == FAMILY.name
 
     @property
@@ -95,7 +94,7 @@ def settings_of(
     window: int | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """What the log says, then what the user says, then what has to be assumed."""
+    """Settings from the log, then from the user, then by assumption."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
     if log.engine != FAMILY.name:
         return _told_only(log, build, profile, model, window)
@@ -276,7 +275,6 @@ def _options(log: ServerLog, release: str) -> dict[str, Setting]:
 
 
 def _features(log: ServerLog, release: str) -> dict[str, Setting]:
-    """What is off unless a user asks for it, and left its mark."""
     options: dict[str, Setting] = {}
     if "swa-full" in log.facts:
         options["swa_full"] = Setting(value=True, how="printed")
@@ -398,7 +396,7 @@ def _command(text: str) -> dict[str, Any]:
 
 
 def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) -> bool:
-    """Whether a flag can make a difference for a release and a model."""
+    """Check whether a flag can make a difference for a release and a model."""
     if release not in family.having(family.option(name)):
         return False
     kinds = set(spec.layers)

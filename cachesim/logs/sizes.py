@@ -170,7 +170,7 @@ WHOSE: Final = {
 
 
 def how_known(log: ServerLog, spec: ModelSpec) -> str:
-    """Whether a log's own lines give the bytes, those of checkpoints only, or none."""
+    """Check whether a log's own lines give the bytes, those of checkpoints only, or none."""
     if spec.sizes is None:
         return ASSUMED
     told = _rates(log, spec.sizes.state) or "attention" not in spec.layers
@@ -178,7 +178,7 @@ def how_known(log: ServerLog, spec: ModelSpec) -> str:
 
 
 def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
-    """What the log shows; None where it shows nothing, or only what the preset has itself."""
+    """Sizes by the log's lines; None without any, or with the preset's own."""
     recurrent = bool(set(spec.layers) & set(RECURRENT_KINDS))
     states = [mib for _, mib in log.checkpoint_mib]
     state = round(median(states) * MIB) if states and recurrent else 0

@@ -29,7 +29,7 @@ ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotAction:
-    """One call of `/slots/N`."""
+    """A call of `/slots/N`."""
 
     number: int
     action: str
@@ -42,12 +42,11 @@ class SlotAction:
 
     @property
     def was_done(self) -> bool:
-        """Whether the server did it."""
         return self.status is None or self.status < 400
 
     @property
     def changes(self) -> bool:
-        """Whether the server's slots and files are others afterwards.
+        """True if the server's slots and files are others afterwards.
 
         llama-server forgets what a slot holds before it answers 400 to a file that it cannot read.
         """
@@ -55,7 +54,7 @@ class SlotAction:
 
     @property
     def sentence(self) -> str:
-        """What happened."""
+        """Sentence of the action."""
         if not self.was_done:
             return f"slot {self.slot} is not {ACTIONS[self.action]}: status {self.status}"
         counted = "" if self.tokens is None else f": {self.tokens:,} tokens"
@@ -63,7 +62,7 @@ class SlotAction:
 
     @property
     def past(self) -> str:
-        """What became of what the slot held."""
+        """Result of the action for the slot."""
         if self.action == "erase":
             return f"was erased by request {self.number}"
         if not self.was_done:
@@ -74,7 +73,7 @@ class SlotAction:
 def action_from(
     entry: Mapping[str, Any], *, number: int, began: float | None, seconds: float | None
 ) -> SlotAction:
-    """What a line of a recording says; ValueError where it is none that is known."""
+    """Action of a recorded line; ValueError for an unknown one."""
     action, slot = entry.get("action"), whole(entry.get("slot"))
     if not isinstance(action, str) or action not in ACTIONS or slot is None:
         msg = f"has an action that is none of {', '.join(ACTIONS)}, or no slot"
@@ -130,5 +129,5 @@ class Slots:
 
 
 def is_action(entry: Mapping[str, Any]) -> bool:
-    """Whether a line of a recording is a call of `/slots/N`, and no request with a prompt."""
+    """Check whether a line of a recording is a call of `/slots/N`, and no request with a prompt."""
     return "action" in entry and not any(key in entry for key in ("request", "segments"))

@@ -1,4 +1,4 @@
-"""How logs look at one time: the one place that says which release words and prints what.
+"""Log formats by release: wording, and the lines that each prints.
 
 A log that names no build is known by its words. Releases between two styles look like one of them;
 where their build is printed, their own rules are played.
@@ -25,7 +25,7 @@ class Style:
 
     @property
     def name(self) -> str:
-        """What a server's log is marked with."""
+        """Name of the engine in its log."""
         return self.release if self.engine == LLAMA else self.engine
 
 
@@ -89,10 +89,10 @@ def style_in(text: str) -> str | None:
 
 
 def prints_checkpoints(names: set[str]) -> bool:
-    """Whether one of some styles has restores, creations and full re-processing unasked."""
+    """Check whether one of some styles has restores, creations and full re-processing unasked."""
     return any(BY_NAME[name].prints_checkpoints for name in names)
 
 
 def prints_depth(names: set[str]) -> bool:
-    """Whether one of some styles has what is equal for each prompt that may go on."""
+    """Check whether one of some styles has what is equal for each prompt that may go on."""
     return any(BY_NAME[name].prints_depth for name in names)

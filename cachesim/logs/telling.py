@@ -1,4 +1,4 @@
-"""What a replayed log shows, as plain data: totals, causes, requests, and how each is known."""
+"""A replayed log as plain data: totals, causes, requests, the source of each number."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ NEARLY: Final = 0.95
 def says_of(
     request: Observed, common: Known, lengths: Lengths, after: int | None = None
 ) -> list[str]:
-    """What the log says, in the order of its lines; `after`: whose slot it found (a slot file)."""
+    """Sentences of the log's lines in order; `after`: request whose slot file was restored."""
     return [
         *_choice(request),
         *_filled(after),
@@ -102,7 +102,7 @@ def _roughly(held: float) -> str:
 
 
 def held_by(o: Observed, common: Known) -> float | None:
-    """How many tokens the slot held when the prompt came."""
+    """Tokens in the slot when the prompt arrived."""
     if o.depth is not None:
         return o.depth[1]
     if o.search.saved is not None and o.search.found_keep is None:
@@ -292,7 +292,7 @@ LEAST: Final = 0.1
 
 @dataclass(slots=True)
 class Group:
-    """One cause over a whole log."""
+    """A cause over a whole log."""
 
     cause: str
     tokens: int = 0
@@ -324,6 +324,7 @@ def told(
     for server, replay in enumerate(replays):
         requests += requests_of(replay, server=server, first=len(requests))
     groups = groups_of(requests, replays[0].settings.engine)
+    known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
     return {
         "format": FORMAT,
         "log": {
@@ -341,14 +342,8 @@ def told(
         "requests": requests,
         "what_if": [],
         "tuned": None,
-        "bytes_say": _whose_bytes(replays),
+        "bytes_say": next((words for how, words in WHOSE.items() if how in known), ""),
     }
-
-
-def _whose_bytes(replays: Sequence[Replay]) -> str:
-    """What the bytes of other servers are of, unless every log prints those of its model."""
-    known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
-    return next((words for how, words in WHOSE.items() if how in known), "")
 
 
 def _places(replays: Sequence[Replay]) -> list[Place]:
@@ -433,17 +428,13 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
     ]
 
 
-def _file_of(rebuilt: Rebuilt) -> int | None:
-    """The request after which a slot file was saved that was read back before this one."""
-    file = None if rebuilt.asked is None else rebuilt.asked.file
-    return None if file is None else file[0]
-
-
 def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
-    """One request: the log's numbers, the replay's, and what lies between equal and reused."""
+    """A request: the log's numbers, the replay's, and what lies between equal and reused."""
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
     why, equal = causes_of(each)
+    file = None if each.asked is None else each.asked.file
+    numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
     return {
         "number": number,
         "server": server,
@@ -470,14 +461,16 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "slot": _slot_known(observed),
             "common": each.common.how,
         },
-        "bounds": _bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
+        "bounds": {
+            name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"
+        },
         "common": each.common.value,
         "common_with": each.holder,
         "equal": equal,
         "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
         "why": why,
-        "log_says": says_of(observed, each.common, lengths, _file_of(each)),
+        "log_says": says_of(observed, each.common, lengths, (None if file is None else file[0])),
         "checkpoints": [
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],
@@ -497,10 +490,6 @@ def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)
     return losses, losses[0]["from"] if losses else None
-
-
-def _bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
-    return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class Subject(Protocol):
 
     @property
     def requests(self) -> int:
-        """How many requests it has."""
+        """Number of requests."""
         ...
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
@@ -62,7 +62,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a server did from its start to its end, and the settings that it was started with."""
+    """Requests of a server from start to end, and its settings."""
 
     subject: Subject
     options: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What is swept, how its bytes are known, and what had to be assumed."""
+    """Input of a sweep: server lives, source of byte sizes, assumptions."""
 
     lives: tuple[Life, ...]  # the one with the most requests first
     sizes: str
@@ -78,7 +78,7 @@ class Tuned:
 
     @property
     def requests(self) -> int:
-        """How many requests they have in all."""
+        """Number of requests in all."""
         return sum(each.subject.requests for each in self.lives)
 
 
@@ -105,7 +105,7 @@ class OfScenario:
 
     @property
     def requests(self) -> int:
-        """How many requests it has."""
+        """Number of requests."""
         return sum(step.do == "complete" for step in self.scenario.step)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
@@ -133,7 +133,7 @@ class OfRequests(OnServer):
 
     @property
     def requests(self) -> int:
-        """How many requests it has."""
+        """Number of requests."""
         return len(self.prompts)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
@@ -222,7 +222,7 @@ NEARLY: Final = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One server: what differs from the user's, and what came of it."""
+    """A server: what differs from the user's, and what came of it."""
 
     changes: Mapping[str, Any]
     processed: int
@@ -342,7 +342,7 @@ def recommended(found: Sequence[Tried]) -> Tried:
 
 
 def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
-    """How to start the server with these settings."""
+    """Command line that starts the server with these settings."""
     family, given = FAMILIES[engine], {**options, **changes}
     flags = (flag_of(family, name, value) for name, value in given.items())
     return " ".join([family.program, *filter(None, flags)])

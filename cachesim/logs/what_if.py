@@ -1,4 +1,4 @@
-"""What another release, patch or flag would have made of the same requests."""
+"""The same requests with another release, patch or flag."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,6 @@ class Question:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the log's own server."""
         return not self.profile and not self.options
 
 
@@ -117,7 +116,7 @@ def value_of(text: str) -> object:
 
 
 def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    """One entry for each question, over all starts of the log's server; none for no question.
+    """An entry for each question, over all starts of the log's server; none for no question.
 
     A usual one that the server of a log cannot be asked is left out.
     """
@@ -165,7 +164,7 @@ def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> 
 def entry(
     question: Question, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
 ) -> dict[str, Any]:
-    """One row: tokens that are read, requests that reuse something, bytes at most."""
+    """A row: tokens that are read, requests that reuse something, bytes at most."""
     hits = failed = 0
     for replay, others in zip(replays, played, strict=True):
         answers = [others[0].replayed[n] for n in _numbers(replay)]

@@ -21,7 +21,7 @@ MOST_REQUESTS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the user says of the server."""
+    """Server settings given by the user."""
 
     profile: str | None = None
     model: str | None = None
@@ -32,7 +32,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Read:
-    """What was found in the files."""
+    """Content of the files: lines, servers, foreign logs."""
 
     servers: list[ServerLog]
     sources: list[str]
@@ -119,7 +119,7 @@ def replays_of(
 
 
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
-    """What the replay shows."""
+    """JSON of `cachesim why` for replayed logs."""
     found = told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
     if read.wrapped_at:
         found["log"]["broken"] = _wrapped(read.wrapped_at)

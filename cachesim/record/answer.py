@@ -1,4 +1,4 @@
-"""What an answer says of the cache, read while it passes: usage, timings, and what was replied.
+"""Parser of passing answers: usage, timings, reply.
 
     data: {"choices": [{"delta": {"content": "Four"}}]}     the reply grows
     data: {"usage": {...}, "timings": {...}}                the numbers
@@ -55,7 +55,7 @@ ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
 
 @dataclass(slots=True)
 class Said:
-    """What was found in an answer."""
+    """Fields of an answer."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a server tells of a prompt when it is asked: the very tokens, and where messages begin.
+"""Exact tokens and message starts of a prompt, by requests to the server.
 
 llama-server has `/props`, `/apply-template` and `/tokenize`; they answer beside the requests that
 are at work. The tokens stay in memory. The line gets runs: "the first 412 tokens are those of
@@ -82,7 +82,7 @@ class Asker:
         self.facts: dict[str, Any] = {}
 
     def learn(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Read the server's properties."""
         if self._can is None:
             props = self._ask("GET", "/props", None)
             self._can = isinstance(props, dict) and "default_generation_settings" in props
@@ -112,7 +112,16 @@ class Asker:
         if own.prompt_tokens is not None and own.prompt_tokens != len(ids):
             return None
         starts = self._user_starts(ids) if "messages" in request else ()
-        return Tokens(self._named(own, ids), starts)
+        best, equal = None, 0
+        for each in reversed(self._seen):
+            shared = common_numbers(each.tokens, ids)
+            if shared > equal:
+                best, equal = each, shared
+        rope = best.rope[:equal] if best is not None else Rope()
+        rope += Rope([(2 * own.number, equal, len(ids))])
+        runs = tuple(rope.runs)
+        self._seen.append(self._with_reply(own, ids, rope))
+        return Tokens(runs, starts)
 
     def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
         if path.endswith("/chat/completions"):
@@ -139,19 +148,6 @@ class Asker:
         except (TypeError, ValueError, OverflowError):
             return None
         return ids if ids.ndim == 1 else None
-
-    def _named(self, own: Recorded, ids: Array) -> tuple[Run, ...]:
-        """The tokens as runs: those of the earlier prompt that shares most, then new ones."""
-        best, equal = None, 0
-        for each in reversed(self._seen):
-            shared = common_numbers(each.tokens, ids)
-            if shared > equal:
-                best, equal = each, shared
-        rope = best.rope[:equal] if best is not None else Rope()
-        rope += Rope([(2 * own.number, equal, len(ids))])
-        runs = tuple(rope.runs)
-        self._seen.append(self._with_reply(own, ids, rope))
-        return runs
 
     def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> Seen:
         rope = rope.copy()

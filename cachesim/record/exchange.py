@@ -1,4 +1,4 @@
-"""One request and its answer, as they went through: what the passage hands over when it is done."""
+"""A request and its answer, as they went through: what the passage hands over when it is done."""
 
 import re
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ SLOT: Final = re.compile(r"/slots/(\d{1,4})/?$")
 
 
 def holds_prompt(method: str, path: str) -> bool:
-    """Whether a call is one that is recorded; all others only pass."""
+    """Check whether a call is one that is recorded; all others only pass."""
     return method == "POST" and path.rstrip("/").endswith(RECORDED)
 
 
 def slot_action(method: str, path: str, query: Mapping[str, str]) -> tuple[str, int] | None:
-    """What a call of llama-server's `/slots/N?action=...` does, and to which slot."""
+    """Action and slot of a call of llama-server's `/slots/N?action=...`."""
     found = SLOT.search(path) if method == "POST" else None
     action = query.get("action", "")
     return None if found is None or action not in ACTIONS else (action, int(found[1]))
@@ -66,7 +66,6 @@ class Body:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing had to be left out."""
         return self.size <= LONGEST_REQUEST
 
 

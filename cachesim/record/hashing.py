@@ -31,13 +31,6 @@ class Hasher:
     def hashed(self, segment: Segment) -> Segment:
         """The same part of a prompt, without its text."""
         text = segment.text
-        return replace(segment, text="", hashes=self._hashes(text), characters=len(text))
-
-    def name(self, text: str) -> str:
-        """What stands for a name: the same for the same name, as long as this key is used."""
-        return self._computed(text)[-1] if text else ""
-
-    def _hashes(self, text: str) -> tuple[str, ...]:
         known = self._known.get(text)
         if known is None:
             if self._size + len(text) > MOST_KNOWN:
@@ -45,7 +38,11 @@ class Hasher:
                 self._size = 0
             known = self._known[text] = self._computed(text)
             self._size += len(text)
-        return known
+        return replace(segment, text="", hashes=known, characters=len(text))
+
+    def name(self, text: str) -> str:
+        """Pseudonym of a name, constant for one key."""
+        return self._computed(text)[-1] if text else ""
 
     def _computed(self, text: str) -> tuple[str, ...]:
         found = []

@@ -70,7 +70,7 @@ class Passage:
         self.at_work = 0
 
     def app(self) -> web.Application:
-        """What listens."""
+        """Web application of the recorder."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.handle)
         app.on_response_prepare.append(self._only_theirs)
@@ -103,7 +103,7 @@ class Passage:
             await self._session.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One request, from its first byte to the last of its answer."""
+        """A request, from its first byte to the last of its answer."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return refusal(501, "websocket_refused", "the recorder passes no WebSockets")
         self.passed += 1

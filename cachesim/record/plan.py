@@ -1,4 +1,4 @@
-"""What a recorder is asked to do: where it listens, whom it asks, what it keeps."""
+"""Plan of a recorder: address, upstream server, output."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def place_of(text: str, *, public: bool) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Check whether only this machine reaches an address."""
     if host.lower() in LOOPBACK:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What is done with each exchange when it is over: a line in the file, and a word on why.
+"""Finished exchanges: a line in the file, a cause in the live view.
 
     passage (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
 
@@ -71,7 +71,7 @@ def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
 
 
 def reply_of(said: Said) -> tuple[Segment, ...]:
-    """What was answered, in the parts in which it comes back with the next request."""
+    """Reply in the parts that the next request repeats."""
     parts = (("reasoning", said.reasoning), ("text", said.text), ("tool call", said.calls))
     return tuple(
         Segment("reply", "assistant", kind, "".join(texts)) for kind, texts in parts if any(texts)
@@ -218,7 +218,7 @@ QUOTES: Final = ("before", "after", "sentence", "advice")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the live view."""
+    """A line of the live view."""
 
     number: int
     client: str
@@ -267,7 +267,6 @@ class Session:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits that nothing should be added."""
         return self._waiting > MOST_WAITING
 
     def close(self) -> None:
@@ -410,7 +409,7 @@ def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:
 
 
 def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:
-    """What the live view shows of a request."""
+    """Row of the live view."""
     return Row(
         number=exchange.number,
         client=exchange.client,

@@ -1,4 +1,4 @@
-"""One workload on several engines: what each reused, request by request, and what it cost."""
+"""A workload on several engines: what each reused, request by request, and what it cost."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,19 @@ def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
     steps = max((len(row.cached) for row in rows), default=0)
     labels = [Text(f"wrong answers of {row.name}: {row.evidence}") for row in rows if row.evidence]
     reused = _reused(title, rows, steps if steps <= WIDE else 0)
-    return [reused, _account(rows), *labels, PageOnly((Picture("", plot(title, rows)),))]
+    table = _table()
+    most = max((row.reused for row in rows), default=0)
+    table.add_column("against the bound", no_wrap=True)
+    table.add_column("wrong", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("lost to", overflow="fold")
+    for row in rows:
+        wrong = "" if row.wrong is None else str(row.wrong)
+        size = "" if row.bytes is None else f"{row.bytes:,}"
+        told = row.problem or _lost_to(row)
+        cells = (_bar(row, most), Text(wrong, style="wrong" if row.wrong else ""), Text(size))
+        table.add_row(Text(row.name), *cells, Text(told, style="quiet" if row.problem else "lost"))
+    return [reused, table, *labels, PageOnly((Picture("", plot(title, rows)),))]
 
 
 def _table(title: str = "") -> Table:
@@ -61,23 +73,6 @@ def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
 
 def _bar(row: Compared, most: int) -> Bar:
     return Bar(row.reused / most if most else 0.0, BAR)
-
-
-def _account(rows: Sequence[Compared]) -> Table:
-    """Wrong answers, bytes held, and where the tokens went that were not reused."""
-    table = _table()
-    most = max((row.reused for row in rows), default=0)
-    table.add_column("against the bound", no_wrap=True)
-    table.add_column("wrong", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("lost to", overflow="fold")
-    for row in rows:
-        wrong = "" if row.wrong is None else str(row.wrong)
-        size = "" if row.bytes is None else f"{row.bytes:,}"
-        told = row.problem or _lost_to(row)
-        cells = (_bar(row, most), Text(wrong, style="wrong" if row.wrong else ""), Text(size))
-        table.add_row(Text(row.name), *cells, Text(told, style="quiet" if row.problem else "lost"))
-    return table
 
 
 def _lost_to(row: Compared) -> str:

@@ -1,4 +1,4 @@
-"""Where text goes: results to standard output, everything else to standard error.
+"""Consoles: results to standard output, everything else to standard error.
 
 Rich obeys `NO_COLOR` and `FORCE_COLOR`, and writes plain text into a pipe. A pipe is 80 columns
 wide unless `COLUMNS` says otherwise, so that what people paste looks the same everywhere.

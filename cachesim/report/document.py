@@ -4,7 +4,6 @@ A command composes one list of parts. `consoles.show` prints it, `html_document.
 a page. Tables keep their numbers whole on a narrow terminal.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,18 +74,6 @@ class FittingTable(Table):
             return
         if self.title:
             yield Text(str(self.title))
-        yield from self._as_list()
-
-    def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
-        wide = options.update_width(UNBOUND)
-        _, right, _, left = self.padding
-        between = right + left + (1 if self.box else 0)
-        return sum(_narrowest(each, console, wide) for each in self.columns) + between * (
-            len(self.columns) - 1
-        )
-
-    def _as_list(self) -> Iterator[Text | Padding]:
-        """Each row as its first cell, and the others below it with the heads of their columns."""
         names = self.columns[0]
         is_named = names.justify == "left"
         if is_named and names.header:
@@ -102,6 +89,14 @@ class FittingTable(Table):
                     kind.append(_labelled(column, cell))
             for line in [*([Text(", ").join(numbers)] if numbers else []), *sentences]:
                 yield Padding(line, (0, 0, 0, 2))
+
+    def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
+        wide = options.update_width(UNBOUND)
+        _, right, _, left = self.padding
+        between = right + left + (1 if self.box else 0)
+        return sum(_narrowest(each, console, wide) for each in self.columns) + between * (
+            len(self.columns) - 1
+        )
 
 
 def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:

@@ -1,4 +1,4 @@
-"""One scenario in full: what it is about, the table, and a paragraph for every step of interest."""
+"""A scenario in full: what it is about, the table, and a paragraph for every step of interest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -44,16 +44,12 @@ def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> Rendera
             commands.append(Text(f"  {word} {sentence}", no_wrap=True, overflow="ignore"))
         else:
             table.add_row(f"  {word}", sentence)
-    return Group(_heading(runs, index), table, *commands)
-
-
-def _heading(runs: Sequence[Run], index: int) -> Text:
     step = runs[0].steps[index]
     profiles = [run.profile for run in runs]
     names = ", ".join([profiles[0], *map(short_profile, profiles[1:])])
     words, style = HEADINGS[step.finding.fate]
     text = Text(f"{names}, step {step.name}: ", style="name")
-    return text.append(words.format(step=step), style=style)
+    return Group(text.append(words.format(step=step), style=style), table, *commands)
 
 
 def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:

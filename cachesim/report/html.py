@@ -34,7 +34,7 @@ PLACE: Final = ("n_tokens", "pos_min", "pos_max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One station: a word, the event to look at, and what is to be said of it."""
+    """A station: a word, the event to look at, and what is to be said of it."""
 
     word: str
     step: int
@@ -59,29 +59,27 @@ def _wrong(run: Run, index: int) -> Iterator[Link]:
     names = [event.name() for event in step.events]
     at = names.index("checkpoint-restored") if "checkpoint-restored" in names else None
     if at is not None:
-        yield from _way_of(run, index, at)
+        restored = run.steps[index].events[at]
+        earlier = [
+            (i, j, event)
+            for i, step in enumerate(run.steps[: index + 1])
+            for j, event in enumerate(step.events)
+            if (i, j) < (index, at) and _is_same(event, restored)
+        ]
+        made = [
+            n for n, (_, _, event) in enumerate(earlier) if event.name() == "checkpoint-created"
+        ]
+        for i, j, event in earlier[made[-1] if made else 0 :]:
+            if event.name() == "checkpoint-created":
+                yield _link("made", run, i, j)
+            elif event.name() == "checkpoint-kept":
+                yield _link("kept", run, i, j)
         yield _link("restored", run, index, at)
     else:
         loud = [i for i, event in enumerate(step.events) if event.loudness() == "warn"]
         yield from (_link("handed on", run, index, i) for i in loud)
     said = next((fact.sentence for fact in step.facts if fact.word == "wrong"), "")
     yield Link(word="wrong", step=index, event=len(step.events) - 1, sentence=said)
-
-
-def _way_of(run: Run, index: int, at: int) -> Iterator[Link]:
-    restored = run.steps[index].events[at]
-    earlier = [
-        (i, j, event)
-        for i, step in enumerate(run.steps[: index + 1])
-        for j, event in enumerate(step.events)
-        if (i, j) < (index, at) and _is_same(event, restored)
-    ]
-    made = [n for n, (_, _, event) in enumerate(earlier) if event.name() == "checkpoint-created"]
-    for i, j, event in earlier[made[-1] if made else 0 :]:
-        if event.name() == "checkpoint-created":
-            yield _link("made", run, i, j)
-        elif event.name() == "checkpoint-kept":
-            yield _link("kept", run, i, j)
 
 
 def _is_same(one: Event, other: Event) -> bool:
@@ -133,7 +131,7 @@ WIDEST: Final = 48
 
 
 def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
-    """One entry of "runs": its verdict, a row per step, and the facts of steps of interest.
+    """An entry of "runs": its verdict, a row per step, and the facts of steps of interest.
 
     The verdict is of all steps; `steps` says how many of them are shown.
     """
@@ -366,7 +364,7 @@ class Fitted:
 
 
 def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
-    """One page of as many runs as fit into the limit; of a single long one its first steps.
+    """A page of as many runs as fit into the limit; of a single long one its first steps.
 
     Runs that were not as expected come first, then those that show a wrong answer.
     """
@@ -412,7 +410,7 @@ def _is_wrong(run: Run) -> bool:
 
 
 def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -> str:
-    """One page of all runs; what is too much for the limit is told less often.
+    """A page of all runs; what is too much for the limit is told less often.
 
     With `steps` only so many of each run are on it, and the page says so.
     """

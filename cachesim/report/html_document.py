@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from cachesim.printable import printable
@@ -63,7 +63,26 @@ def _blocks(parts: Iterable[RenderableType]) -> Iterator[str]:
                 if text.plain.strip():
                     yield f"<p{_class(str(text.style))}>{_inline(text)}</p>"
             case Table():
-                yield _table(part)
+                table = part
+                heads = [as_text(column.header).plain for column in table.columns]
+                marks = [
+                    (" class='n'" if column.justify == "right" else "") for column in table.columns
+                ]
+                lines = []
+                if any(heads):
+                    pairs = zip(marks, map(_code, heads), strict=True)
+                    head = "".join(f"<th{mark}>{name}</th>" for mark, name in pairs)
+                    lines.append(f"<thead><tr>{head}</tr></thead>")
+                labels = [f" data-head='{_code(name)}'" if name else "" for name in heads]
+                columns = zip(*(column.cells for column in table.columns), strict=True)
+                for row, cells in zip(table.rows, columns, strict=True):
+                    tds = "".join(
+                        f"<td{mark}{label}>{_cell(cell)}</td>"
+                        for mark, label, cell in zip(marks, labels, cells, strict=True)
+                    )
+                    lines.append(f"<tr{_class(str(row.style or ''))}>{tds}</tr>")
+                title = f"<p>{_inline(as_text(table.title))}</p>" if table.title else ""
+                yield (f"{title}<table>{''.join(lines)}</table>")
             case Group():
                 yield from _blocks(part.renderables)
             case PageOnly():
@@ -74,26 +93,6 @@ def _blocks(parts: Iterable[RenderableType]) -> Iterator[str]:
                 yield markup
             case _:
                 yield f"<pre>{escape(plain_text(part, width=100))}</pre>"
-
-
-def _table(table: Table) -> str:
-    heads = [as_text(column.header).plain for column in table.columns]
-    marks = [(" class='n'" if column.justify == "right" else "") for column in table.columns]
-    lines = []
-    if any(heads):
-        pairs = zip(marks, map(_code, heads), strict=True)
-        head = "".join(f"<th{mark}>{name}</th>" for mark, name in pairs)
-        lines.append(f"<thead><tr>{head}</tr></thead>")
-    labels = [f" data-head='{_code(name)}'" if name else "" for name in heads]
-    columns = zip(*(column.cells for column in table.columns), strict=True)
-    for row, cells in zip(table.rows, columns, strict=True):
-        tds = "".join(
-            f"<td{mark}{label}>{_cell(cell)}</td>"
-            for mark, label, cell in zip(marks, labels, cells, strict=True)
-        )
-        lines.append(f"<tr{_class(str(row.style or ''))}>{tds}</tr>")
-    title = f"<p>{_inline(as_text(table.title))}</p>" if table.title else ""
-    return f"{title}<table>{''.join(lines)}</table>"
 
 
 def _cell(cell: object) -> str:

@@ -8,7 +8,7 @@ from cachesim.scenario.result import Run
 
 
 def document(runs: Sequence[Run], *, detail: bool = False) -> str:
-    """One object with every run."""
+    """An object with every run."""
     entries = [run.to_json(detail=detail) for run in runs]
     return json.dumps({"format": 1, "runs": entries}, allow_nan=False)
 
@@ -23,5 +23,5 @@ def lines(run: Run, *, detail: bool = False) -> Iterator[str]:
 
 
 def line(content: Mapping[str, Any]) -> str:
-    """One line of JSON Lines."""
+    """A line of JSON Lines."""
     return json.dumps(content, allow_nan=False, separators=(",", ":"))

@@ -23,7 +23,7 @@ OFTEN: Final = 4
 
 
 class Row(Protocol):
-    """What is shown of a request."""
+    """Row of the live table."""
 
     @property
     def number(self) -> int:
@@ -31,7 +31,7 @@ class Row(Protocol):
 
     @property
     def client(self) -> str:
-        """Who asked."""
+        """Client's address."""
 
     @property
     def status(self) -> int | None:
@@ -39,7 +39,7 @@ class Row(Protocol):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client left before the end."""
+        """True if the client left before the end."""
 
     @property
     def prompt(self) -> int | None:
@@ -47,11 +47,11 @@ class Row(Protocol):
 
     @property
     def cached(self) -> int | None:
-        """How many of them were reused."""
+        """Number of reused prompt tokens."""
 
     @property
     def again(self) -> int | None:
-        """How many the server had once, and processed again."""
+        """Number of reprocessed tokens."""
 
     @property
     def why(self) -> str:
@@ -59,7 +59,7 @@ class Row(Protocol):
 
     @property
     def how(self) -> str:
-        """How `prompt` and `cached` are known; empty where there is no prompt."""
+        """Source of `prompt` and `cached`; empty without a prompt."""
 
 
 class LiveView:
@@ -88,7 +88,7 @@ class LiveView:
             self._live.stop()
 
     def add(self, row: Row, totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]) -> None:
-        """One more request has passed."""
+        """Add a request that has passed."""
         self._rows.append(row)
         self._totals, self._worst = dict(totals), list(worst)
         if self._live is None:

@@ -16,7 +16,7 @@ class Shown:
     runs: tuple[Run, ...]
 
     def __repr__(self) -> str:
-        """One line: scenario, profile, cached tokens, the worst answer."""
+        """A line: scenario, profile, cached tokens, the worst answer."""
         lines = (
             f"{run.scenario} on {run.profile}: cached {cached_row(run.steps)},"
             f" {worst_answer(run.steps) or 'not compared'}"
@@ -55,5 +55,5 @@ class Framed:
 
 
 def show(runs: Run | Sequence[Run]) -> Shown:
-    """What `run_scenario` returned, one or several, in a form that notebooks show."""
+    """Wrap one or several results of `run_scenario` for a notebook."""
     return Shown((runs,) if isinstance(runs, Run) else tuple(runs))

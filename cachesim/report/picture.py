@@ -47,7 +47,7 @@ Mark: TypeAlias = Literal["saved", "wrong", "lacks", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """How a row of a tree hangs on those around it; lines go down where a parent ends."""
+    """Position of a row in a tree; lines go down where a parent ends."""
 
     start: int  # where its parent ends
     end: int
@@ -68,7 +68,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the picture."""
+    """A line of the picture."""
 
     kind: Kind
     label: str
@@ -101,7 +101,7 @@ class Texts:
         return tuple(token for piece in pieces for token in self.tokens(piece))
 
     def step(self, piece: Piece) -> int | None:
-        """Who wrote it."""
+        """Step that wrote it."""
         return piece.get("step")
 
     def name(self, piece: Piece) -> str:
@@ -298,14 +298,10 @@ def request(run: Run, index: int) -> Iterator[Row]:
         (equal, total, "held", "new"),
     ):
         for piece in cut([own], start, end):
-            bar = texts.bar(start, piece, _as_look(look), also=f", {TOLD.get(word, word)}")
+            looks: dict[str, Look] = {"shared": "shared", "wrong": "wrong", "again": "again"}
+            bar = texts.bar(start, piece, looks.get(look, "held"), also=f", {TOLD.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
     yield Row(kind="request", label=f"request {step.name}", bars=tuple(bars))
-
-
-def _as_look(word: str) -> Look:
-    looks: dict[str, Look] = {"shared": "shared", "wrong": "wrong", "again": "again"}
-    return looks.get(word, "held")
 
 
 def held(run: Run, state: State) -> tuple[Row, ...]:
@@ -433,17 +429,13 @@ def _shelf(texts: Texts, slot: SlotState, *, several: bool) -> Iterator[Row]:
         label = f"{len(slot.checkpoints) - len(shelf)} older checkpoints"
         yield Row(kind="checkpoint", label=label, bars=())
     for each in shelf:
+        made = "" if each.made_by is None else f", made by {texts.steps[each.made_by].name}"
+        owner = f", slot {slot.id}" if several else ""
         yield Row(
             kind="checkpoint",
-            label=_saved(texts, each, slot, several=several),
+            label=(f"checkpoint {checkpoint_word(each)}{made}{owner}"),
             bars=_state(texts, each),
         )
-
-
-def _saved(texts: Texts, each: CheckpointState, slot: SlotState, *, several: bool) -> str:
-    made = "" if each.made_by is None else f", made by {texts.steps[each.made_by].name}"
-    owner = f", slot {slot.id}" if several else ""
-    return f"checkpoint {checkpoint_word(each)}{made}{owner}"
 
 
 def checkpoint_word(each: CheckpointState) -> str:
@@ -514,7 +506,7 @@ class Picture:
 
 
 def moment(run: Run, index: int, state: State) -> Picture:
-    """What the server holds at one moment of a step."""
+    """Picture of the server's memory at a moment of a step."""
     step = run.steps[index]
     rows = (*request(run, index), *held(run, state))
     return Picture(
@@ -527,7 +519,7 @@ def moment(run: Run, index: int, state: State) -> Picture:
 
 
 def after(run: Run, index: int) -> Picture | None:
-    """What the server holds after a step; nothing where that was not watched."""
+    """Picture of the server's memory after a step; None without details."""
     state = _state_after(run, index)
     return None if state is None else moment(run, index, state)
 
@@ -590,7 +582,7 @@ BESIDE: Final = 7
 
 
 def positions_of(run: Run) -> int:
-    """How many positions there are to show in any of its pictures."""
+    """Number of positions in the widest picture of a run."""
     longest = [step.prompt_tokens + len(step.generated) for step in run.steps]
     for state in () if run.detail is None else run.detail.states:
         longest += [sum(map(size_of, slot.tokens)) for slot in state.slots]

@@ -72,12 +72,12 @@ def blocks(
 
 
 def scale_of(picture: Picture) -> int:
-    """How many tokens a column stands for."""
+    """Number of tokens per column."""
     return -(-picture.positions // WIDEST)
 
 
 def legend(picture: Picture) -> list[str]:
-    """What the characters mean, for pictures that name writers."""
+    """Legend of the characters."""
     scale, writers = scale_of(picture), _writers_of(picture.steps)
     pairs = zip(writers, picture.steps, strict=True)
     named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]

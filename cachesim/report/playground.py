@@ -1,4 +1,4 @@
-"""What the playground asks for: what there is to choose, and a scenario played, told and drawn.
+"""Functions of the playground: choices, and a scenario with its report and pictures.
 
 The page in `docs/playground` calls `answer` inside a browser; everything goes in and out as JSON.
 """
@@ -47,7 +47,7 @@ def _engine(family: Family[Any, Any]) -> dict[str, Any]:
 
 
 def answer(asked: str) -> str:
-    """One request of the page; what is wrong with it is told, and never raised."""
+    """A request of the page; what is wrong with it is told, and never raised."""
     try:
         told = json.loads(asked)
         return json.dumps(played(told["scenario"], told["profile"], told["arithmetic"]))

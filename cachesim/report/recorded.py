@@ -79,7 +79,7 @@ PARTS: Final = (("cached", "reused"), ("processed", "processed"))
 
 
 def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
-    """Who is simulated, and how often it reuses as many tokens as the real server did."""
+    """Simulated server, and the number of requests with the real server's reuse."""
     compared = (
         f"it reuses as many tokens as the server did in {agreement['agreeing']} of "
         f"{agreement['comparable']} requests."
@@ -124,7 +124,7 @@ def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def recorded_request(each: Mapping[str, Any]) -> RenderableType:
-    """One recorded request."""
+    """A recorded request."""
     head = Text(f"request {each['number']}", style="name")
     head.append(f"  line {each['line']}")
     facts = Table.grid(padding=(0, 2, 0, 0))

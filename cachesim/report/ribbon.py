@@ -56,7 +56,7 @@ def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
 
 
 def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
-    """How many tokens a letter stands for, so that the longest of several ribbons fits."""
+    """Number of tokens per letter, so that the longest of several ribbons fits."""
     total = max((sum(size for _, size in parts) for parts in ribbons), default=0)
     return max(1, -(-total // widest))
 

@@ -127,7 +127,7 @@ def routine(run: Run) -> frozenset[str]:
 
 
 def step_before(run: Run, index: int) -> RenderableType:
-    """What comes in."""
+    """Heading and prompt of a step."""
     step = run.steps[index]
     text = Text(f"{index + 1}. {step.name}", style="name")
     said = step.do if step.do != "complete" else f"a prompt of {step.prompt_tokens} tokens"
@@ -135,7 +135,7 @@ def step_before(run: Run, index: int) -> RenderableType:
 
 
 def step_after(run: Run, index: int, scale: int) -> RenderableType:
-    """What became of it; a letter of its ribbons stands for so many tokens."""
+    """Result of a step; `scale` tokens per letter of its ribbons."""
     facts = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     facts.add_column(style="quiet", min_width=13, no_wrap=True)
     facts.add_column(overflow="fold")
@@ -176,7 +176,7 @@ def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableTy
 
 
 def scale_of_run(run: Run) -> int:
-    """One scale for all ribbons of a run: they stand below each other."""
+    """Common scale of all ribbons of a run."""
     return scale_of(*(parts for i in range(len(run.steps)) for parts in _ribbons(run, i)))
 
 

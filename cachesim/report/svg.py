@@ -38,7 +38,7 @@ def share(part: int, whole: int) -> str:
 
 
 def label_at(branch: Branch | None, wide: int) -> str:
-    """Where a label stands: in a tree above its bar, and towards the side where there is room."""
+    """Place of a label: in a tree above its bar, on the side with room."""
     if branch is None:
         return 'class="l" x="0" y="10"'
     level = 100 * branch.start / wide
@@ -49,7 +49,7 @@ def label_at(branch: Branch | None, wide: int) -> str:
 
 
 def branch_svg(branch: Branch, wide: int) -> str:
-    """What joins a row to its parent's and its children's, drawn below the bars."""
+    """Lines from a row to its parent's and children's, below the bars."""
     parts = [_down(each, wide, 0, LINE) for each in branch.passes]
     if branch.root and branch.leads_on:
         parts.append(f'<circle class="saved" cx="5" cy="{MIDDLE}" r="4"/>')
@@ -62,7 +62,7 @@ def branch_svg(branch: Branch, wide: int) -> str:
 
 
 def ends_svg(branch: Branch, wide: int, uid: str) -> str:
-    """What stands on a bar or beside it: the strip of a window, the mark at the end."""
+    """Strip of a window and end mark of a bar."""
     parts = []
     if branch.window is not None:
         where = f'x="{share(branch.start, wide)}" width="{share(branch.end - branch.start, wide)}"'
@@ -191,7 +191,7 @@ def patterns(uid: str, count: int = COLOURS) -> str:
 
 
 def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None = None) -> str:
-    """One row from its own top: the label, the rail, the bars."""
+    """A row from its own top: the label, the rail, the bars."""
     note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
     middle = LABEL + HIGH // 2
     parts = [f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>']

@@ -129,7 +129,7 @@ SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """What changes from one release to the next one that was played."""
+    """Difference between two consecutive releases of a sweep."""
 
     server: str
     before: str
@@ -145,7 +145,7 @@ class Upgrade:
 
     @property
     def changes(self) -> bool:
-        """Whether anything does."""
+        """True if reuse or losses differ."""
         return bool(self.reused or self.lost)
 
 
@@ -242,7 +242,24 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
     order = "Requests come one after the other; nothing here is a claim about time."
     parts: list[RenderableType] = [PageOnly((Heading(name), Text(order)))] if name else []
     for title, members in by_trace(rows):
-        parts += [Heading(title, level=2), Text(), _shares(members), Text()]
+        table = FittingTable()
+        table.add_column("server", overflow="fold")
+        for head in ("tokens", "reused", "share"):
+            table.add_column(head, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        refused = any(row["refused"] for row in members)
+        if refused:
+            table.add_column("refused", justify="right")
+        for row in members:
+            cells: list[RenderableType] = [
+                server_of(row),
+                f"{row['prompt_tokens']:,}",
+                f"{row['cached']:,}",
+                f"{row['rate']:.4f}",
+                Bar(row["rate"], BAR),
+            ]
+            table.add_row(*cells, *([f"{row['refused']:,}"] if refused else []))
+        parts += [Heading(title, level=2), Text(), table, Text()]
         for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
         if any(row["lost"] for row in members if row["profile"] != "bound"):
@@ -267,7 +284,7 @@ def endings(rows: Rows) -> list[str]:
 
 
 def notes(rows: Rows) -> list[str]:
-    """How the trace was read, then whose bytes each server's limits counted."""
+    """Notes on the trace, then on each server's limits in bytes."""
     found = list(dict.fromkeys(note for row in rows for note in row["notes"]))
     limits = [
         f"{server_of(row)}: {row['bytes']['note']}"
@@ -296,7 +313,7 @@ def by_trace(rows: Rows) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """What was played, in words."""
+    """Title of a trace."""
     told = f"{row['trace']}: {counted(row['requests'], 'request')}"
     if row["scale"] != 1:
         told += f", scaled down {row['scale']}:1"
@@ -313,27 +330,6 @@ def title_of(row: Mapping[str, Any]) -> str:
 def settings_of(row: Mapping[str, Any]) -> str:
     """The flags of a row."""
     return ", ".join(f"{name}={value}" for name, value in row["settings"].items())
-
-
-def _shares(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = FittingTable()
-    table.add_column("server", overflow="fold")
-    for head in ("tokens", "reused", "share"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    refused = any(row["refused"] for row in rows)
-    if refused:
-        table.add_column("refused", justify="right")
-    for row in rows:
-        cells: list[RenderableType] = [
-            server_of(row),
-            f"{row['prompt_tokens']:,}",
-            f"{row['cached']:,}",
-            f"{row['rate']:.4f}",
-            Bar(row["rate"], BAR),
-        ]
-        table.add_row(*cells, *([f"{row['refused']:,}"] if refused else []))
-    return table
 
 
 def swept(rows: Rows) -> list[str]:

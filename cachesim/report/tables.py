@@ -39,7 +39,7 @@ def shortened(error: str, most: int = 13) -> str:
 
 
 def step_cell(step: Step) -> Text:
-    """What a profile made of one step: cached tokens, the answer, what was lost."""
+    """Cell of a step: cached tokens, the answer, lost tokens."""
     if step.error is not None:
         return Text(f"{'-':>6} ") + Text(shortened(step.error), style="wrong")
     if step.do != "complete":
@@ -80,7 +80,7 @@ CELL: Final = len(CELL_HEADING) + 2
 
 
 def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
-    """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
+    """A scenario: a row per step, a column per profile, as many tables as the width asks for."""
     names = max(len(step.name) for step in runs[0].steps)
     prompts = max(len(_prompt(step)) for step in runs[0].steps)
     per_table = max(1, (width - max(4, names) - max(6, prompts) - 4) // CELL)

@@ -27,10 +27,24 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     """The Pareto front, the plot, the recommended settings and their cost."""
     own, best = found["own"], found["recommended"]
     title = f"{found['requests']:,} requests played with {len(found['tried'])} settings"
+    front = found["front"]
+    table = FittingTable()
+    table.add_column("settings", overflow="fold")
+    for head in ("prefill tokens", "change", "memory (MiB)", "change"):
+        table.add_column(head, justify="right")
+    for each in [*front, *([] if own in front else [own])]:
+        tokens, size = each["processed"] - own["processed"], held(each) - held(own)
+        table.add_row(
+            words_of(each["changes"]) + ("  *" if each == best else ""),
+            f"{each['processed']:,}",
+            f"{tokens:+,}" if tokens else "",
+            mib(held(each)),
+            f"{size / MIB:+,.1f}" if mib(abs(size)) != mib(0) else "",
+        )
     parts: list[RenderableType] = [
         Heading(f"{found['source']}: {title}"),
         Text(),
-        _front(found["front"], own, best),
+        table,
         Text(),
     ]
     if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
@@ -46,25 +60,6 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
 def words_of(changes: Mapping[str, Any]) -> str:
     """The differences from the user's settings."""
     return ", ".join(f"{name}={value}" for name, value in changes.items()) or "as it is"
-
-
-def _front(
-    front: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
-) -> RenderableType:
-    table = FittingTable()
-    table.add_column("settings", overflow="fold")
-    for head in ("prefill tokens", "change", "memory (MiB)", "change"):
-        table.add_column(head, justify="right")
-    for each in [*front, *([] if own in front else [own])]:
-        tokens, size = each["processed"] - own["processed"], held(each) - held(own)
-        table.add_row(
-            words_of(each["changes"]) + ("  *" if each == best else ""),
-            f"{each['processed']:,}",
-            f"{tokens:+,}" if tokens else "",
-            mib(held(each)),
-            f"{size / MIB:+,.1f}" if mib(abs(size)) != mib(0) else "",
-        )
-    return table
 
 
 def held(each: Mapping[str, Any]) -> int:

@@ -122,7 +122,7 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def totals_in_words(totals: Mapping[str, Any]) -> str:
-    """What all requests come to."""
+    """Sentence on the totals of all requests."""
     return " ".join([_sum_in_words(totals), *_left_out(totals)])
 
 
@@ -185,7 +185,7 @@ def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None)
 
 
 def kind_of(cause: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> str:
-    """Who can do something about a cause; a flag only where none was tried in vain."""
+    """Kind of a cause's remedy; a flag only where one helps or none was tried."""
     if cause["kind"] != "flag" or tuned is None or not cause["tried"]:
         return KINDS[cause["kind"]]
     if _any_helps(cause["tried"], 0):
@@ -200,7 +200,7 @@ def _any_helps(tried: Iterable[Mapping[str, Any]], failed: int) -> bool:
 
 
 def request(each: Mapping[str, Any]) -> RenderableType:
-    """One request in full."""
+    """A request in full."""
     known = each["known"]
     head = Text(f"request {each['number']}", style="name")
     head.append(f"  line {each['line']}")

@@ -1,4 +1,4 @@
-"""One request of a trace, whatever form the trace has."""
+"""A request of a trace, whatever form the trace has."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class TraceError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a trace.
+    """A request of a trace.
 
     blocks   7        9        12           an id stands for its block and all before it
     sizes    512      512      86           silent: as many as the trace's blocks have

@@ -44,7 +44,7 @@ class Measured:
 
     @classmethod
     def of_gguf(cls, path: Path) -> "Measured":
-        """What the header of a model's file has."""
+        """Sizes by the header of a model's file."""
         sizes, fields = sizes_of_gguf(path)
         window = fields.get(f"{fields.get('general.architecture')}.attention.sliding_window")
         length = window if isinstance(window, int) and window > 0 else 0
@@ -118,7 +118,7 @@ def bytes_of(
 
 
 def sentence_of(told: Mapping[str, Any], scale: int) -> str:
-    """What a server's limits in bytes counted; empty where it has none."""
+    """Sentence on a server's limits in bytes; empty without any."""
     if not told["limits"]:
         return ""
     flags = " and ".join(f"{name} ({size:,} bytes)" for name, size in told["limits"].items())
@@ -128,16 +128,6 @@ def sentence_of(told: Mapping[str, Any], scale: int) -> str:
         unit = "a token as played" if scale == 1 else f"{scale} tokens of the trace as one"
         model = f"the bytes of the model that its options describe ({told['by']}), {unit}"
         return f"{flags} counts {model}; {ends}"
-    rates = _rates(told)
-    if told["of"] == "given":
-        return f"{flags} counts {rates}, by {told['by']}; {ends}"
-    return (
-        f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
-        f"write --gguf FILE or {_flags(told)}; in a plan gguf or sizes"
-    )
-
-
-def _rates(told: Mapping[str, Any]) -> str:
     parts = [
         f"{told[name]:,.10g} {what}"
         for name, what in (
@@ -147,7 +137,13 @@ def _rates(told: Mapping[str, Any]) -> str:
         )
         if told[name]
     ]
-    return ", ".join(parts)
+    rates = ", ".join(parts)
+    if told["of"] == "given":
+        return f"{flags} counts {rates}, by {told['by']}; {ends}"
+    return (
+        f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
+        f"write --gguf FILE or {_flags(told)}; in a plan gguf or sizes"
+    )
 
 
 def _flags(told: Mapping[str, Any]) -> str:

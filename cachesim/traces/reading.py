@@ -241,7 +241,7 @@ class Stream:
 
 
 def is_batch(told: object) -> bool:
-    """Whether a line is one of such a stream."""
+    """Check whether a line is one of such a stream."""
     if isinstance(told, list):
         return len(told) > 1 and isinstance(told[1], list)
     return isinstance(told, dict) and "events" in told

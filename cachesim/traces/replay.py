@@ -111,7 +111,7 @@ class Timeline:
     moments: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
     def wants(self, requests: int) -> bool:
-        """Whether the moment after so many requests is one of them."""
+        """Check whether the moment after so many requests is one of them."""
         return requests % self.every == 0
 
     def add(self, requests: int, held: dict[str, int]) -> None:
@@ -200,7 +200,7 @@ class Cell:
 
 @dataclass(slots=True, kw_only=True)
 class Replayed:
-    """What a server reused of a trace."""
+    """Reuse of a trace on a server."""
 
     requests: int = 0
     refused: int = 0
@@ -241,7 +241,7 @@ class Replayed:
         self.ranks.add(asked.rank)
 
     def notes(self, source: Source) -> Iterator[str]:
-        """How the trace was read, where that is not in it."""
+        """Assumptions made while the trace was read."""
         if self.silent and source.replies is None:
             has = "have" if self.silent > 1 else "has"
             yield (
@@ -262,7 +262,7 @@ class Replayed:
 
 
 def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """What comes of a cell; `hear` is told how many requests are done."""
+    """Play a cell; `hear` is called with the number of finished requests."""
     engine = None if cell.profile == BOUND else cell.engine()
     limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
     found, over, evictions = Replayed(), Timeline(), 0
@@ -366,7 +366,7 @@ def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
 
 
 class Known:
-    """What was computed before: the longest part of each block that any prompt had.
+    """Tokens computed before: the longest part of each block in any prompt.
 
     An id stands for its block and all before it, so the longest known prefix is that of the ids.
     With `most` only so many blocks are remembered, those that were asked for last.
@@ -377,7 +377,7 @@ class Known:
         self._most = most
 
     def see(self, blocks: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]] = ()) -> int:
-        """How many leading tokens are known already; from now on all are, and what is kept."""
+        """Count the known leading tokens, then add all of them."""
         equal = 0
         for block, size in blocks:
             known = min(size, self._longest.get(block, 0))
@@ -408,7 +408,7 @@ def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Rep
 
 
 def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """What was played and what came of it, as plain data."""
+    """A cell and its result as plain data."""
     source = cell.source
     return {
         "trace": Path(source.name).name,

@@ -1,4 +1,4 @@
-"""Where a trace comes from, how much of it is played, and what it is scaled to.
+"""Source of a trace: file or generator, the part to play, the scale.
 
 conversation_trace.jsonl    a file as its publishers write it, or compressed
 made:100000, made:100000:7  so many requests that are made up, with a seed
@@ -118,7 +118,7 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """Where the trace is."""
+        """Path of the trace."""
         return Path(self.file or self.name)
 
     def scaling(self, unit: int) -> int:
@@ -126,7 +126,7 @@ class Source:
         return max(1, unit // 16) if self.scale is None else self.scale
 
     def digest(self) -> str:
-        """What is in the trace: the same for the same requests, wherever the file lies."""
+        """Digest of the trace's requests, independent of the file's place."""
         if MADE.fullmatch(self.name):
             return self.name
         try:

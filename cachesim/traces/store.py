@@ -1,4 +1,4 @@
-"""What came of each cell, in a file that outlives an interruption.
+"""Results of cells in a file that survives an interruption.
 
 SQLite, because it is part of Python, one file, and whole after a process was killed: a cell is in
 it or is not. One process writes, those that play do not know of it.
@@ -58,7 +58,7 @@ class Store:
         return int(count)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What came of a cell, if it was played."""
+        """Result of a cell, or None."""
         row = self._connection.execute("SELECT outcome FROM cells WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 

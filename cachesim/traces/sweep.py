@@ -35,7 +35,7 @@ class Failed:
 
 
 def attempt(cell: Cell) -> dict[str, Any] | Failed:
-    """What comes of a cell; wrong input is told as a value, for it may come from far away."""
+    """Play a cell; wrong input is returned as a value, for it may be remote."""
     try:
         return play(cell)
     except InputError as error:
@@ -48,7 +48,7 @@ def sweep(
     store: str | Path | None = None,
     processes: int = 1,
 ) -> list[dict[str, Any]]:
-    """What comes of a plan, a file or a mapping as one: a flat row for each cell, for a table.
+    """Play a plan (a file or a mapping): a flat row for each cell.
 
     `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was played before
     with the same code is not played again.
@@ -82,7 +82,7 @@ def play_cells(
     hands: Hands,
     hear: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """What came of each cell, in their order; `hear` is told how many are done."""
+    """Results of cells in order; `hear` is called with the number done."""
     digests = {
         name: source.digest() for name, source in {c.source.name: c.source for c in cells}.items()
     }

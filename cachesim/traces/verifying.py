@@ -40,7 +40,7 @@ class Wrong:
 
     @property
     def sentence(self) -> str:
-        """What is wrong with it."""
+        """Sentence on the wrong answer."""
         return (
             f"request {self.number}, {self.cached} of {self.prompt_tokens} tokens reused: the "
             f"logits of its reply differ from a cold run's, first at token {self.step}"
@@ -49,7 +49,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What a sample of the answers shows."""
+    """Verdicts on a sample of the answers."""
 
     played: int  # requests up to the last one of the sample
     reusing: int  # requests of the trace that reused something
@@ -60,7 +60,7 @@ class Verified:
 
     @property
     def sentence(self) -> str:
-        """What was looked at, and how much of it was right."""
+        """Sentence on the sample and the right answers in it."""
         if not self.sampled:
             return "no request reused anything, so no answer was computed"
         told = (
@@ -73,7 +73,7 @@ class Verified:
 
     @property
     def right(self) -> bool:
-        """Whether nothing speaks against the replay."""
+        """True if nothing speaks against the replay."""
         return not self.wrong and not self.otherwise
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What happens in Marconi's tree, as events."""
+"""Events of Marconi's tree."""
 
 from dataclasses import dataclass
 

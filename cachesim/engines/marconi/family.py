@@ -1,4 +1,4 @@
-"""What tools must know of Marconi."""
+"""`Family` value of Marconi."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +10,7 @@ from cachesim.engines.release import Patch, Release, laying
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """One field per difference."""
+    """Rules of a release, one field per difference."""
 
     descends_partial: bool = False
     """The match goes on among the children of an edge that it matches only in part, and reports

@@ -1,4 +1,4 @@
-"""What the tree holds at one moment, in the form that pages are drawn from."""
+"""Snapshot of the tree, as pages draw it."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the policy is started with, under the artifact's names."""
+"""Options of the policy, under the artifact's names."""
 
 from dataclasses import dataclass
 

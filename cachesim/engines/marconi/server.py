@@ -28,7 +28,7 @@ from cachesim.units import Array, Count, Token, Tokens
 
 @dataclass(slots=True)
 class Content:
-    """What belongs to the tokens of one node: their keys and values, and the state at the end."""
+    """Content of a node: keys and values of its tokens, the state at its end."""
 
     keys: dict[int, tuple[Array, Array]]
     state: dict[int, Array]
@@ -89,7 +89,7 @@ class Memory:
             self.state = {layer: row.copy() for layer, row in contents[-1].state.items()}
 
     def content(self, start: int, end: int, state: dict[int, Array]) -> Content:
-        """What a node of tokens `[start, end)` keeps."""
+        """Content of a node of tokens `[start, end)`."""
         keys = {
             layer: (k[start:end].copy(), v[start:end].copy()) for layer, (k, v) in self.keys.items()
         }
@@ -128,14 +128,14 @@ LONGEST = 1 << 17
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """One request, and what came of it."""
+    """A request, and what came of it."""
 
     limit: int = 0
     sampled: list[Token] = field(default_factory=list)
 
     @property
     def generated(self) -> Tokens:
-        """What was sampled."""
+        """Sampled tokens."""
         return tuple(self.sampled)
 
 
@@ -194,7 +194,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
 
     @property
     def _right(self) -> bool:
-        """Whether one token is left to compute, and only what was fed is kept.
+        """True if one token is left to compute, and only what was fed is kept.
 
         Trap: the artifact counts a whole prompt as reused, and the last sampled token as kept.
         """

@@ -48,7 +48,7 @@ class Costs:
         return self.options.num_attn_layers * 2 * tokens * self.options.d * 2
 
     def state_bytes(self) -> int:
-        """One state: that of the scan, and that of the convolution (kernel 4, expansion 2)."""
+        """A state: that of the scan, and that of the convolution (kernel 4, expansion 2)."""
         d, n = self.options.d, self.options.n
         return self.options.num_ssm_layers * (d * n * 2 + (2 * d + 2 * n) * 4 * 2)
 
@@ -96,7 +96,7 @@ class Node:
         return found[::-1]
 
     def depth(self) -> int:
-        """How many tokens lead to its end."""
+        """Number of tokens from the root to its end."""
         return sum(len(node.key) for node in self.path())
 
 
@@ -110,7 +110,7 @@ class Match:
 
     @property
     def branches(self) -> bool:
-        """Whether inserting divides an edge."""
+        """True if inserting divides an edge."""
         return self.agreed > self.reusable
 
 
@@ -142,7 +142,7 @@ class Tree:
     # -- match -------------------------------------------------------------------------------------
 
     def look_up(self, prompt: Tokens) -> Match:
-        """What a request may go on from."""
+        """Match of a request's prompt."""
         match = self.match(prompt)
         self.hits.append((len(prompt), match.reusable))
         return match
@@ -241,11 +241,11 @@ class Tree:
             node, rest = child, rest[shared:]
 
     def agreed(self, tokens: Tokens) -> int:
-        """How many tokens agree."""
+        """Number of matching tokens."""
         return sum(shared for _, shared in self.walk(tokens))
 
     def legal(self, tokens: Tokens) -> int:
-        """How many lie in nodes that agree to their end: a state stands there."""
+        """Number of matching tokens in whole nodes, at whose end a state is."""
         return sum(shared for node, shared in self.walk(tokens) if shared == len(node.key))
 
     def check(self) -> None:
@@ -323,7 +323,7 @@ class Tree:
             self._delete(node)
 
     def _saved_per_byte(self, node: Node) -> float:
-        """What a node saves beyond its parent, for each byte of a prefix that ends there.
+        """Computation saved beyond the parent's, per byte of a prefix that ends here.
 
         Trap: the artifact subtracts the attention of the parent's tokens from what the MLPs save.
         """

@@ -79,11 +79,11 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return self.server.step()
 
     def said(self, ticket: Ticket) -> int:
-        """How many tokens a request has got so far."""
+        """Number of a request's generated tokens."""
         return len(self._jobs[ticket].generated)
 
     def trimmed(self, ticket: Ticket) -> int:
-        """How many of the last tokens the HTTP side keeps to itself: a stop word, before #1072."""
+        """Number of last tokens that the HTTP side holds back: a stop word, before #1072."""
         watcher = self._jobs[ticket].watcher
         return 0 if watcher is None else watcher.met
 

@@ -1,4 +1,4 @@
-"""What happens inside mlx-lm's server, as events."""
+"""Events of mlx-lm's server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class ModelCalled(Event, tone="quiet", says="the model is given {rows} rows of {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProgress(Event, tone="quiet", says="{done} of {total} tokens are processed"):
-    """What a streaming client is told about its prompt."""
+    """Prompt progress sent to a streaming client."""
 
     done: int
     total: int
@@ -161,7 +161,7 @@ class WorkerDied(Event, tone="loss", says="the generation thread ended: {error}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheChange(Event):
-    """One entry came, went or was handed out."""
+    """An entry came, went or was handed out."""
 
     n_tokens: Count
     cache_type: str

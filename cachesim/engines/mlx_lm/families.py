@@ -15,7 +15,7 @@ from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentRules:
-    """What one model class does with the padding of a batch; the defaults do what they should."""
+    """Handling of batch padding by a model class; the defaults are right."""
 
     slots: int = 2
     """Arrays that a layer's `ArraysCache` has."""
@@ -63,7 +63,7 @@ class RecurrentRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """What was otherwise up to a release, that one included, and the change that ended it."""
+    """Difference up to and including a release, and the change that ended it."""
 
     release: str
     upstream: str
@@ -72,7 +72,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """One model class: the layers it may have, and its rules, the newest and the older ones."""
+    """A model class: the layers it may have, and its rules, the newest and the older ones."""
 
     name: str
     about: str
@@ -255,7 +255,7 @@ def family_of(spec: ModelSpec) -> ModelFamily:
 
 
 def _takes_turns(spec: ModelSpec) -> bool:
-    """Whether each layer with full attention comes after three with chunks, as in `LlamaModel`."""
+    """Check for three chunked layers before each full one, as in `LlamaModel`."""
     kinds = [
         "attention" if number % 4 == 0 else "window" for number in range(1, len(spec.layers) + 1)
     ]

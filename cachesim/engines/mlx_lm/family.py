@@ -1,4 +1,4 @@
-"""What tools must know of mlx-lm's server."""
+"""`Family` value of mlx-lm's server."""
 
 from typing import Final
 

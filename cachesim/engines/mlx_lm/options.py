@@ -22,7 +22,7 @@ TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxOptions:
-    """What the server was started with; the defaults are upstream's.
+    """Options of the server; the defaults are upstream's.
 
     `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; it and the element size are the
     model's business in the real server. They are handed in by programs, as is `provenance`.

@@ -20,7 +20,7 @@ class MlxRules:
     """What patches do to the layers of a model class."""
 
     def recurrent(self, family: ModelFamily, release: str) -> RecurrentRules:
-        """What a model class does with padding at a release, with the patches laid over it."""
+        """Padding rules of a model class at a release, with patches."""
         return replace(family.rules_at(release, ALL), **self.classes.get(family.name, {}))
 
 

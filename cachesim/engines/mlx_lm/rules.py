@@ -1,4 +1,4 @@
-"""What the cache classes of one mlx-lm release do, as data.
+"""Rules of the cache classes of an mlx-lm release, as data.
 
 One field per difference, named after what it does; its docstring names the change that made it.
 The logic never asks for a release: it asks for a rule. The defaults are the newest release's.
@@ -208,7 +208,7 @@ class SnapshotRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRules:
-    """How one release tokenises, looks up, prefills, stores and reports."""
+    """Rules of a release's server: tokens, lookup, prefill, storage, report."""
 
     segments: bool = False
     """#1072 (0.31.2): prompts are prefilled in segments, right-padded, key and state together; what

@@ -37,7 +37,7 @@ def indexed(buffer: Array | None) -> Array:
 
 
 def rows_of(buffer: Array | None) -> int:
-    """How many rows are allocated."""
+    """Number of allocated rows."""
     return int(some(buffer).shape[ROWS])
 
 
@@ -129,12 +129,12 @@ def added(one: Integers, other: Integers) -> Integers:
 
 
 def every(flags: Array) -> bool:
-    """Whether all flags are set: a look at their bytes, quicker than `all` for few and for many."""
+    """Check whether all flags are set, by their bytes: quicker than `all`."""
     return b"\0" not in flags.tobytes()
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays of one type hold the same bits, which is quicker than number by number."""
+    """Check whether two arrays of one type hold the same bits: quicker than by number."""
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 

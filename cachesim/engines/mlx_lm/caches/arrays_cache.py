@@ -92,11 +92,10 @@ class ArraysCache(LayerCache):
 
     @property
     def is_padded(self) -> bool:
-        """Whether columns to come may be padding."""
         return any(isinstance(each, np.ndarray) for each in (self._left_padding, self._lengths))
 
     def may_pad(self, batch: int, columns: int) -> bool:
-        """Whether the mask of the coming columns has to be asked for.
+        """Check whether the mask of the coming columns has to be asked for.
 
         It need not be where the fields for padding say of each row that all of them are tokens.
         """

@@ -38,7 +38,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     @property
     def right_padding(self) -> Integers | None:
-        """What `finalize` will turn into left padding; upstream's `_right_padding`."""
+        """Right padding that `finalize` turns into left padding; upstream's `_right_padding`."""
         if isinstance(self._right_padding, Missing):
             self.lacks("_right_padding")
         return self._right_padding

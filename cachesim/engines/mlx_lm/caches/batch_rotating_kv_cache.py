@@ -55,7 +55,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     @property
     def lengths(self) -> Integers | None:
-        """Where each row's tokens will end, while right padding is pending; `_lengths`."""
+        """End of each row's tokens, while right padding is pending; `_lengths`."""
         if isinstance(self._lengths, Missing):
             self.lacks("_lengths")
         return self._lengths
@@ -131,7 +131,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             self._lengths = added(integers(padding.lengths), self.offset)
 
     def finalize(self) -> None:
-        """One last roll; follows `BatchRotatingKVCache.finalize`."""
+        """A last roll; follows `BatchRotatingKVCache.finalize`."""
         if self.lengths is not None:
             self._roll_padding()
             self._lengths = None

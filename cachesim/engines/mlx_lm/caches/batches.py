@@ -1,4 +1,4 @@
-"""What both batch caches do alike: place rows side by side, choose some, join two batches."""
+"""Operations of both batch caches: merge rows, filter them, extend by another batch."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class BatchCache(RowsCache, shared=True):
         return self._idx
 
     def _pad(self, left_padding: Sequence[int] | None) -> None:
-        """What both do with left padding in `prepare`."""
+        """Left padding in `prepare`, as both classes apply it."""
         if left_padding is not None:
             if self.keys is not None:
                 msg = f"Left padding can only be added to an empty {type(self).__name__}"
@@ -44,7 +44,7 @@ class BatchCache(RowsCache, shared=True):
         self.left_padding = chosen(self.left_padding, rows)
 
     def _takes_empty(self, other: "BatchCache") -> bool:
-        """What both do first in `extend`; whether that was all, for neither holds anything."""
+        """First part of `extend`; True if neither batch holds anything."""
         promotes = self.rules.extend_promotes
         self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
         if not (self.empty() and other.empty()) or self.rules.batch_extend == "raises":

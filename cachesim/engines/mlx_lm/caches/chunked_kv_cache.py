@@ -42,7 +42,7 @@ class ChunkedKVCache(RowsCache):
             self._keep(excess, valid)
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
-        """What lies in a column's own chunk, up to it.
+        """Mask of the column's own chunk, up to the column.
 
         Upstream's class has no mask: follows `LlamaModel.__call__` of Llama 4, which makes it of
         the first layer's numbers. Layers with chunks go alike.

@@ -1,4 +1,4 @@
-"""What all layer caches have in common."""
+"""Base class of layer caches."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
@@ -20,14 +20,14 @@ State: TypeAlias = Any
 
 
 class Missing:
-    """What a field that the constructor would have made holds after a restore."""
+    """Placeholder of a field that a restore leaves out."""
 
 
 MISSING: Final = Missing()
 
 
 class Announced(NamedTuple):
-    """What `prepare` is told of the rows of a batch, each part only where there is any."""
+    """Arguments of `prepare`, each only where there is any."""
 
     left_padding: Sequence[int] | None
     lengths: Sequence[int] | None
@@ -35,7 +35,7 @@ class Announced(NamedTuple):
 
 
 class LayerCache:
-    """One object of a prompt cache, with the defaults of upstream's `_BaseCache`.
+    """An object of a prompt cache, with the defaults of upstream's `_BaseCache`.
 
     Methods that only some classes have raise `AttributeError` here, as Python would.
     """
@@ -82,15 +82,15 @@ class LayerCache:
 
     @property
     def merges(self) -> bool:
-        """Whether it can be merged with others of its class into a batch."""
+        """True if it can be merged with others of its class into a batch."""
         return self.has_merge
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` may be called."""
+        """Check whether `trim` may be called."""
         return False
 
     def size(self) -> int:
-        """How many tokens the cache counts; 0 where a class does not say."""
+        """Number of tokens by the cache's own count; 0 without one."""
         return 0
 
     def as_size(self, count: int) -> int:
@@ -108,18 +108,18 @@ class LayerCache:
         return self.count_bytes()
 
     def count_bytes(self) -> int:
-        """What `nbytes` answers in releases that have it."""
+        """Value of `nbytes` in releases that have it."""
         msg = "Cache sub-class must implement nbytes"
         raise UpstreamNotImplementedError(msg)
 
     def empty(self) -> bool:
-        """Whether nothing was ever written."""
+        """Check whether nothing was ever written."""
         msg = "Cache sub-class must implement this."
         raise UpstreamNotImplementedError(msg)
 
     @property
     def state(self) -> State:
-        """What has to be evaluated or saved."""
+        """Arrays to evaluate or save."""
         return []
 
     @property
@@ -162,7 +162,7 @@ class LayerCache:
         self.lacks("update_and_fetch")
 
     def keys_and_values(self) -> tuple[Array, Array]:
-        """What attention may look at now."""
+        """Keys and values visible to attention."""
         self.lacks("keys_and_values")
 
     def trim(self, n: int) -> int:
@@ -176,7 +176,7 @@ class LayerCache:
         window_size: int | None = None,
         return_array: bool = False,
     ) -> Mask:
-        """Who sees what in the next forward pass."""
+        """Mask of the next forward pass."""
         return written_out(self.mask_of(columns, window_size=window_size))
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
@@ -185,7 +185,7 @@ class LayerCache:
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "LayerCache":
-        """One batch cache of several single ones; the batch class does it."""
+        """A batch cache of several single ones; the batch class does it."""
         if cls.batch_form is not None:
             return cls.batch_form.merge(caches)
         msg = f"type object {cls.__name__!r} has no attribute 'merge'"
@@ -200,7 +200,7 @@ class LayerCache:
         self.lacks("extend")
 
     def extract(self, row: int) -> "LayerCache":
-        """One row as a single cache."""
+        """A row as a single cache."""
         self.lacks("extract")
 
     def prepare(
@@ -214,7 +214,7 @@ class LayerCache:
         self.announce(Announced(left_padding, lengths, right_padding))
 
     def announce(self, padding: Announced) -> None:
-        """What a class does in `prepare`."""
+        """Part of `prepare` that a class adds."""
         self.lacks("prepare")
 
     def finalize(self) -> None:
@@ -236,7 +236,7 @@ def copied(part: State) -> State:
 
 
 def is_batch(cache: LayerCache) -> bool:
-    """Whether a cache holds the rows of several single ones."""
+    """Check whether a cache holds the rows of several single ones."""
     return any(type(cache) is each.batch_form for each in LayerCache.classes.values())
 
 
@@ -246,7 +246,7 @@ def inherit_bytes(cache: LayerCache, source: LayerCache) -> None:
 
 
 def extended_row_bytes(one: LayerCache, other: LayerCache, *, promotes: bool) -> int | None:
-    """What a row of two batches together costs.
+    """Bytes of a row after two batches are joined.
 
     Until #1491 the block of a side that holds nothing is made in float32, and so is the result.
     """

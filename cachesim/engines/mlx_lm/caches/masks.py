@@ -44,14 +44,14 @@ class Causal:
         return mask
 
     def of_row(self, row: int, columns: range) -> "Bounds":
-        """What some columns of one row see."""
+        """Mask of some columns of a row."""
         left = 0 if self.left_padding is None else max(0, self.left_padding[row])
         return Bounds(left, self.offset + columns.start, len(columns), self.window_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What consecutive columns of one row see: each one key more than the one before.
+    """Mask of consecutive columns of a row: each one key more than the last.
 
     Column `c` sees the keys up to `newest + c`, the last `window` of them, none before `left`.
     """
@@ -76,7 +76,7 @@ class Bounds:
         return mask if self.window is None else mask & (places > newest - self.window)
 
     def shows(self, first: int, low: Integers, high: Integers) -> bool:
-        """Whether each column sees just the positions from its `low` to its `high`.
+        """Check whether each column sees just the positions from its `low` to its `high`.
 
         The keys that any of them sees are at consecutive positions from `first` on.
         """

@@ -14,7 +14,7 @@ from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 
 
 def can_trim_prompt_cache(cache: Sequence[LayerCache]) -> bool:
-    """Whether every layer can be trimmed, now; follows `can_trim_prompt_cache`."""
+    """Check whether every layer can be trimmed, now; follows `can_trim_prompt_cache`."""
     return all(each.is_trimmable() for each in cache)
 
 

@@ -41,7 +41,7 @@ class QuantizedKVCache(KVCache):
         return back
 
     def rounded(self, rows: Array) -> Array:
-        """What rows (..., width) are after they were packed; follows `mx.quantize`.
+        """Rows (..., width) after quantization and back; follows `mx.quantize`.
 
         A group is spread from its extreme of larger magnitude, which is met exactly, as 0 nearly.
         """

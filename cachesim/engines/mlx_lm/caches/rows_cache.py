@@ -1,4 +1,4 @@
-"""What caches have in common that keep keys and values row for row, and what rings have."""
+"""Base classes of caches that keep keys and values row for row, and of rings."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from cachesim.units import Array
 
 
 class RowsCache(LayerCache, shared=True):
-    """One buffer of keys and one of values, which grow by whole steps."""
+    """A buffer of keys and one of values, which grow by whole steps."""
 
     step: ClassVar[int] = 256
 
@@ -46,7 +46,7 @@ class RingCache(RowsCache, shared=True):
 
     @property
     def idx(self) -> int:
-        """Where the next row goes; upstream's `_idx`."""
+        """Index of the next row; upstream's `_idx`."""
         return self._idx
 
     @property
@@ -55,7 +55,7 @@ class RingCache(RowsCache, shared=True):
         raise NotImplementedError
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """One column goes in place, any other number behind; follows upstream's method."""
+        """A column goes in place, any other number behind; follows upstream's method."""
         if keys.shape[2] == 1:
             return self._update_in_place(keys, values)
         return self._update_concat(keys, values)

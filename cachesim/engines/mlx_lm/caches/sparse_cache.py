@@ -15,7 +15,7 @@ RATIO: Final = 4
 
 
 class SparseCache(LayerCache):
-    """One layer's cache, upstream's `LayerCache` in `deepseek_v41.py`: no batch, no way back.
+    """A layer's cache, upstream's `LayerCache` in `deepseek_v41.py`: no batch, no way back.
 
         window only      | dropped |  the last rows  |
         with groups      | all rows, as groups of `RATIO` and an open one |  the window again |

@@ -55,7 +55,7 @@ class PromptProcessingBatch:
 
     @property
     def uids(self) -> list[int]:
-        """Who is in it, in order."""
+        """Ids of the sequences, in order."""
         return [row.uid for row in self.rows]
 
     def extend(self, batch: "PromptProcessingBatch") -> None:
@@ -139,7 +139,7 @@ class GenerationBatch:
 
     @property
     def uids(self) -> list[int]:
-        """Who is in it, in order."""
+        """Ids of the sequences, in order."""
         return [row.uid for row in self.rows]
 
     def extend(self, batch: "GenerationBatch") -> None:
@@ -171,7 +171,7 @@ class GenerationBatch:
         self.next_tokens = [self.next_tokens[index] for index in keep]
 
     def next(self) -> list[TokenResponse]:
-        """One token per row; rows that are done leave with their caches and tokens."""
+        """A token per row; rows that are done leave with their caches and tokens."""
         if not self.rows:
             return []
         tokens = self.step()
@@ -214,7 +214,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Processing:
-    """What a sequence of the prompt batch still has to be fed."""
+    """Tokens of a sequence that remain to be prefilled."""
 
     segments: list[list[Token]]
     done: int
@@ -222,7 +222,7 @@ class Processing:
 
     @property
     def at_last_token(self) -> bool:
-        """Whether only the prompt's last token is left."""
+        """True if only the prompt's last token is left."""
         return len(self.segments) == 1 and len(self.segments[0]) == 1
 
     def take(self, step: int) -> list[Token]:
@@ -325,7 +325,7 @@ class BatchGenerator:
         return nbytes_of([*(each.cache for each in self._waiting), *batches])
 
     def next(self) -> tuple[list[PromptResponse], list[TokenResponse]]:
-        """One turn: decode, take in, start to decode, prefill. Follows `_next`."""
+        """A turn: decode, take in, start to decode, prefill. Follows `_next`."""
         tokens = self._generation_batch.next()
         if len(self._generation_batch) >= self.completion_batch_size:
             return [], tokens

@@ -61,7 +61,7 @@ class Unprocessed:
 
     @property
     def length(self) -> int:
-        """What the waiting prompts are sorted by."""
+        """Sort key of waiting prompts."""
         return len(self.rest) + max(layer.size() for layer in self.cache)
 
 
@@ -159,7 +159,7 @@ class OldBatchGenerator:
         return nbytes_of([*(each.cache for each in self._unprocessed), *active])
 
     def next(self) -> list[TokenResponse]:
-        """One turn: prefill while decode slots are free, then one token per row. As `_next`."""
+        """A turn: prefill while decode slots are free, then one token per row. As `_next`."""
         free = self.completion_batch_size - (len(self._active) if self._active else 0)
         while free >= self.prefill_batch_size:
             prompts = self._unprocessed[: self.prefill_batch_size]

@@ -1,4 +1,4 @@
-"""One call of the model: a rectangle of columns goes through the network and into the caches.
+"""A call of the model: a rectangle of columns goes through the network and into the caches.
 
     inputs   0 0 a b c      the rows of the batch, padding and all
              d e f g h
@@ -150,7 +150,7 @@ class Visibility:
         low: Integers,
         high: Integers,
     ) -> "Visibility":
-        """One lane where every column sees what it should by position, else a lane per column.
+        """A lane where every column sees what it should by position, else a lane per column.
 
         `visible` says which column may look at which key, all of them at all where it is None; a
         column should see the positions from its `low` to its `high`.
@@ -168,7 +168,6 @@ class Visibility:
         return cls(marks, visible, tuple(gathers))
 
     def is_of(self, marks: Array, visible: Array | Bounds | None) -> bool:
-        """Whether these keys lie at the same positions, under the same mask."""
         if not same(self.marks, marks):
             return False
         if isinstance(visible, np.ndarray) and isinstance(self.visible, np.ndarray):
@@ -256,7 +255,7 @@ def _blocks(first: int, last: int) -> tuple[int, int]:
 
 
 def _gather_of_one(places: Integers, used: Integers, row: int, position: int) -> Gather:
-    """What one column sees, rows without a position and second rows of one at the end.
+    """Gather of one column; rows without or with a repeated position come last.
 
     | by position, whole blocks | the others, padded to a block |
     """
@@ -283,7 +282,7 @@ MARK: Final = 1 << 40
 
 @dataclass(slots=True, kw_only=True)
 class CachedRows:
-    """One attention layer: the buffers that its cache handed back, columns not yet filled in."""
+    """An attention layer: the buffers that its cache handed back, columns not yet filled in."""
 
     shape: LayerShape
     keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
@@ -375,7 +374,7 @@ def _marks(columns: int, dtype: str) -> Array:
 
 
 def _landed(marks: Array, columns: int) -> Integers | None:
-    """Where each column lies, (batch, columns), -1 where it is lost; the marks are taken away.
+    """Row of each column, (batch, columns), -1 where it is lost; removes the marks.
 
     Nearly always they are the last rows: then the others need not be looked at, and this is None.
     """
@@ -425,7 +424,7 @@ def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Arra
 
 @dataclass(slots=True, kw_only=True)
 class RecurrentRows:
-    """One recurrent layer: its states before, what it does with padding, its states after."""
+    """A recurrent layer: its states before, what it does with padding, its states after."""
 
     cache: ArraysCache
     rules: RecurrentRules
@@ -483,7 +482,7 @@ class RecurrentRows:
         return range(start, int(tokens[-1]) + 1 if len(tokens) else 0)
 
     def padding(self, rows: Sequence[int], columns: Sequence[range]) -> Padding | None:
-        """How the layer meets some columns of some rows; None: all are tokens."""
+        """Padding of some columns of some rows; None: all are tokens."""
         if self.mask is None:
             return None
         real = np.array(
@@ -503,7 +502,7 @@ class RecurrentRows:
         )
 
     def keep(self, rows: Sequence[int], states: Array) -> None:
-        """What the layer made of some rows, (rows, 1, row)."""
+        """Store the new states of some rows, (rows, 1, row)."""
         if len(rows) == len(self.before):  # in their order: all of them run together
             self.after = states[:, 0].copy()
             return
@@ -583,7 +582,7 @@ class Forward:
 
 
 class _Call:
-    """What one forward pass needs while it goes on."""
+    """Working state of one forward pass."""
 
     def __init__(self, forward: Forward, inputs: Integers, cache: PromptCache) -> None:
         self.network = forward.network

@@ -1,4 +1,4 @@
-"""What both batch generators and the single path need of a model and of its caches."""
+"""Model calls and cache helpers of both batch generators and the single path."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Stopper:
     met: int = 0  # tokens of the sequence that was found
 
     def advance(self, token: Token) -> bool:
-        """Whether a stop sequence ends with this token. Follows `StopSequences.Matcher.advance`."""
+        """Check for the end of a stop sequence. Follows `StopSequences.Matcher.advance`."""
         self.seen.append(token)
         if self.forced is not None and len(self.seen) < self.forced:
             return False
@@ -67,7 +67,7 @@ PAD: Token = Token(0)
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One sequence of a batch; upstream keeps the same things in parallel lists.
+    """A sequence of a batch; upstream keeps the same things in parallel lists.
 
     `tokens` lists what the caches hold (from #1072 on).
     """
@@ -154,7 +154,7 @@ def extend_cache(one: PromptCache, other: PromptCache) -> PromptCache:
 
 
 def extract_cache(cache: PromptCache, row: int) -> PromptCache:
-    """One row of a batch as a prompt cache of its own."""
+    """A row of a batch as a prompt cache of its own."""
     return [layer.extract(row) for layer in cache]
 
 

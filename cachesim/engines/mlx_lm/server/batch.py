@@ -34,7 +34,7 @@ DISCONNECTED: Final = "disconnected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What everybody needs who serves a request."""
+    """Values shared by all ways to serve a request."""
 
     model: Forward
     options: MlxOptions
@@ -95,7 +95,7 @@ class ServedBatch(ABC):
         """Take out requests whose clients have gone."""
 
     def say(self, response: TokenResponse) -> Job:
-        """One more token of a request."""
+        """Add a token to a request."""
         job = self.jobs[response.uid]
         job.say(response.token)
         self._answered.append(response.uid)

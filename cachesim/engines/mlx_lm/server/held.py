@@ -1,4 +1,4 @@
-"""What mlx-lm's server holds between requests: the stored prompt caches, and the trie to them."""
+"""Snapshot of mlx-lm's server between requests: prompt caches and their trie."""
 
 from collections.abc import Iterator
 

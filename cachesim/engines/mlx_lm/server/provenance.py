@@ -1,4 +1,4 @@
-"""Whether a stored state is the one its key promises: asked of the rows themselves.
+"""Check whether a stored state is the one its key promises: asked of the rows themselves.
 
 A `Traced` network keeps marks beside the real layers. Of a prompt cache it tells, place by
 place, which tokens each row and each recurrent state has really seen.
@@ -25,7 +25,7 @@ from cachesim.units import Integers, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What the layers of one place hold, under a key that promises something.
+    """Content of the layers of one place, beside the key's tokens.
 
     `tokens` says it where it is not what the key promises.
     """
@@ -36,7 +36,7 @@ class Holding:
 
 
 def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding, ...]:
-    """One entry for each place of a traced network; none if it is not traced."""
+    """An entry for each place of a traced network; none if it is not traced."""
     if not isinstance(network, Traced):
         return ()
     clean = network.histories.clean(key)
@@ -47,7 +47,7 @@ def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding
 
 
 def is_sound(network: Network, cache: PromptCache, key: Tokens) -> bool | None:
-    """Whether a prompt cache holds exactly the key's tokens; None if nobody wrote it down."""
+    """Check whether a prompt cache holds exactly the key's tokens; None if nobody wrote it down."""
     held = holdings(network, cache, key)
     return all(each.sound for each in held) if held else None
 
@@ -120,7 +120,7 @@ def _described(layer: LayerCache) -> dict[str, Any]:
 
 
 def nbytes_or_error(layer: LayerCache) -> int | str:
-    """What the layer says it costs; releases before #906 have no such property."""
+    """Bytes by the layer's own count; releases before #906 have no such property."""
     try:
         return layer.nbytes
     except UpstreamRaise as error:

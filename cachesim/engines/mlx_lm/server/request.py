@@ -1,4 +1,4 @@
-"""One request on its way through mlx-lm's server."""
+"""A request on its way through mlx-lm's server."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,11 +63,11 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to come."""
+        """True if there is nothing more to come."""
         return self.finish_reason is not None or self.error is not None
 
     def reply(self) -> Reply:
-        """What the client gets."""
+        """Reply to the client."""
         served = self.error is None
         rows = self.sampler.rows[: len(self.generated)]
         return Reply(

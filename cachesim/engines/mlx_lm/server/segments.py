@@ -50,7 +50,7 @@ def tokenize(
 
 
 def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens) -> int:
-    """Where the prompt first differs from its system messages with an empty user message.
+    """First token that differs from the system messages with an empty user message.
 
     Follows `_tokenize`. The user's header belongs to the system segment; no difference within
     the shorter of the two means that there is no such segment.
@@ -72,7 +72,7 @@ def opening_mark(tokenizer: ChatTokenizer) -> Tokens:
 
 
 def tail_start(mark: Tokens, prompt: Tokens) -> int:
-    """Where a thinking mark near the end opens a tail; the prompt's length if none does.
+    """Start of a tail opened by a thinking mark near the end, else the prompt's length.
 
     Follows `rfind_think_start` with `start = n - 11`, which does not go below 0.
     """
@@ -103,7 +103,7 @@ def cut(
 def without_cached(
     segments: Sequence[Segment], cached: int
 ) -> tuple[list[Tokens], list[SegmentType]]:
-    """What is left of the segments behind a hit: whole ones go with their type, one is cut.
+    """Segments behind a hit: whole ones are dropped with their type, one is cut.
 
     Follows the loop of `_generate`. An exact hit leaves nothing at all.
     """
@@ -128,7 +128,7 @@ def prompt_checkpoint(
     *,
     trimmable: bool,
 ) -> Checkpoint:
-    """Whether to keep a state of this prompt, and how far from its end.
+    """Check whether to keep a state of this prompt, and how far from its end.
 
     Follows `_compute_prompt_checkpoint`: the last token, or the one before a thinking mark that
     is at most nine from the end; with #1006, for caches that cannot be trimmed, the last user text.
@@ -178,7 +178,7 @@ def snapshot_key(
     messages: Sequence[Message],
     prompt: Tokens,
 ) -> tuple[Tokens, tuple[Count, ...]]:
-    """What a prompt is looked up and stored under, and where its messages end.
+    """Key of a prompt in the snapshot store, and the ends of its messages.
 
         key       [ message 1 ][ message 2 ] ... [ message m ]
         state     [ the same, the generation prompt and the reply, and whatever earlier turns left ]

@@ -52,7 +52,7 @@ def quantize(options: MlxOptions, network: Network, cache: PromptCache) -> None:
 
 @dataclass(slots=True)
 class Side:
-    """One of the two models with its part of the prompt cache."""
+    """Target or draft model, with its part of the prompt cache."""
 
     serving: Serving
     model: Forward

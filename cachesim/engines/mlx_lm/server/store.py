@@ -34,7 +34,7 @@ class HoldsBytes(Protocol):
 
 
 class ServerStore:
-    """One `LRUPromptCache`, and what is to be told about it."""
+    """A `LRUPromptCache`, and what is to be told about it."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ServerStore:
         return found.prompt_cache, found
 
     def soundness(self, cache: PromptCache | None, tokens: Tokens) -> bool | None:
-        """Whether a cache that was handed out holds these tokens; None if nothing was."""
+        """Check whether a cache that was handed out holds these tokens; None if nothing was."""
         return None if cache is None else is_sound(self._network, cache, tokens)
 
     def insert(
@@ -115,7 +115,7 @@ class ServerStore:
             self.watch(insertion, cache)
 
     def _tell_snapshots(self, job: Job) -> None:
-        """What the copies hold that an insertion under #923 left behind."""
+        """Emit the content of copies that an insertion under #923 left behind."""
         for _, tokens, entry in self.cache.trie.items():
             if not entry.is_snapshot or any(entry is each for each in self._snapshots):
                 continue

@@ -63,12 +63,11 @@ class ResponseGenerator:
 
     @cached_property
     def is_batchable(self) -> bool:
-        """Whether every layer cache can be merged with others, none is packed, nothing drafted."""
         alone = self.serving.options.kv_bits is not None or self.serving.draft is not None
         return not alone and all(layer.merges for layer in self.serving.model.make_cache())
 
     def step(self) -> bool:
-        """One turn; False when there was nothing to do. Follows `_generate`."""
+        """A turn; False when there was nothing to do. Follows `_generate`."""
         if self.dead is not None:
             return self._turn_away()
         try:

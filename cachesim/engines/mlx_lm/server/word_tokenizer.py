@@ -55,7 +55,7 @@ def with_thoughts_since_the_user(messages: Sequence[Message]) -> Iterator[tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordTemplate:
-    """How a conversation is written down in words."""
+    """Chat template over words."""
 
     name: str
     show: Callable[[Sequence[Message]], Iterator[tuple[str, str]]]
@@ -65,7 +65,7 @@ class WordTemplate:
 
     @property
     def thinks(self) -> bool:
-        """Whether it has reasoning parts."""
+        """True if it has reasoning parts."""
         return bool(self.marks)
 
 

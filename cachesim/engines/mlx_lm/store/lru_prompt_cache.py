@@ -34,7 +34,7 @@ from cachesim.units import Count
 
 
 class CacheOrder:
-    """One queue per type of entry, the least worth keeping first."""
+    """A queue per type of entry, the least worth keeping first."""
 
     def __init__(self, rules: StoreRules) -> None:
         self._rules = rules
@@ -84,7 +84,7 @@ UNLIMITED = 1 << 63
 
 @dataclass(slots=True, kw_only=True)
 class CacheEntry:
-    """One prompt cache: the very list that was inserted. Bytes are counted once, then."""
+    """A prompt cache: the very list that was inserted. Bytes are counted once, then."""
 
     prompt_cache: list[LayerCache]
     nbytes: int
@@ -95,7 +95,7 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a lookup gave, and why not more."""
+    """Result of a lookup, and the cause of its limit."""
 
     prompt_cache: list[LayerCache] | None
     rest: Key

@@ -36,7 +36,7 @@ from cachesim.units import Count
 def checkpoint_positions(
     rules: SnapshotRules, length: int, boundaries: Sequence[int]
 ) -> tuple[Count, ...]:
-    """Where snapshots are made: message ends near the multiples of the interval.
+    """Positions of snapshots: message ends near the multiples of the interval.
 
     Follows `_find_checkpoint_positions`. For each multiple M below the length it is the last
     boundary that is new and at most M + interval / 2; with #929 also the last boundary of all.

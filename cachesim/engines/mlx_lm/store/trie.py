@@ -56,7 +56,7 @@ class Stretch(Generic[V]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTrieResult:
-    """What a search found. Follows `PromptTrieResult`.
+    """Result of a search. Follows `PromptTrieResult`.
 
     exact: the query itself; shorter: the longest stored prefix of it; longer: the shortest entry
     below the deepest node that the walk reached; common_prefix: how deep that was.
@@ -70,7 +70,7 @@ class PromptTrieResult:
 
 
 class PromptTrie(Generic[V]):
-    """One tree of tokens per model; children are kept in the order of their creation.
+    """A tree of tokens per model; children are kept in the order of their creation.
 
     Upstream: `PromptTrie`.
     """
@@ -100,7 +100,7 @@ class PromptTrie(Generic[V]):
         return self._value(node)
 
     def holds(self, model: Hashable, tokens: Key) -> bool:
-        """Whether the key has a value."""
+        """Check whether the key has a value."""
         node = self._trie.get(model)
         for token in tokens:
             if node is None:
@@ -136,7 +136,7 @@ class PromptTrie(Generic[V]):
         return values
 
     def prefixes(self, model: Hashable, tokens: Key) -> list[int]:
-        """How long the proper prefixes are that have a value, shortest first."""
+        """Lengths of the proper prefixes that have a value, shortest first."""
         lengths: list[int] = []
         node = self._trie.get(model, _Node())
         for depth, token in enumerate(tokens):
