@@ -67,6 +67,7 @@ class Family(Generic[R, S]):
     renders_chats: bool = False  # it is handed messages and renders them with its own template
     check_model: Callable[["ModelSpec"], object] | None = None  # where model classes have own rules
     plays_chunks: bool = False  # a layer's window may be the chunk that a token lies in
+    groups_layers: bool = False  # how many layers of a kind there are decides how a pool is shared
     interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft

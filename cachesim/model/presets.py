@@ -87,8 +87,10 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
-def one_of_each(spec: ModelSpec) -> ModelSpec:
+def one_of_each(spec: ModelSpec, *, in_ratio: bool = False) -> ModelSpec:
     """The same with one layer of each kind, after one that has seen all tokens.
+
+    `in_ratio`: with the layers of one period instead, so that the kinds keep their ratio.
 
     What a layer keeps stays, and with it whatever a cache decides without counting bytes. What
     attention keeps in the first layer of all depends on no other token, so that keys and values
@@ -99,6 +101,11 @@ def one_of_each(spec: ModelSpec) -> ModelSpec:
         return spec
     first, *others = spec.layers
     folds = first in {"ssm", "delta"}
+    if in_ratio:
+        kinds, count = spec.layers, len(spec.layers)
+        sizes = range(1, count + 1)
+        period = next(size for size in sizes if kinds == kinds[:size] * (count // size))
+        return replace(spec, layers=kinds[: period if folds else 2 * period])
     layers = dict.fromkeys(spec.layers) if folds else (first, *dict.fromkeys(others))
     return replace(spec, layers=tuple(layers))
 

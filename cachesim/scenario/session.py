@@ -133,7 +133,9 @@ class Session:
         self.profile = profile
         self.family = family or family_of(profile.engine)
         spec = spec_of(scenario.model)
-        self.network = self._network(one_of_each(spec) if thin else spec, arithmetic)
+        if thin:
+            spec = one_of_each(spec, in_ratio=self.family.groups_layers)
+        self.network = self._network(spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)

@@ -53,12 +53,12 @@ def steps_of(asked: dict[str, Any], release: str, **rules: Any) -> list[Any]:
 
 
 def read(steps: list[Any], kind: str) -> list[int | None]:
-    return [row[kind][0] for step in steps for row in step["rows"].values()]
+    return [row[kind]["1"][0] for step in steps for row in step["rows"].values()]
 
 
 def test_a_step_after_accepted_drafts_reads_the_state_of_the_last_one_since_032() -> None:
     before, after = (steps_of(DRAFTLESS, release) for release in ("0.31.0", "0.33.0"))
-    table = after[1]["rows"]["0"]["delta"][1]
+    table = after[1]["rows"]["0"]["delta"]["1"][1]
 
     assert [3, 6] == after[1]["rows"]["0"]["chunk"]
     assert table[2] == read(after, "delta")[2]
@@ -84,7 +84,7 @@ def test_slots_are_those_of_the_tokens_in_the_blocks_of_the_table() -> None:
 def test_a_state_that_passes_a_boundary_is_copied_from_the_last_accepted_one() -> None:
     asked = workload({"prompt": "1-7", "generate": 9, "reply": "101-109", "accept": [2]})
     steps = steps_of(asked, "0.33.0")
-    first = steps[0]["rows"]["0"]["delta"][1][0]
+    first = steps[0]["rows"]["0"]["delta"]["1"][1][0]
     moved = [copy for step in steps for copies in step["copies"].values() for copy in copies]
 
     assert [[7, 10], [10, 13]] == [step["rows"]["0"]["chunk"] for step in steps[1:3]]
@@ -98,8 +98,8 @@ def test_until_030_a_first_chunk_of_one_token_reads_what_its_block_held(
 ) -> None:
     [first, *_] = steps_of(ONE_TOKEN, release)
 
-    assert fresh == (first["rows"]["0"]["delta"][0] is None)
-    assert first["rows"]["0"]["ssm"][0] is None
+    assert fresh == (first["rows"]["0"]["delta"]["1"][0] is None)
+    assert first["rows"]["0"]["ssm"]["1"][0] is None
 
 
 def test_in_model_runner_v1_a_longer_first_chunk_before_it_makes_it_a_prefill() -> None:
@@ -132,7 +132,7 @@ def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() 
     )
     steps = steps_of(asked, "0.30.0")
 
-    assert steps[1]["rows"]["0"]["ssm"][1][1] == read(steps, "ssm")[2]
+    assert steps[1]["rows"]["0"]["ssm"]["1"][1][1] == read(steps, "ssm")[2]
 
 
 def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:

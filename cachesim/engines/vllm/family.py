@@ -39,6 +39,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     asks={"priority": -1},
     has_slots=False,
     plays_chunks=True,
+    groups_layers=True,
     interrupts=True,
     draft_flag="speculative_method",
     exercised={

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 GroupKind: TypeAlias = Literal["full", "window", "chunked", "mamba"]
@@ -23,6 +23,7 @@ class GroupSpec:
     mode: StateMode = "align"
     speculative_blocks: int = 0
     eagle: bool = False  # carries the drafter's mark
+    layers: tuple[int, ...] = ()  # of the model
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -58,6 +59,26 @@ class Sizes:
 def cdiv(number: int, by: int) -> int:
     """Divide, rounding up."""
     return -(-number // by)
+
+
+def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
+    """Groups of as many layers each, made of the spec of every layer.
+
+    layers   s0 s1 a2 s3 s4 a5, a attention, s states   ->   groups (s0 s3) (s1 s4) (a2 a5)
+
+    Follows `_get_kv_cache_groups_uniform_page_size`: a group has as many layers as the spec with
+    the fewest, or with the most where that is less than half as many again.
+    """
+    found: dict[GroupSpec, list[int]] = {}
+    for layer, spec in enumerate(layers):
+        found.setdefault(spec, []).append(layer)
+    counts = [len(each) for each in found.values()]
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    return tuple(
+        replace(spec, layers=tuple(each[start :: cdiv(len(each), size)]))
+        for spec, each in found.items()
+        for start in range(cdiv(len(each), size))
+    )
 
 
 def checkpoint_position(

@@ -1,5 +1,7 @@
 """What the pool holds at one moment, in the form that pages are drawn from."""
 
+from collections import Counter
+
 import numpy as np
 
 from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
@@ -23,9 +25,11 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
     cells, rows = [], []
     for i, group in enumerate(manager.groups):
         place = PLACES[group.kind]
+        layer = marks.layers.get(place)
+        if layer is not None and pages.group_of[layer] != i:  # the marks are in another group
+            layer = None
         blocks = [block for block in by_group[i] if block < pages.blocks]
         if place == "recurrent":
-            layer = marks.layers.get(place)
             rows += [
                 RowHeld(
                     row=block,
@@ -44,11 +48,11 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
                 numbers.append(block * size + offset)
                 positions.append(first + offset)
         at = np.array(numbers, np.int64)
-        births = marks.births(pages.keys, place, at) if len(at) else None
+        births = marks.births(pages.keys, place, at) if len(at) and layer is not None else None
         cells.append(
             CellsHeld(
                 part=place,
-                stream=0,
+                stream=sum(PLACES[each.kind] == place for each in manager.groups[:i]),
                 size=pool.size * size,
                 window=group.window or None,
                 runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
@@ -58,11 +62,19 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
 
 
 def amounts(manager: KVCacheManager) -> Amounts:
-    """The same in numbers: blocks that are cached, in whole blocks of their group."""
+    """The same in numbers: blocks that are cached, in whole blocks of their group.
+
+    A group counts as much as its layers are of all layers of its kind.
+    """
     pool, groups = manager.pool, manager.groups
     keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
-    found = {"attention": 0, "window": 0, "recurrent": 0}
+    found, layers = Counter[str](), Counter[str]()
     for group, blocks in zip(groups, np.bincount(keys, minlength=len(groups)), strict=True):
         place = PLACES[group.kind]
-        found[place] += int(blocks) * (1 if place == "recurrent" else group.block)
-    return Amounts(attention=found["attention"], window=found["window"], states=found["recurrent"])
+        layers[place] += len(group.layers)
+        size = 1 if place == "recurrent" else group.block
+        found[place] += int(blocks) * size * len(group.layers)
+    shares = {place: found[place] // max(layers[place], 1) for place in PLACES.values()}
+    return Amounts(
+        attention=shares["attention"], window=shares["window"], states=shares["recurrent"]
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from cachesim.engines.option import listed, option
-from cachesim.engines.vllm.groups import GroupSpec, Sizes, StateMode, cdiv
+from cachesim.engines.vllm.groups import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.step import Limits
 from cachesim.errors import OptionError
@@ -223,17 +223,35 @@ class VllmOptions:
         )
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
-        """The groups of a model's layers: full attention, windows or chunks, states."""
-        found = list[GroupSpec]()
-        if spec.attention_layers:
-            found.append(GroupSpec(kind="full", block=self.block_size))
-        if spec.window_layers:
-            found.append(self._chunks(spec) if spec.chunked else self._windows(spec))
-        if spec.recurrent_layers:
-            found.append(self._states(spec))
-        self._check_groups(found, rules)
-        marked = self._marked(found[0].kind, rules)
-        return tuple(replace(each, eagle=marked in {"all", each.kind}) for each in found)
+        """The groups of a model's layers and of its drafter's, in the order of the layers."""
+        layers = [self._layer(spec, kind) for kind in spec.layers]
+        attention = sorted(
+            (each for each in layers if each.kind != "mamba"), key=lambda each: each.kind != "full"
+        )
+        drafter = len(layers)
+        if self.use_eagle and attention:  # with heads as the target's
+            layers.append(attention[0])
+        groups = kv_cache_groups(layers)
+        self._check_groups(groups, rules)
+        marked = self._marked(rules) if len(layers) > drafter else "all" if self.use_eagle else ""
+        return tuple(
+            replace(
+                each,
+                eagle=marked in {"all", each.kind}
+                or (marked == "drafter" and drafter in each.layers),
+                layers=tuple(layer for layer in each.layers if layer != drafter),
+            )
+            for each in groups
+        )
+
+    def _layer(self, spec: ModelSpec, kind: str) -> GroupSpec:
+        if kind == "attention":
+            return GroupSpec(kind="full", block=self.block_size)
+        if kind == "window" and spec.chunked:
+            return self._chunks(spec)
+        if kind == "window":
+            return GroupSpec(kind="window", block=self.block_size, window=spec.window)
+        return self._states(spec)
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         everywhere = any(group.mode == "all" for group in groups)
@@ -369,9 +387,6 @@ class VllmOptions:
             count += most + group.speculative_blocks
         return count
 
-    def _windows(self, spec: ModelSpec) -> GroupSpec:
-        return GroupSpec(kind="window", block=self.block_size, window=spec.window)
-
     def _chunks(self, spec: ModelSpec) -> GroupSpec:
         """Chunked local attention; upstream asserts what is refused here."""
         if self.use_eagle:
@@ -407,12 +422,12 @@ class VllmOptions:
             speculative_blocks=self.drafts,
         )
 
-    def _marked(self, attends: str, rules: Rules) -> str:
-        """The kind of groups that carry the drafter's mark, or all; its own layers attend."""
+    def _marked(self, rules: Rules) -> str:
+        """The groups with the drafter's mark: all, one kind's, or the one with its layer."""
         if not self.use_eagle:
-            return "none"
+            return ""
         if self.eagle_groups != "auto":
             return self.eagle_groups
         marks = rules.lookup.marks
         own = marks == "drafter" or (marks == "mtp" and self.speculative_method == "mtp")
-        return attends if own else "all"
+        return "drafter" if own else "all"

@@ -34,7 +34,8 @@ class Pages:
 
     def __init__(self, network: Network, groups: Sequence[GroupSpec]) -> None:
         self.groups = tuple(groups)
-        by_place = {PLACES[group.kind]: i for i, group in enumerate(groups)}
+        by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
+        by_place = {PLACES[group.kind]: i for i, group in reversed([*enumerate(groups)])}
         self.group_of: dict[int, int] = {}
         self.shapes: dict[int, LayerShape] = {}
         self.keys: dict[int, Array] = {}
@@ -43,7 +44,7 @@ class Pages:
         self.blocks = 0
         self.owner = np.full(0, NOBODY, np.int64)  # the group that wrote last, block by block
         for shape in network.shapes:
-            group = by_place[shape.place]
+            group = by_layer.get(shape.layer, by_place[shape.place])  # a layer of marks has none
             self.shapes[shape.layer] = shape
             self.group_of[shape.layer] = group
             if shape.place == "recurrent":
@@ -148,8 +149,8 @@ class ChunkStore:
         self._start = start
         self._count = count
         self._cells: dict[int, Cells] = {}
-        self.initial: int | None = None  # block of the state to start from
-        self.targets: tuple[int, ...] = ()  # blocks for the states after the last tokens
+        self.initial: dict[int, int | None] = {}  # by group: block of the state to start from
+        self.targets: dict[int, tuple[int, ...]] = {}  # blocks for the states after the last tokens
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the chunk's cells, then look at those of the table."""
@@ -167,18 +168,20 @@ class ChunkStore:
 
     def states(self, layer: int) -> Array:
         """The row that the chunk starts from, zeros for a prefix of nothing."""
-        if self.initial is None:
+        block = self.initial[self.pages.group_of[layer]]
+        if block is None:
             shape = self.pages.shapes[layer]
             return np.zeros((1, shape.row), shape.dtype)
-        return self.pages.state(layer, self.initial)[None].copy()
+        return self.pages.state(layer, block)[None].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Write the newest states into their blocks, the last token's into the last target."""
         group = self.pages.group_of[layer]
-        for target in self.targets:
+        targets = self.targets[group]
+        for target in targets:
             if self.pages.owner[target] != group:
                 self.pages.take(group, np.array([target]))
-        for back, target in enumerate(reversed(self.targets)):
+        for back, target in enumerate(reversed(targets)):
             if back < states.shape[1]:
                 self.pages.put_state(layer, target, states[0, back])
 

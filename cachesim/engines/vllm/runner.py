@@ -20,7 +20,6 @@ from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.engines.vllm.pages import ChunkStore, Pages
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.engines.vllm.step import Chunk, Step
-from cachesim.errors import ContractError
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.model.counts import NOWHERE
@@ -36,6 +35,11 @@ class CachedRequestState:
     state_index: int | None = None  # entry of the state table that holds the running state
     last_scheduled: int | None = None  # `all` mode: the last block of a step with all its drafts
     accepted: int = 1  # tokens accepted in the last step, the sampled one included
+
+
+def state_groups(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
+    """The indexes of the groups that hold states. Follows `get_mamba_groups`."""
+    return tuple(number for number, group in enumerate(groups) if group.kind == "mamba")
 
 
 def speculative_offset(
@@ -69,14 +73,13 @@ class Runner:
     v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
-    state_group: int | None = field(init=False)
+    state_groups: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Room for every group; the index of the one that holds states."""
+        """Room for every group; the indexes of those that hold states."""
         self.pages = Pages(self.network, self.groups)
         self.kind = "delta" if "delta" in self.network.spec.layers else "ssm"
-        kinds = [group.kind for group in self.groups]
-        self.state_group = kinds.index("mamba") if "mamba" in kinds else None
+        self.state_groups = state_groups(self.groups)
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -91,8 +94,8 @@ class Runner:
         for group, source, target in step.copies:
             self.pages.reach(max(source, target))
             self.pages.copy(group, source, target)
-        aligned = self.state_group is not None and self._state.mode == "align"
-        if aligned:
+        mode = self._state.mode if self.state_groups else ""
+        if mode == "align":
             for chunk in step.chunks:
                 self._preprocess(chunk)
         sampled: list[list[int]] = []
@@ -103,10 +106,10 @@ class Runner:
                 tokens = list(judge(chunk, logits))
             sampled.append(tokens)
             self.held[chunk.request.id].accepted = max(len(tokens), 1)
-        if aligned:
+        if mode == "align":
             for chunk in step.chunks:
                 self._postprocess(chunk)
-        elif self.state_group is not None and self._state.mode == "all":
+        elif mode == "all":
             for chunk in step.chunks:
                 self._postprocess_all(chunk)
         return sampled
@@ -126,14 +129,8 @@ class Runner:
 
     @property
     def _state(self) -> GroupSpec:
-        return self.groups[self._states]
-
-    @property
-    def _states(self) -> int:
-        if self.state_group is None:
-            msg = "vllm: a model without recurrent layers was asked for its states"
-            raise ContractError(msg)
-        return self.state_group
+        """The spec of all groups that hold states."""
+        return self.groups[self.state_groups[0]]
 
     def _first_decodes(self, step: Step) -> frozenset[int]:
         """Requests whose first chunk of one token counts as a decode: rows of one token lead.
@@ -141,7 +138,7 @@ class Runner:
         Follows `split_decodes_and_prefills`, and the order of rows: V2 sorts them by length, V1
         puts those without context last, in the order in which they came.
         """
-        if not self.rules.first_token_reads_block or self.drafting or self.state_group is None:
+        if not self.rules.first_token_reads_block or self.drafting or not self.state_groups:
             return frozenset()
         fresh = [chunk for chunk in step.chunks if not chunk.start]
         longest = 1 + self._state.speculative_blocks
@@ -186,9 +183,10 @@ class Runner:
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
         """Copy the state that is `bias` tokens on from the running one."""
-        table = held.tables[self._states]
-        if running + bias < len(table):
-            self.pages.copy(self._states, table[running + bias], table[target])
+        for group in self.state_groups:
+            table = held.tables[group]
+            if running + bias < len(table):
+                self.pages.copy(group, table[running + bias], table[target])
 
     def _postprocess(self, chunk: Chunk) -> None:
         """Where accepted drafts have passed a boundary, its state goes into the boundary's block.
@@ -248,7 +246,7 @@ class Runner:
         Trap: a step with drafts leaves its states in the blocks from that of its last token on,
         and none at a boundary that it passes.
         """
-        if self.state_group is None or self._state.mode != "all" or chunk.drafts:
+        if not self.state_groups or self._state.mode != "all" or chunk.drafts:
             return [(chunk.start, chunk.end)]
         size = self._state.block
         cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
@@ -258,9 +256,9 @@ class Runner:
         held = self.held[chunk.request.id]
         drafts = len(chunk.drafts)
         store = ChunkStore(self.pages, held.tables, start, end - start, 1 + drafts)
-        if self.state_group is None:
+        if not self.state_groups:
             return store
-        table, size = held.tables[self.state_group], self._state.block
+        size = self._state.block
         if self._state.mode == "align":
             first = cdiv(chunk.end, size) - 1
             source = first + self._offset(held, drafts)
@@ -271,8 +269,10 @@ class Runner:
         else:
             first, source = 0, self._offset(held, drafts)
         begun = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
-        store.initial = table[source] if begun and source < len(table) else None
-        store.targets = tuple(table[first : first + 1 + drafts])
+        for group in self.state_groups:
+            table = held.tables[group]
+            store.initial[group] = table[source] if begun and source < len(table) else None
+            store.targets[group] = tuple(table[first : first + 1 + drafts])
         return store
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:

@@ -100,19 +100,24 @@ class Caches:
         block = attention_block(groups)
         most = math.lcm(*(group["block"] for group in groups if group["kind"] != "mamba"), block)
         heads = most // block
+        in_turn = [group for group in groups for _ in range(LAYERS)]
+        layers = [groups[number] for number in config["layers"]] if "layers" in config else in_turn
         found = {
-            f"{number}.{group['kind']}.{layer}": self.spec(
+            f"{layer}.{group['kind']}": self.spec(
                 group,
                 block=group["block"] if group["kind"] == "mamba" else block,
                 page=4 * most,
                 heads=1 if group["kind"] == "mamba" else heads * block // group["block"],
             )
-            for number, group in enumerate(groups)
-            for layer in range(LAYERS)
+            for layer, group in enumerate(layers)
         }
-        full = next((group for group in groups if group["kind"] == "full"), None)
-        if config.get("eagle") and full is not None:
-            own = self.spec(full, block=block, page=4 * most, heads=heads * block // full["block"])
+        attention = sorted(
+            (group for group in groups if group["kind"] != "mamba"),
+            key=lambda group: group["kind"] != "full",
+        )
+        if config.get("eagle") and attention:
+            size = attention[0]["block"]
+            own = self.spec(attention[0], block=block, page=4 * most, heads=heads * block // size)
             found["drafter"] = own
             if hasattr(own, "is_draft"):
                 object.__setattr__(own, "is_draft", True)

@@ -166,9 +166,11 @@ class Marks:
         To be called where the network would run: the metadata looks at memory of the runner.
         """
         rows = {}
-        kinds = {kind for number in range(len(self.groups)) for kind in self._kinds(number)}
         read = {"delta": self._delta, "ssm": self._ssm}
-        reads = {kind: read[kind](step) for kind in kinds}
+        reads: dict[str, dict[int, list[Json]]] = {}
+        for group in range(len(self.groups)):
+            for kind in self._kinds(group):
+                reads.setdefault(kind, {})[group] = read[kind](step, group)
         for row, name in enumerate(step.names):
             first, last = step.starts[row : row + 2]
             begin = step.ends[row] - (last - first)
@@ -184,7 +186,10 @@ class Marks:
                     for group, each in enumerate(self.groups)
                     if each["kind"] != "mamba"
                 },
-                **{kind: each[row] for kind, each in reads.items()},
+                **{
+                    kind: {group: found[row] for group, found in each.items()}
+                    for kind, each in reads.items()
+                },
             }
         return rows
 
@@ -197,13 +202,9 @@ class Marks:
             low = begin // group["chunk"] * group["chunk"]
         return [int(each) for each in table[low // size : (end - 1) // size + 1]]
 
-    def _layer(self, step: Prepared, kind: str) -> tuple[Real, int]:
-        group = next(n for n, each in enumerate(self.groups) if each["kind"] == "mamba")
-        return step.metadata[f"layer{group}.{kind}"], group
-
-    def _ssm(self, step: Prepared) -> list[Json]:
+    def _ssm(self, step: Prepared, group: int) -> list[Json]:
         """Block read (none for a prefix of nothing) and blocks written, row by row."""
-        built, group = self._layer(step, "ssm")
+        built = step.metadata[f"layer{group}.ssm"]
         everywhere = self.groups[group].get("mode") == "all"
         return self._ssm_all(step, built) if everywhere else self._ssm_last(step, built)
 
@@ -242,8 +243,8 @@ class Marks:
             found.append([source, table[first : int(last[place]) + 1]])
         return found
 
-    def _delta(self, step: Prepared) -> list[Json]:
-        built, _ = self._layer(step, "delta")
+    def _delta(self, step: Prepared, group: int) -> list[Json]:
+        built = step.metadata[f"layer{group}.delta"]
         marked = built.spec_sequence_masks
         marks = [False] * len(step.names) if marked is None else marked.tolist()
         peeled = built.num_decodes if marked is None and PEELED in vars(built) else 0

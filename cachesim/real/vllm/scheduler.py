@@ -9,6 +9,7 @@ from typing import Any, Final
 from cachesim.engines.base import Engine
 from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.groups import GroupSpec
 from cachesim.engines.vllm.server import Vllm
 from cachesim.real.environment import Environment
 from cachesim.real.schedules import RealScheduler, wanted_of
@@ -39,6 +40,7 @@ def config_of(server: Engine) -> dict[str, Any]:
             }
             for group in manager.groups
         ],
+        "layers": _layers_of(manager.groups, len(engine.network.spec.layers)),
         "blocks": options.num_gpu_blocks_override,
         "hash_block": options.prefix_match_unit or None,
         "retention": manager.coordinator.retention,
@@ -53,6 +55,12 @@ def config_of(server: Engine) -> dict[str, Any]:
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
     }
+
+
+def _layers_of(groups: Sequence[GroupSpec], count: int) -> list[int]:
+    """The group of each layer of the model, without a drafter's."""
+    found = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return [found[layer] for layer in range(count)]
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:

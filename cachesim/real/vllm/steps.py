@@ -20,7 +20,7 @@ from cachesim.engines.vllm.groups import cdiv
 from cachesim.engines.vllm.pages import Cells, Pages
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import CachedRequestState, Runner
+from cachesim.engines.vllm.runner import CachedRequestState, Runner, state_groups
 from cachesim.engines.vllm.step import Chunk, Step
 from cachesim.errors import ScenarioError, UpstreamAbort
 from cachesim.model.arithmetic import Network
@@ -60,8 +60,6 @@ def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
     workload = draw(seed, 13 * turn + DRAWN[place], rules)
     rng = Random(f"vllm runner {seed} {number}")
     config = workload["config"]
-    kinds = {group["kind"]: group for group in config["groups"]}
-    config["groups"] = list(kinds.values())  # the simulated runner has one group of a kind
     if not config.get("drafts") and rng.random() < 0.5:
         _draft(rng, workload, rules)
     for wanted in (each for group in workload["steps"] for each in group):
@@ -119,15 +117,14 @@ class Recorder(Runner):
 
     def __post_init__(self) -> None:
         self.pages = Pages(cast("Network", Bag(shapes=())), self.groups)
-        kinds = [group.kind for group in self.groups]
-        self.state_group = kinds.index("mamba") if "mamba" in kinds else None
+        self.state_groups = state_groups(self.groups)
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
-        table = held.tables[self._states]
-        if running + bias < len(table):
-            phase = "after" if self.rows else "before"
-            noted = [table[target], table[running + bias], table[running], bias]
-            self.copies.setdefault(phase, []).append(noted)
+        for table in (held.tables[group] for group in self.state_groups):
+            if running + bias < len(table):
+                phase = "after" if self.rows else "before"
+                noted = [table[target], table[running + bias], table[running], bias]
+                self.copies.setdefault(phase, []).append(noted)
 
     def _compute(self, chunk: Chunk) -> Array:
         held, row = self.held[chunk.request.id], Entry(chunk=[chunk.start, chunk.end])
@@ -140,11 +137,16 @@ class Recorder(Runner):
             low = int(lowest(first, span, chunked=bool(spec.chunk))[0])
             row["slots"][str(number)] = [int(each) for each in cells.written]
             row["seen"][str(number)] = table[low // spec.block : cdiv(chunk.end, spec.block)]
-        for kind in KINDS if self.state_group is not None else ():
+        for kind in KINDS if self.state_groups else ():
             self.kind = kind
             stores = [self._store(chunk, *piece) for piece in self._pieces(chunk)]
-            written = [each for store in stores for each in store.targets]
-            row[kind] = [stores[0].initial, written]
+            row[kind] = {
+                str(group): [
+                    stores[0].initial[group],
+                    [each for store in stores for each in store.targets[group]],
+                ]
+                for group in self.state_groups
+            }
         self.rows[str(chunk.request.id)] = row
         return np.zeros(0)
 

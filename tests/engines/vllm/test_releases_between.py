@@ -28,10 +28,10 @@ def groups_of(release: str, model: str, **options: Any) -> tuple[GroupSpec, ...]
 @pytest.mark.parametrize(
     ("release", "method", "marked"),
     [
-        ("0.30.0", "mtp", ["full", "mamba"]),
+        ("0.30.0", "mtp", ["mamba", "full", "full"]),
         ("0.31.0", "mtp", ["full"]),
         ("0.32.0", "mtp", ["full"]),
-        ("0.32.0", "eagle", ["full", "mamba"]),
+        ("0.32.0", "eagle", ["mamba", "full", "full"]),
         ("0.33.0", "eagle", ["full"]),
         ("0.33.0", "none", []),
     ],

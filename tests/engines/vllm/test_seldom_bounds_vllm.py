@@ -137,7 +137,7 @@ def test_a_state_that_is_kept_takes_its_block_from_other_groups() -> None:
     pages.reach(3)
     pages.take(0, np.array([2]))
     store = ChunkStore(pages, ([1], [2]), 0, 4, 1)
-    store.targets = [2]
+    store.targets[1] = (2,)
     layer = network.spec.recurrent_layers[0]
     store.keep_states(layer, np.ones((1, 1, pages.shapes[layer].row), pages.shapes[layer].dtype))
 
