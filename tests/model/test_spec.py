@@ -144,3 +144,15 @@ def test_one_layer_of_each_kind_stays_after_one_that_has_seen_all_tokens(
     name: str, layers: tuple[str, ...]
 ) -> None:
     assert layers == one_of_each(preset(name)).layers
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("hybrid", ("ssm", "ssm", "attention")),
+        ("swa", ("window", "attention", "window", "attention")),
+        ("recurrent", ("ssm",)),
+    ],
+)
+def test_in_ratio_one_period_of_layers_stays(name: str, layers: tuple[str, ...]) -> None:
+    assert layers == one_of_each(preset(name), in_ratio=True).layers

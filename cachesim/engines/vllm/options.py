@@ -39,11 +39,21 @@ class VllmOptions:
     )
     mamba_block_size: int = option(
         "--mamba-block-size",
-        "tokens that one saved state stands for; 0: as many as a block of attention holds",
+        "tokens that one saved state stands for; 0: as many as a block of attention holds, which"
+        " the mode `align` makes it in every model that attends",
         default=0,
         high=MOST,
         unit="tokens",
         tried=(0, 32),
+    )
+    drafter_block_size: int = option(
+        "",
+        "tokens in a block of the drafter's own layer, where a model of its own attends in others;"
+        " 0: as in the target's",
+        default=0,
+        high=MOST,
+        unit="tokens",
+        since="0.20.2",
     )
     lora: str = option(
         "--enable-lora",
@@ -230,7 +240,8 @@ class VllmOptions:
         )
         drafter = len(layers)
         if self.use_eagle and attention:  # with heads as the target's
-            layers.append(attention[0])
+            block = self.drafter_block_size or attention[0].block
+            layers.append(replace(attention[0], block=block))
         groups = kv_cache_groups(layers)
         self._check_groups(groups, rules)
         marked = self._marked(rules) if len(layers) > drafter else "all" if self.use_eagle else ""
@@ -264,6 +275,12 @@ class VllmOptions:
         self._check_retention(groups, rules)
         self._check_states(groups, rules)
         unit, block = self.prefix_match_unit, groups[0].block
+        if unit and any(each.block % unit for each in groups):
+            sizes = " and ".join(map(str, sorted({each.block for each in groups})))
+            msg = (
+                f"option 'prefix_match_unit' is {unit}; it must divide the blocks of {sizes} tokens"
+            )
+            raise OptionError(msg)
         used = self.enable_prefix_caching or self.connector != "none"
         single = len(groups) == 1 and unit not in {0, block} and used
         if single and rules.lookup.refuses_idle_unit:
@@ -284,6 +301,12 @@ class VllmOptions:
             raise OptionError(msg)
         kept = [each.block for each in groups if each.kind == "mamba" and each.mode == "all"]
         others = [each.block for each in groups if each.kind != "mamba"]
+        if kept and others and kept[0] != others[0] and not rules.lookup.mixed_blocks:
+            msg = (
+                f"option 'mamba_block_size' is {kept[0]}; in this release all groups have blocks "
+                f"of one size: leave it out, or write {others[0]}"
+            )
+            raise OptionError(msg)
         equal = rules.lookup.all_mode_blocks == "equal"
         if kept and others and (kept[0] > min(others) or (equal and kept[0] != others[0])):
             limit = "" if equal else "at most "
@@ -329,19 +352,6 @@ class VllmOptions:
         if self.mamba_cache_mode not in rules.modes:
             known = ", ".join(rules.modes)
             msg = f"this release has no mamba_cache_mode {self.mamba_cache_mode!r}; it has {known}"
-            raise OptionError(msg)
-        if not rules.lookup.mixed_blocks and self.mamba_block_size not in {0, self.block_size}:
-            msg = (
-                f"option 'mamba_block_size' is {self.mamba_block_size}; in this release all groups "
-                f"have blocks of one size: leave it out, or write {self.block_size}"
-            )
-            raise OptionError(msg)
-        unit, states = self.prefix_match_unit, self.mamba_block_size or self.block_size
-        if unit and (self.block_size % unit or states % unit):
-            msg = (
-                f"option 'prefix_match_unit' is {unit}; it must divide the blocks of "
-                f"{self.block_size} and {states} tokens"
-            )
             raise OptionError(msg)
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
@@ -413,6 +423,8 @@ class VllmOptions:
         if mode == "all" and {"delta", "conv"} & set(spec.layers):
             mode = "align"
         block = self.mamba_block_size or self.block_size
+        if mode == "align" and {"attention", "window"} & set(spec.layers):
+            block = self.block_size  # follows `_align_hybrid_block_size`
         if mode == "none":  # one running state, in one block for the whole sequence
             block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size
         return GroupSpec(

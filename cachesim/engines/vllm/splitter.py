@@ -13,7 +13,7 @@ class Splitter:
     """The rules of `need_mamba_block_aligned_split`, for the group that keeps states."""
 
     manager: KVCacheManager
-    size: int  # tokens of a state's block
+    size: int  # tokens of the smallest block of all groups
     budget: int
     use_eagle: bool
     partial_states: bool  # states at hash boundaries inside a block
@@ -27,7 +27,7 @@ class Splitter:
         sizes = manager.sizes
         return cls(
             manager=manager,
-            size=mamba.block,
+            size=min(each.block for each in manager.groups),  # `cache_config.block_size`
             budget=budget,
             use_eagle=use_eagle,
             partial_states=sizes.hash_block < sizes.scheduler_block

@@ -35,17 +35,6 @@ class Caches:
 
     def of(self, settings: Real, config: Json) -> tuple[Real, tuple[int, int]]:
         """The configuration; the scheduler's block and that of ids."""
-        groups, attention = config["groups"], attention_block(config["groups"])
-        written = any(
-            group["kind"] == "mamba"
-            and group.get("mode", "align") == "align"
-            and group["block"] != attention
-            for group in groups
-        )
-        if written:
-            blocks = [group["block"] for group in groups]
-            ids = config.get("hash_block") or math.gcd(*blocks)
-            return self._written(settings, config), (math.lcm(*blocks), ids)
         made = self._started(settings, config)
         return made, self._sizes(made, settings)
 
@@ -73,27 +62,6 @@ class Caches:
         scheduler, ids = self.utils.resolve_kv_cache_block_sizes(made, settings)
         return int(scheduler), int(ids)
 
-    def _written(self, settings: Real, config: Json) -> Real:
-        """With the groups of a scenario, which no server of this model would have."""
-        interface, groups = self.interface, config["groups"]
-        return fitting(
-            interface.KVCacheConfig,
-            num_blocks=config["blocks"],
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                fitting(
-                    interface.KVCacheGroupSpec,
-                    layer_names=[f"layer{number}"],
-                    kv_cache_spec=self.spec(group, block=group["block"], page=8 * group["block"]),
-                    is_eagle_group=bool(group.get("eagle")),
-                )
-                for number, group in enumerate(groups)
-            ],
-            prefix_cache_retention_interval=getattr(
-                settings.cache_config, "prefix_cache_retention_interval", None
-            ),
-        )
-
     def _layers(self, config: Json) -> dict[str, Real]:
         """The spec of every layer, in the order in which a model has them."""
         groups = config["groups"]
@@ -116,7 +84,7 @@ class Caches:
             key=lambda group: group["kind"] != "full",
         )
         if config.get("eagle") and attention:
-            size = attention[0]["block"]
+            size = config.get("drafter_block") or attention[0]["block"]
             own = self.spec(attention[0], block=block, page=4 * most, heads=heads * block // size)
             found["drafter"] = own
             if hasattr(own, "is_draft"):

@@ -50,6 +50,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "reserve_full": limits.reserve_full,
         "policy": options.scheduling_policy,
         "eagle": options.use_eagle,
+        "drafter_block": options.drafter_block_size,
         "lookahead_hashes": not options.disable_lookahead_block_hashes,
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,

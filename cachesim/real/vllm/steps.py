@@ -22,7 +22,7 @@ from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Runner, state_groups
 from cachesim.engines.vllm.step import Chunk, Step
-from cachesim.errors import ScenarioError, UpstreamAbort
+from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.real.environment import Environment
@@ -291,13 +291,6 @@ def differs_in(scenario: Scenario, release: str) -> str:
     where all are the same.
     """
     _, workload = SCHEDULER.workload_of(scenario, release)
-    sizes = {group["block"] for group in workload["config"]["groups"] if group["mode"] != "none"}
-    if len(sizes) > 1:
-        msg = (
-            f"{scenario.name} is not played on the real runner: the engine core hands the smallest "
-            "block of all groups to its scheduler"
-        )
-        raise ScenarioError(msg)
     with start(release) as process:
         real = process.play(workload)
     return difference(real, play_steps(workload, FAMILY.release(release).rules))

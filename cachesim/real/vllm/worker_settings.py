@@ -42,10 +42,12 @@ OVERRIDES: Final = {
         "num_gpu_blocks_override means the same"
     ),
     "cache_config.block_size": (
-        "workloads have blocks of 4 and 8 tokens, too, which kernels do not take; the scheduler "
-        "reads no other property of a block's size"
+        "workloads have blocks of 4 and 8 tokens, too, which kernels do not take; the engine core "
+        "makes it the smallest block of all groups, in which the scheduler cuts prefill, here too"
     ),
-    "cache_config.mamba_block_size": "the block of states, of which the same holds",
+    "cache_config.mamba_block_size": (
+        "a start with layers that attend makes it their block in align mode, as it is here"
+    ),
     "cache_config.mamba_cache_mode": (
         "all becomes align for gated-delta layers, which the configuration has; a workload's "
         "states are then those of other layers"
@@ -86,11 +88,6 @@ PRETENDED: Final = {
         "full attention",
         "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
         "the variable changes no other group",
-    ),
-    "KVCacheConfig, states with blocks of their own size": (
-        "`mamba_block_size` becomes attention's block in align mode",
-        "a scenario's groups, made by hand; no drawn workload has them",
-        "specs, coordinator and managers are vLLM's classes, which take any sizes",
     ),
     "StructuredOutputManager": (
         "its grammars",

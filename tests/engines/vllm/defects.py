@@ -16,6 +16,9 @@ EARLIER: Final = "+39273+43569"
 
 MOST_REQUESTS: Final = 4
 
+MIXED: Final = {"speculative_method": "eagle", "block_size": 16, "drafter_block_size": 4}
+"""A drafter whose layer has smaller blocks than the target's states."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
@@ -71,11 +74,13 @@ DEFECTS: Final = (
         about="a state's entry in the wrong unit (#55600)",
         profile=f"0.30.0{EARLIER}",
         cured=f"0.30.0{EARLIER}+55601",
+        flags=MIXED,
     ),
     Defect(
         about="the same, put back",
         profile=f"0.33.0{FIXED}+no-55601",
         cured=f"0.33.0{FIXED}",
+        flags=MIXED,
     ),
     Defect(
         about="a plain step after accepted drafts (#39273)",

@@ -10,11 +10,13 @@ from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.splitter import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 
 FULL = GroupSpec(kind="full", block=16)
 ALL_MODE: Any = {"mamba_cache_mode": "all"}
+EAGLE: Any = {"speculative_method": "eagle"}
 STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
 
 
@@ -42,6 +44,59 @@ def test_a_release_marks_the_groups_that_its_engine_core_marks(
     groups = groups_of(release, "hybrid-mtp", speculative_method=method)
 
     assert marked == [each.kind for each in groups if each.eagle]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "layers"),
+    [
+        ("dense", {}, {"full": [(0, 1, 2, 3)]}),
+        ("dense", EAGLE, {"full": [(0, 1, 2, 3)]}),
+        ("swa", {}, {"window": [(0, 2)], "full": [(1, 3)]}),
+        ("swa", EAGLE, {"window": [(0, 2)], "full": [(1,), (3,)]}),  # the drafter's is beside 1
+        ("hybrid", {}, {"mamba": [(0, 3), (1, 4)], "full": [(2, 5)]}),
+        ("hybrid", EAGLE, {"mamba": [(0, 1, 3, 4)], "full": [(2, 5)]}),
+        (
+            "hybrid-delta",
+            EAGLE | {"block_size": 32, "drafter_block_size": 16},
+            {"mamba": [(0,), (2,)], "full": [(1,), (3,), ()]},
+        ),
+    ],
+)
+def test_groups_have_as_many_layers_each_as_the_engine_core_gives_them(
+    model: str, options: dict[str, Any], layers: dict[str, list[tuple[int, ...]]]
+) -> None:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for group in groups_of("0.33.0", model, **options):
+        found.setdefault(group.kind, []).append(group.layers)
+
+    assert layers == found
+    assert [*layers] == [*found]
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "block"),
+    [("hybrid", "align", 16), ("recurrent", "align", 32), ("hybrid", "all", 8)],
+)
+def test_beside_attention_states_have_its_blocks_in_align_mode(
+    model: str, mode: str, block: int
+) -> None:
+    """0.23 to 0.33 were seen to overwrite the flag, in `_align_hybrid_block_size`."""
+    size = 8 if mode == "all" else 32
+    options: Any = {"mamba_cache_mode": mode, "mamba_block_size": size}
+    groups = groups_of("0.27.1", model, **options)
+
+    assert {block} == {each.block for each in groups if each.kind == "mamba"}
+
+
+def test_prefill_is_cut_in_the_smallest_block_of_all_groups() -> None:
+    """As the engine cores of 0.30.0 and 0.33.0 cut it (vllm-project/vllm#54076)."""
+    groups = [STATES, GroupSpec(kind="full", block=16), GroupSpec(kind="full", block=8)]
+    manager = KVCacheManager(groups, FAMILY.release("0.33.0").rules, num_blocks=50)
+    splitter = Splitter.of(manager, budget=8192, use_eagle=False)
+    request = Request.make(0, Prefixes(8, 0), range(10, 40), max_tokens=1)
+
+    assert splitter is not None
+    assert 24 == splitter.take(request, 30, 0, 0)
 
 
 def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:

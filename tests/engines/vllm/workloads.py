@@ -28,7 +28,8 @@ class Workload(Conversations):
             wishes = {"chunked": True, "window": self.rng.choice([16, 16, 48])}
         named = "swa" if self.preset == "chunked" else self.preset
         self.network = build(preset(named, **wishes), arithmetic)
-        self.options = self._options("0.19.1" not in profile)
+        self.release = profile.removeprefix("vllm@").split("+")[0]
+        self.options = self._options(self.release != "0.19.1")
         self.engine = Engine.create(profile, model=self.network, options=self.options)
         super().__init__()
 
@@ -43,8 +44,9 @@ class Workload(Conversations):
         }
         states = block
         attends = bool(spec.attention_layers or spec.window_layers)
-        if retention and spec.recurrent_layers and attends and rng.random() < 0.5:
-            states = options["mamba_block_size"] = block * rng.choice([2, 4])
+        mixed = retention and spec.recurrent_layers and attends and rng.random() < 0.5
+        if mixed:
+            states = options["block_size"] = block * rng.choice([2, 4])
         options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], states)
         if retention and (spec.recurrent_layers or (spec.window_layers and not spec.chunked)):
             interval = rng.choice([-1, 0, 2 * states])
@@ -53,6 +55,10 @@ class Workload(Conversations):
             methods = ["ngram"] if self.preset == "chunked" else ["eagle", "ngram"]
             options["speculative_method"] = rng.choice(methods)
             options["num_speculative_tokens"] = rng.choice([1, 2, 3])
+        if mixed and options.get("speculative_method") == "eagle":
+            options["drafter_block_size"] = block
+        elif mixed and spec.attention_layers and self.release >= "0.26.0":
+            options["prefix_match_unit"] = block
         options["async_scheduling"] = rng.random() < 0.3
         if rng.random() < 0.3:
             options["scheduling_policy"] = "priority"
