@@ -89,6 +89,11 @@ PRETENDED: Final = {
         "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
         "the variable changes no other group",
     ),
+    "MambaSpec, num_prefill_checkpoint_blocks": (
+        "1 for Mamba-2 since 0.32, for gated-delta layers on FlashInfer since 0.33",
+        "0, as for other layers with states",
+        "results depend on it: with a block for checkpoints the last chunk of a prompt is not cut",
+    ),
     "StructuredOutputManager": (
         "its grammars",
         "none",
