@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cachesim.engines import base
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.groups import GroupSpec
 from cachesim.engines.vllm.hashing import Prefixes
@@ -189,3 +190,27 @@ def test_a_step_without_drafts_after_rejected_ones_ended_the_engine_core(release
 
 def test_a_table_may_be_longer_than_a_step_needs_since_0_23() -> None:
     assert [3, 4, 4] == rejected_drafts("0.23.0")
+
+
+@pytest.mark.parametrize(
+    ("release", "connector", "held"),
+    [("0.28.0", "store", 2), ("0.28.0", "none", 0), ("0.29.0", "store", 0), ("0.33.0", "store", 0)],
+)
+def test_beside_a_store_one_release_holds_the_last_state_of_each_group(
+    release: str, connector: str, held: int
+) -> None:
+    """Its scheduler was seen to keep those blocks out of the free queue until the request ends."""
+    options = {"connector": connector, "block_size": 32, "prefix_match_unit": 8}
+    model = preset("hybrid")
+    engine: Any = base.Engine.create(
+        f"vllm@{release}", model=model, options=options, arithmetic="ring"
+    )
+    engine.submit(
+        base.Request(prompt=tuple(range(300, 340)), predict=30, reply=tuple(range(400, 430)))
+    )
+    most = 0
+    while engine.step():
+        most = max(most, sum(map(len, engine.manager.pins.values())))
+
+    assert held == most
+    assert {} == engine.manager.pins
