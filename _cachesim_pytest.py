@@ -74,7 +74,7 @@ class ScenarioFile(pytest.File):
         """Read the file; one that is wrong is a test that fails, and stops no other."""
         from cachesim.errors import InputError
         from cachesim.scenario import full_profile, load
-        from cachesim.scenario.selection import chosen_profiles
+        from cachesim.scenario.checks import chosen_profiles
 
         asked = self.config.getoption("--cachesim-profile")
         try:

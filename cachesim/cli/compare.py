@@ -10,8 +10,7 @@ from cachesim.errors import ScenarioError
 from cachesim.files import PLOT
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.compared import comparison, plot
-from cachesim.scenario.comparing import Row, compare, newest
-from cachesim.scenario.rows import policies, rows_in
+from cachesim.scenario.comparing import Row, compare, newest, policies, rows_in
 from cachesim.scenario.shipped import load_all
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")

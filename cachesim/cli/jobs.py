@@ -12,7 +12,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.report.consoles import notes, show
 from cachesim.scenario import Scenario, full_profile
-from cachesim.scenario.selection import chosen_profiles, misfits
+from cachesim.scenario.checks import chosen_profiles, misfits
 from cachesim.scenario.shipped import load_all
 
 WORD: Final = re.compile(r"""[^\s"'\[\]{}#=]+""")

@@ -25,9 +25,8 @@ from cachesim.logs.settings import RELEASES
 from cachesim.logs.slot_actions import SlotAction
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario.abilities import SlotActions
-from cachesim.scenario.session import SlotFiles
-from cachesim.scenario.spans import mixed
+from cachesim.scenario.prompts import mixed
+from cachesim.scenario.session import SlotActions, SlotFiles
 from cachesim.typed import mapping
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle

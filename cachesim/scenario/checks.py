@@ -1,10 +1,12 @@
 """How the parts of a scenario must fit together: names, order, sizes, engines, expectations."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.engines.family import FAMILIES
 from cachesim.engines.nearest import did_you_mean
+from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
@@ -16,9 +18,8 @@ from cachesim.scenario.acceptance import (
     refused_profile,
     wrong_profile,
 )
-from cachesim.scenario.format import LEAVES, Scenario, Step, Turn
+from cachesim.scenario.format import LEAVES, Expect, Scenario, Seen, Step, Turn
 from cachesim.scenario.models import bytes_needed, spec_of
-from cachesim.scenario.promises import promises
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
 from cachesim.scenario.readers import Place, nearest, short
 from cachesim.scenario.reading import Problem, read, removable
@@ -395,3 +396,83 @@ def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
         if isinstance(tokens, tuple) and tokens and max(tokens) >= size:
             text = f"token {max(tokens)} is outside the vocabulary of {size}"
             yield Problem(path, text)
+
+
+def promises(scenario: Scenario) -> Iterator[Problem]:
+    """Every promise that names a profile or a step that is not there, or speaks of too many."""
+    for index, expect in enumerate(scenario.expect):
+        path: Place = ("expect", index)
+        if expect.profile is not None:
+            yield from _listed(scenario, expect.profile, (*path, "profile"))
+        yield from _one_per_step(scenario, expect, path)
+    for key in ("before", "after"):
+        seen: Seen = getattr(scenario.shows, key)
+        if seen != Seen():
+            yield from _seen(scenario, seen, ("shows", key))
+
+
+def _seen(scenario: Scenario, seen: Seen, path: Place) -> Iterator[Problem]:
+    names = scenario.step_names
+    if not seen.profile:
+        yield Problem((*path, "profile"), "missing; say which profile shows it")
+    else:
+        yield from _listed(scenario, seen.profile, (*path, "profile"))
+    if not seen.step:
+        yield Problem((*path, "step"), "missing; say which step shows it")
+    elif seen.step not in names:
+        hint = nearest(seen.step, names) or f"; there are {', '.join(names)}"
+        yield Problem((*path, "step"), f"there is no step {seen.step!r}{hint}")
+    if seen == Seen(profile=seen.profile, step=seen.step):
+        yield Problem(path, "says nothing of the step; write cached, answer or error, for example")
+
+
+def _listed(scenario: Scenario, text: str, path: Place) -> Iterator[Problem]:
+    engine, listed = scenario.engine.name, scenario.engine.profiles
+    if problem := wrong_profile(engine, text):
+        yield Problem(path, problem)
+        return
+    known = {str(full_profile(engine, each)) for each in listed if not wrong_profile(engine, each)}
+    if known and str(full_profile(engine, text)) not in known:
+        yield Problem(path, f"{text!r} is not among engine.profiles{nearest(text, listed)}")
+
+
+def _one_per_step(scenario: Scenario, expect: Expect, path: Place) -> Iterator[Problem]:
+    steps = len(scenario.step)
+    for key in ("cached", "processed", "answer", "error", "checkpoints"):
+        value = getattr(expect, key)
+        if isinstance(value, tuple) and len(value) != steps:
+            text = f"has {len(value)} items for {steps} steps; write one per step"
+            yield Problem((*path, key), text)
+
+
+def _profile_for(scenario: Scenario, text: str) -> Profile | None:
+    """The profile that a text names on this scenario; None where it is one of another engine."""
+    engine = scenario.engine.name
+    if "@" in text:
+        profile = Profile.parse(text)
+        return profile if profile.engine == engine else None
+    family = FAMILIES.get(engine)
+    release = text.partition("+")[0]
+    if family is None or family.current_name(release) not in family.names():
+        return None
+    return full_profile(engine, text)
+
+
+def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
+    """Those of the wanted profiles that are of the scenario's engine."""
+    found = (_profile_for(scenario, text) for text in wanted)
+    return [profile for profile in found if profile is not None]
+
+
+def misfits(scenario: Scenario, profiles: Sequence[str]) -> list[str]:
+    """What is wrong with a scenario on these profiles, such as options that they lack."""
+    return capped([str(each) for each in _problems(scenario, tuple(profiles))])
+
+
+def _problems(scenario: Scenario, profiles: tuple[str, ...]) -> Iterator[object]:
+    engine = replace(scenario.engine, profiles=profiles)
+    for each in check(replace(scenario.without_promises(), engine=engine)):
+        if each.path[:2] == ("engine", "profiles"):
+            yield each.text
+        else:
+            yield each

@@ -5,10 +5,13 @@ bound     what no cache can beat: all that a row's server computed before, but f
           of the prompt; of each request the most of all rows
 """
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.base import Reply
@@ -21,6 +24,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Model, Scenario, Server
 from cachesim.scenario.labels import Evidence, label_of, weakest
 from cachesim.scenario.session import Session
+from cachesim.typed import Json
 from cachesim.verify.explain import lost_below
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle
@@ -205,3 +209,69 @@ def _bytes_of(held: Held, spec: ModelSpec) -> int | None:
     rows = state * len(held.rows)
     saved = sum(state for slot in held.slots for _ in slot.checkpoints)
     return cells + rows + saved + sum(entry.size for entry in held.entries)
+
+
+KEYS: Final = {"name", "profile", "model", "options"}
+MODEL_KEYS: Final = {"preset", "window"}
+
+
+def policies() -> tuple[Row, ...]:
+    """The rows that come with cachesim."""
+    text = files(__package__).joinpath("policies.toml").read_text(encoding="utf-8")
+    return read(text, "policies.toml")
+
+
+def rows_in(path: Path) -> tuple[Row, ...]:
+    """The rows of a user's file."""
+    try:
+        return read(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"cannot read {path}: {error}"
+        raise ScenarioError(msg) from error
+
+
+def read(text: str, name: str) -> tuple[Row, ...]:
+    """All rows, or what is wrong with each."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{name}: {error}"
+        raise ScenarioError(msg) from error
+    given = content.get("row")
+    if not isinstance(given, list) or not given or set(content) != {"row"}:
+        msg = f"{name}: write one or more [[row]] with name and profile, and nothing else"
+        raise ScenarioError(msg)
+    problems = [
+        f"{name}: row {number}: {problem}"
+        for number, each in enumerate(given, 1)
+        if (problem := _problem(each))
+    ]
+    if problems:
+        raise ScenarioError(*problems)
+    return tuple(_row(each) for each in given)
+
+
+def _problem(given: Json) -> str:
+    if not isinstance(given, dict):
+        return "write a table"
+    for key in ("name", "profile"):
+        if not isinstance(given.get(key), str):
+            return f"{key} is missing: write a text"
+    unknown = set(given) - KEYS
+    if unknown:
+        return f"there is no {min(unknown)!r}; there are {', '.join(sorted(KEYS))}"
+    model, options = given.get("model", {}), given.get("options", {})
+    if not isinstance(options, dict):
+        return "options is no table: write {flag = value}"
+    known = isinstance(model, dict) and not set(model) - MODEL_KEYS
+    return "" if known else "model takes preset and window: write {preset = 'hybrid'}"
+
+
+def _row(given: dict[str, Any]) -> Row:
+    model = Model(**given["model"]) if "model" in given else None
+    return Row(
+        name=given["name"],
+        profile=given["profile"],
+        options=given.get("options", {}),
+        model=model,
+    )

@@ -1,24 +1,278 @@
 """One scenario on one profile, played and judged: a `Run`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from cachesim.engines.base import Reply
 from cachesim.engines.profile import Profile
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.trace import Fault
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.detail import Watcher, with_details
-from cachesim.scenario.evidence import Evidence, Witness
-from cachesim.scenario.expectations import expects_wrong, mismatches
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.labels import label_of
-from cachesim.scenario.result import CLAIMS, Finding, Run, Saved, SlotCount, Step, as_json
-from cachesim.scenario.session import TIMEOUT, Record, Session
+from cachesim.scenario.result import (
+    CLAIMS,
+    Account,
+    Culprit,
+    Finding,
+    Run,
+    Saved,
+    SlotCount,
+    Step,
+    as_json,
+)
+from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN, TIMEOUT, Record, Session
 from cachesim.scenario.statements import with_statements
+from cachesim.units import Count, Token, Tokens
+from cachesim.verify.explain import Explanation, explain
+from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
+
+KEYS_UNVERIFIED = ("cached", "processed", "error")
+RIGHT = frozenset({"same", "rounding", "by-design", None})
+"""Answers that nobody needs to expect."""
+
+
+def mismatches(
+    scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
+) -> list[str]:
+    """Every expectation that was not met, and whatever went wrong that nobody expected."""
+    mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
+    keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
+    found = [line for each in mine for line in _unmet(each, steps, keys)]
+    found += _unshown(scenario, profile, steps, verified=verified)
+    if not any(each.answer is not None for each in mine):
+        found += [
+            f"{step.name}: the answer is wrong, and no expectation says so"
+            for step in steps
+            if step.answer not in RIGHT
+        ]
+    if not any(each.error is not None for each in mine):
+        found += [
+            f"{step.name}: {step.error}, and no expectation says so"
+            for step in steps
+            if _went_wrong(step)
+        ]
+    return found
+
+
+def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
+    """Whether a scenario says that some answer of a profile diverges."""
+    mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
+    return any("diverged" in answer for answer in mine if answer is not None)
+
+
+def _unshown(
+    scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
+) -> Iterator[str]:
+    for seen in (scenario.shows.before, scenario.shows.after):
+        if not seen.profile or full_profile(scenario.engine.name, seen.profile) != profile:
+            continue
+        step = steps[scenario.step_names.index(seen.step)]
+        values = {
+            "cached": step.cached,
+            "processed": step.processed,
+            "of": step.prompt_tokens,
+            "answer": step.answer if verified else seen.answer,
+            "error": step.error,
+            "checkpoints": len(step.checkpoints),
+            "checkpoint_mib": _mib(each.bytes for each in step.checkpoints),
+            "parked": len(step.prompt_cache),
+            "parked_mib": _mib(each.get("bytes") for each in step.prompt_cache),
+            "drafted": step.drafted,
+            "accepted": step.accepted,
+            "companion": step.companion,
+        }
+        for key, found in values.items():
+            wanted = getattr(seen, key)
+            if wanted is not None and str(wanted) != _word(found):
+                yield f"{step.name}: {key} is {_word(found)}, and [shows] says {wanted}"
+
+
+def _mib(sizes: Iterable[int | None]) -> int:
+    return sum(each or 0 for each in sizes) // 2**20
+
+
+def _went_wrong(step: Step) -> bool:
+    """The server ended or hung, the step was not run for it, or a slot action failed.
+
+    A refused request is an answer; a scenario that means it says so or not, as it likes.
+    """
+    if step.do in {"slot-save", "slot-restore", "slot-erase", "set-lora"}:
+        return step.error is not None
+    return step.error in {ABORTED, ENDLESS, NOT_RUN, TIMEOUT}
+
+
+def _is_for(scenario: Scenario, expect: Expect, profile: Profile) -> bool:
+    if expect.profile is None:
+        return True
+    return full_profile(scenario.engine.name, expect.profile) == profile
+
+
+def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterator[str]:
+    for key in keys:
+        wanted = getattr(expect, key)
+        if wanted is None:
+            continue
+        for step, item in zip(steps, _per_step(wanted, steps, key), strict=True):
+            found = getattr(step, key)
+            if item != "any" and found != (None if item in {"none", ""} else item):
+                yield f"{step.name}: {key} is {_word(found)}, expected {_word(item)}"
+    for step, item in zip(steps, expect.checkpoints or (), strict=False):
+        held = tuple(each.n_tokens for each in step.checkpoints)
+        wanted = () if item == "none" else item
+        if wanted not in ("any", held):
+            yield f"{step.name}: checkpoints are {list(held)}, expected {list(wanted)}"
+
+
+def _per_step(
+    wanted: str | Sequence[Any],
+    steps: Sequence[Step],
+    key: str,
+) -> Sequence[Any]:
+    if not isinstance(wanted, str):
+        return wanted
+    if key == "answer":
+        return [wanted if step.answer is not None else "any" for step in steps]
+    return [wanted] * len(steps)
+
+
+def _word(value: object) -> str:
+    return "none" if value in (None, "") else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What verification adds to a step; all empty without it."""
+
+    answer: Answer | None = None
+    max_difference: float | None = None
+    reuse: Reuse | None = None
+    account: Account | None = None
+    fault: Fault | None = None
+
+
+class Witness:
+    """Holds every reply of a session against the cold recompute."""
+
+    def __init__(self, session: Session, oracle: Oracle | None = None) -> None:
+        """`oracle` may have been asked before, about the same network."""
+        shared = oracle is not None and oracle.network is session.network
+        self.oracle = oracle if oracle and shared else Oracle(session.network)
+        self.trace = session.trace
+        self.padding = session.engine.padding
+        self.ideal = IdealCache()
+        self.heard: list[Record] = []
+
+    def judge(self, record: Record) -> Evidence:
+        """The evidence on one step; a step without an answer has none."""
+        reply = record.reply
+        if reply is None or record.step.do != "complete":
+            return Evidence()
+        account = explain(reply, self.ideal, parts=record.parts, matched=record.matched)
+        due = account.ideal if account else Count(0)
+        replies = (reply, *record.children)
+        verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
+        verdict = worst(verdicts)
+        self.ideal.remember(reply)
+        told = None if account is None else self._account(account, verdict)
+        self.heard.append(record)
+        if verdict is None:
+            return Evidence(account=told)
+        return Evidence(
+            answer=verdict.answer,
+            max_difference=float(verdict.max_difference),
+            reuse=verdict.reuse,
+            account=told,
+            fault=verdict.fault,
+        )
+
+    def _account(self, account: Explanation, verdict: Verdict | None) -> Account:
+        fault = None if verdict is None else verdict.fault
+        return Account(
+            equal=account.equal,
+            equal_with=account.equal_with,
+            parting=account.parting,
+            ideal=account.ideal,
+            lost=account.lost,
+            sentences=account.sentences,
+            wrong=None if verdict is None else verdict.wrong,
+            fault=None if fault is None else culprit(fault, self.heard, self.padding),
+        )
+
+
+def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
+    """The verdict on several completions of one prompt: that on the worst of them."""
+    order = ("same", "rounding", "by-design", "diverged")
+    found = [each for each in verdicts if each is not None]
+    return max(found, key=lambda each: order.index(each.answer), default=None)
+
+
+def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Culprit:
+    """Where the history of a wrong memory and the right one part, and whose token stands there.
+
+        holds      [ right ........ | other ..... )
+                   0             matches
+        expected   [ right ........ | ........ )
+
+    Of a cell only its own token is looked at: it lies at `position`, and the one that belongs there
+    is the last expected one. Of cells too many or missing behind right ones it is the first one.
+    """
+    matches = get_common_prefix(fault.holds, fault.expected)
+    position = matches if fault.place == "recurrent" else int(fault.position)
+    last = fault.extra and fault.position >= fault.token
+    behind = fault.short or (last and matches == len(fault.expected))
+    if fault.place == "recurrent" or behind:
+        holds, expected = _token_at(fault.holds, matches), _token_at(fault.expected, matches)
+        history = fault.holds[: matches + 1]
+    else:
+        holds, history = _token_at(fault.holds, -1), fault.holds
+        expected = None if fault.extra else _token_at(fault.expected, -1)
+    return Culprit(
+        layer=fault.layer,
+        place=fault.place,
+        read_by=int(fault.token),
+        position=position,
+        holds=holds,
+        expected=expected,
+        holds_tokens=len(fault.holds),
+        expected_tokens=len(fault.expected),
+        matches=matches,
+        padding=_leading(fault.holds[matches:], padding),
+        comes_from=origin(history, heard) if holds is not None else None,
+    )
+
+
+def _leading(tokens: Tokens, padding: Token | None) -> int:
+    return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
+
+
+def _token_at(tokens: Tokens, index: int) -> int | None:
+    return int(tokens[index]) if -len(tokens) <= index < len(tokens) else None
+
+
+def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:
+    """Where the last token of a history was first seen, as `step A, a` or `step A, its reply`."""
+    at = len(tokens) - 1
+    for record in records:
+        if at < 0 or record.reply is None:
+            continue
+        if whole(record.reply)[: at + 1] == tokens:
+            name = next((p.name for p in record.parts if p.start <= at < p.end), "its reply")
+            return f"step {record.name}, {name}"
+    return None
+
+
+def whole(reply: Reply) -> Tokens:
+    """Everything that a request put into memory."""
+    return reply.prompt + reply.generated[:-1]
 
 
 class Pace(Protocol):

@@ -9,10 +9,9 @@ from cachesim.engines.profile import Profile
 from cachesim.model.trace import Fault
 from cachesim.scenario import full_profile
 from cachesim.scenario import session as sessions
-from cachesim.scenario.evidence import Witness
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Run, Step
-from cachesim.scenario.runner import step_of
+from cachesim.scenario.runner import Witness, step_of
 from cachesim.scenario.session import Record, Session
 from cachesim.scenario.statements import side_by_side, with_statements
 from cachesim.typed import of_kind

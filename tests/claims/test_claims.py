@@ -22,10 +22,10 @@ from cachesim.engines.llamacpp.checkpoints import ERASURES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.store import Lane
-from cachesim.scenario import evidence, load, scenario_of, statements, wrong
+from cachesim.scenario import load, runner, scenario_of, statements
 from cachesim.scenario.result import Culprit, Fact, Step
 from cachesim.scenario.shipped import shipped_file
-from cachesim.scenario.wrong import Past
+from cachesim.scenario.statements import Past
 from cachesim.testing.search import workloads
 from cachesim.units import as_tokens
 from tests.claims.causes import CAUSES, Lost
@@ -117,7 +117,7 @@ def test_a_kind_of_statement_without_a_check_is_false(monkeypatch: pytest.Monkey
 
 
 def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrong, "because", lambda _: "the recurrent state of layer 0 is odd")
+    monkeypatch.setattr(statements, "because", lambda _: "the recurrent state of layer 0 is odd")
 
     found = claims_of(THREE).false
 
@@ -241,11 +241,11 @@ PADDED = "mlx-lm-1736-padding-in-the-state"
 
 LIES: Final = (
     Lie("one more token is right than is", PADDED, "because",
-        changed(evidence, "culprit", edited(matches=lambda c: c.matches + 1))),
+        changed(runner, "culprit", edited(matches=lambda c: c.matches + 1))),
     Lie("padding is called a token", PADDED, "because",
-        changed(evidence, "culprit", edited(padding=lambda _: 0))),
+        changed(runner, "culprit", edited(padding=lambda _: 0))),
     Lie("the token came from another step", THREE, "because",
-        changed(evidence, "origin", lambda _: lambda *_: "step B, b")),
+        changed(runner, "origin", lambda _: lambda *_: "step B, b")),
     Lie("the released rule is printed for a patch", THREE, "erased", _released_rule),
     Lie("a checkpoint is cut one token too far up", "llama.cpp-24797-labels-for-contents", "cut",
         _cut_one_token_further),

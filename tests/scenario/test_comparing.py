@@ -15,10 +15,9 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Loss
 from cachesim.errors import ScenarioError
-from cachesim.scenario.comparing import BOUND, REFUSED, Row, compare, newest
+from cachesim.scenario.comparing import BOUND, REFUSED, Row, compare, newest, policies, read
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Model
-from cachesim.scenario.rows import policies, read
 from cachesim.scenario.shipped import shipped_file
 from cachesim.units import Count
 from cachesim.verify.explain import lost_below

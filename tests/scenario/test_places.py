@@ -6,8 +6,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import limits
-from cachesim.scenario.files import loads
-from cachesim.scenario.lines import lines_of
+from cachesim.scenario.files import lines_of, loads
 from cachesim.scenario.shipped import load_all, shipped_files
 
 TEXT = """\

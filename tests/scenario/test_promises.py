@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import run_scenario, scenario_of
-from cachesim.scenario.selection import misfits
+from cachesim.scenario.checks import misfits
 from cachesim.scenario.writing import to_toml
 from tests.scenario.stories import story
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.scenario.spans import draw_spans, drawn
+from cachesim.scenario.prompts import draw_spans, drawn
 
 names = st.text("abcdefgh", min_size=1, max_size=4)
 
