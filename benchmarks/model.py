@@ -41,7 +41,7 @@ from cachesim.model.store import Ubatch
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.greedy import drawn_prompt
+from cachesim.real.llama_cpp.logits import drawn_prompt
 from cachesim.real.llama_cpp.server import Played, RealServer
 from cachesim.real.llama_cpp.workload import Release
 from cachesim.scenario.format import Step

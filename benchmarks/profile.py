@@ -27,7 +27,7 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.real.llama_cpp.greedy import drawn_prompt
+from cachesim.real.llama_cpp.logits import drawn_prompt
 from cachesim.testing.search import workloads
 from cachesim.testing.trial import play
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from cachesim.logs.sizes import PATTERNS
 from cachesim.model.presets import PRESETS, preset
-from cachesim.real.llama_cpp.gguf import model_keys
-from cachesim.real.llama_cpp.gguf_file import Value, f32, text, u32, write_gguf
+from cachesim.real.llama_cpp.gguf import Value, f32, model_keys, text, u32, write_gguf
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.program import Ran
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.real.llama_cpp.arrivals import CONTEXT, draw_arrival, draw_pinned
+from cachesim.real.llama_cpp.agents import ROOM, draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Release, grouped
 
@@ -18,7 +18,7 @@ def test_the_other_request_arrives_between_two_batches(number: int) -> None:
     assert all(len(group) == 1 and not group[0].turns for group in (*alone, after))
     assert (None, 1) == (reading.turns, arriving.turns)
     assert len(reading.ids) > BATCH
-    assert all(len(step.ids) < CONTEXT // 3 for step in workload.step)
+    assert all(len(step.ids) < ROOM // 3 for step in workload.step)
     assert "batch_size" not in workload.engine.options
 
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
-from cachesim.real.llama_cpp.server_log import calls_of
+from cachesim.real.llama_cpp.server_log import calls_of, drafts_of, last_call
 from cachesim.real.llama_cpp.simulated import swallowed
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.units import as_tokens

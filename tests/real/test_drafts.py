@@ -5,9 +5,14 @@ import pytest
 
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import tiny
-from cachesim.real.llama_cpp import drafts
-from cachesim.real.llama_cpp.drafts import Drafts, expected_drafts, head_guesses
-from cachesim.real.llama_cpp.greedy import drawn_prompt, generate
+from cachesim.real.llama_cpp import logits
+from cachesim.real.llama_cpp.logits import (
+    Drafts,
+    drawn_prompt,
+    expected_drafts,
+    generate,
+    head_guesses,
+)
 
 NETWORK = FloatNetwork(tiny("hybrid-mtp"))
 PROMPT = drawn_prompt(np.random.default_rng(1), 12)
@@ -18,7 +23,7 @@ def count(monkeypatch: pytest.MonkeyPatch, predict: int, right: set[int]) -> Dra
     reply, _ = generate(NETWORK, PROMPT, predict + 2)
     told = [*PROMPT, *reply]
     guesses = [told[i + 1] if i + 1 - len(PROMPT) in right else -1 for i in range(len(told) - 1)]
-    monkeypatch.setattr(drafts, "head_guesses", lambda *_: guesses)
+    monkeypatch.setattr(logits, "head_guesses", lambda *_: guesses)
     return expected_drafts(NETWORK, PROMPT, predict)
 
 

@@ -6,8 +6,7 @@ from typing import Self
 
 import pytest
 
-from cachesim.real.fit.fields import Change, changes, rule_fields, value_of
-from cachesim.real.fit.search import Search
+from cachesim.real.fit.search import Change, Search, changes, rule_fields, value_of
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.fit import recordings as kept_by
 from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under

@@ -11,8 +11,8 @@ import pytest
 
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.real.agreement import Difference
-from cachesim.real.fit.fields import rule_fields, value_of
 from cachesim.real.fit.newest import Found, Played, explain
+from cachesim.real.fit.search import rule_fields, value_of
 from cachesim.real.mlx_lm.classes import draw, played_of
 from cachesim.real.schedules import RealScheduler
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG

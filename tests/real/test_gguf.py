@@ -12,8 +12,18 @@ from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
-from cachesim.real.llama_cpp.gguf import architecture, model_keys, write_model
-from cachesim.real.llama_cpp.gguf_file import ALIGNMENT, f32, flag, i32, text, u32, write_gguf
+from cachesim.real.llama_cpp.gguf import (
+    ALIGNMENT,
+    architecture,
+    f32,
+    flag,
+    i32,
+    model_keys,
+    text,
+    u32,
+    write_gguf,
+    write_model,
+)
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 

@@ -11,8 +11,7 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.real.hunt import loop as room
 from cachesim.real.hunt import proof
-from cachesim.real.hunt.angles import angles, unmasked
-from cachesim.real.hunt.loop import Bag, Trophy, hunt
+from cachesim.real.hunt.loop import Bag, Trophy, angles, hunt, unmasked
 from cachesim.real.hunt.proof import PROVERS, Word, on_the_wheel
 from cachesim.real.hunt.report import commands, write
 from cachesim.scenario.files import load

@@ -6,12 +6,11 @@ from typing import Any, get_args
 
 from cachesim.engines.llamacpp.options import Pooling
 from cachesim.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.real.llama_cpp.features import features_of
-from cachesim.real.llama_cpp.incidents import OFTEN, Incidents
+from cachesim.real.llama_cpp.compare import features_of
 from cachesim.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.llama_cpp.workload import workload as workload_of
-from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.session import CANCELLED
 from cachesim.units import Tokens, as_tokens

@@ -7,8 +7,14 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
-from cachesim.real.llama_cpp.greedy import drawn_prompt, generate
-from cachesim.real.llama_cpp.logits import Agreement, agreement, as_ggml_computes, distance
+from cachesim.real.llama_cpp.logits import (
+    Agreement,
+    agreement,
+    as_ggml_computes,
+    distance,
+    drawn_prompt,
+    generate,
+)
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.units import Token, as_tokens
 

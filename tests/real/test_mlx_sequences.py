@@ -6,8 +6,13 @@ import pytest
 
 from cachesim.errors import ProfileError
 from cachesim.real.mlx_lm import classes as room
-from cachesim.real.mlx_lm.cache_sequences import GROUPS, draw_cache_sequence
-from cachesim.real.mlx_lm.classes import RealClasses, compare_classes, draw
+from cachesim.real.mlx_lm.classes import (
+    GROUPS,
+    RealClasses,
+    compare_classes,
+    draw,
+    draw_cache_sequence,
+)
 from cachesim.real.mlx_lm.process import environment_for
 from cachesim.real.vectors.mlx_classes import played
 

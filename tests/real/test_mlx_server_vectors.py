@@ -38,4 +38,4 @@ def test_a_recording_that_differs_is_noticed() -> None:
     found = mismatch(line)
 
     assert found is not None
-    assert (0, 1) == (found.step, found.expected["requests"][0]["cached"])
+    assert (0, 1) == (found.step, found.real["requests"][0]["cached"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
+from cachesim.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.compare import first_difference
 from cachesim.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
 from cachesim.real.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload

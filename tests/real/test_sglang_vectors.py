@@ -52,7 +52,7 @@ def test_a_recorded_value_that_was_changed_is_found() -> None:
     found = mismatch(line)
 
     assert found is not None
-    assert line["results"][1] == found.expected
+    assert line["results"][1] == found.real
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:

@@ -10,8 +10,7 @@ from rich.table import Table
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError
 from cachesim.real.agreement import Difference
-from cachesim.real.fit.fields import Change, shown
-from cachesim.real.fit.search import Search, changed
+from cachesim.real.fit.search import Change, Search, changed, shown
 from cachesim.real.playing import console
 from cachesim.typed import Value
 

@@ -1,27 +1,64 @@
 """The hunt itself: search from every angle, make small, prove, and go on past what is known."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
-from cachesim.real.hunt.angles import Angle, angles
 from cachesim.real.hunt.proof import Prover, Word, prover_of
-from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
+from cachesim.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Expect, Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
 from cachesim.testing.flags import try_flags
 from cachesim.testing.search import Counterexample, Report
-from cachesim.testing.survey import Cause, Sighting, Survey, causes, made_small, survey
+from cachesim.testing.survey import STATELESS, Cause, Sighting, Survey, causes, made_small, survey
 from cachesim.testing.trial import play
 from cachesim.testing.workloads import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Angle:
+    """One way to look at a release."""
+
+    profile: Profile  # the release, and what is laid over it
+    model: str
+    flags: Mapping[str, Any]
+
+    @property
+    def seeks(self) -> str:
+        """The one cure that is left out, where one is: what it cures is looked for."""
+        left = family_of(self.profile.engine).cures(self.profile)
+        return left[0].name if len(left) == 1 and self.profile.patches else ""
+
+
+def angles(profile: Profile, models: Sequence[str]) -> Iterator[Angle]:
+    """Every angle once: each model, with each set of flags; fixes are told apart at default flags.
+
+    Fixes are of checkpoints and saved states: a model with plain attention alone is asked once.
+    """
+    family = family_of(profile.engine)
+    sets = unmasked(profile)
+    for flags in family.hunted:
+        for patched in dict.fromkeys((sets[0], sets[-1]) if flags else sets):
+            for model in models:
+                if patched == profile or not set(preset(model).layers) <= STATELESS:
+                    yield Angle(profile=patched, model=model, flags=flags)
+
+
+def unmasked(profile: Profile) -> tuple[Profile, ...]:
+    """The release as it is; with all cures but one, for each; with all of them."""
+    names = [each.name for each in family_of(profile.engine).cures(profile)]
+    without = [[other for other in names if other != each] for each in names]
+    laid = [[], *without, names]
+    return tuple(dict.fromkeys(profile.with_patches(*each) for each in laid))
+
 
 WORKLOADS: Final = 25
 """How many are played from one angle before the next."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from cachesim.engines.byte_tokenizer import FIRST_WORD
-from cachesim.real.llama_cpp.vocabulary import word
+from cachesim.real.llama_cpp.gguf import word
 from cachesim.scenario.format import Turn
 from cachesim.units import Token, Tokens
 

@@ -1,16 +1,111 @@
 """The simulator's own networks as GGUF files that llama.cpp loads: same weights, same answers."""
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cachesim.engines.byte_tokenizer import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.errors import SpecError
 from cachesim.model.adapters import RANK, deltas
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
-from cachesim.real.llama_cpp.gguf_file import Value, f32, i32, text, u32, write_gguf
-from cachesim.real.llama_cpp.vocabulary import tokenizer_keys
+
+MAGIC: Final = b"GGUF"
+VERSION: Final = 3
+ALIGNMENT: Final = 32
+F32: Final = 0
+
+Kind: TypeAlias = Literal["u32", "i32", "f32", "bool", "string"]
+Scalar: TypeAlias = int | float | bool | str
+
+_CODES: Final[Mapping[Kind, int]] = {"u32": 4, "i32": 5, "f32": 6, "bool": 7, "string": 8}
+_LAYOUT: Final[Mapping[Kind, str]] = {"u32": "<I", "i32": "<i", "f32": "<f", "bool": "<?"}
+_ARRAY: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a key, with the type that the format wants spelled out."""
+
+    kind: Kind
+    value: Scalar | Sequence[Scalar]
+
+
+def u32(value: int | Sequence[int]) -> Value:
+    """An unsigned number, or a list of them."""
+    return Value("u32", value)
+
+
+def i32(value: Sequence[int]) -> Value:
+    """A list of signed numbers."""
+    return Value("i32", value)
+
+
+def f32(value: float | Sequence[float]) -> Value:
+    """A 32-bit float, or a list of them."""
+    return Value("f32", value)
+
+
+def flag(value: bool) -> Value:  # noqa: FBT001 - the value is the point
+    """True or false."""
+    return Value("bool", value)
+
+
+def text(value: str | Sequence[str]) -> Value:
+    """A string, or a list of them."""
+    return Value("string", value)
+
+
+def write_gguf(
+    out: BinaryIO, keys: Mapping[str, Value], tensors: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Write a whole file; tensors keep their order."""
+    head = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(keys))]
+    head += [_string(name) + _typed(value) for name, value in keys.items()]
+    offset = 0
+    for name, tensor in tensors.items():
+        head.append(_tensor_header(name, tensor, offset))
+        offset += _padded(tensor.nbytes)
+    start = b"".join(head)
+    out.write(start.ljust(_padded(len(start)), b"\0"))
+    for tensor in tensors.values():
+        data = np.ascontiguousarray(tensor, dtype="<f4").tobytes()
+        out.write(data.ljust(_padded(len(data)), b"\0"))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _string(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _typed(value: Value) -> bytes:
+    code = _CODES[value.kind]
+    if isinstance(value.value, str) or not isinstance(value.value, Sequence):
+        return struct.pack("<I", code) + _plain(value.kind, value.value)
+    items = b"".join(_plain(value.kind, each) for each in value.value)
+    return struct.pack("<IIQ", _ARRAY, code, len(value.value)) + items
+
+
+def _plain(kind: Kind, value: Scalar) -> bytes:
+    return _string(str(value)) if kind == "string" else struct.pack(_LAYOUT[kind], value)
+
+
+def _tensor_header(name: str, tensor: NDArray[np.float32], offset: int) -> bytes:
+    shape = tensor.shape[::-1]
+    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return _string(name) + sizes + struct.pack("<IQ", F32, offset)
+
 
 Keys: TypeAlias = dict[str, Value]
 
@@ -158,3 +253,65 @@ def _every(spec: ModelSpec, kind: str) -> int:
         msg = f"model {spec.name!r}: {kind} layers must come at a fixed period in this family"
         raise SpecError(msg)
     return period
+
+
+BOS, EOS, UNKNOWN, END_OF_TURN = 1, 2, 0, 260
+
+CHAT_TEMPLATE: Final = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ '' if loop.first else '\n' }}"
+    "{{ t['function']['name'] }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class TokenType(IntEnum):
+    """What kind of token an id is, in the format's numbers."""
+
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    BYTE = 6
+
+
+SPECIAL: Final = (
+    ("<unk>", TokenType.UNKNOWN),
+    ("<s>", TokenType.CONTROL),
+    ("</s>", TokenType.CONTROL),
+    *((f"<0x{byte:02X}>", TokenType.BYTE) for byte in range(256)),
+    ("<|im_start|>", TokenType.CONTROL),
+    ("<|im_end|>", TokenType.CONTROL),
+    *((word, TokenType.USER_DEFINED) for word in ("system", "user", "assistant", "\n")),
+)
+
+
+def word(token: int) -> str:
+    """The text of an id; the server reads it as that id again (bytes and controls aside)."""
+    return SPECIAL[token][0] if token < len(SPECIAL) else f"[{token}]"
+
+
+def tokenizer_keys(size: int) -> dict[str, Value]:
+    """The tokenizer's keys for a vocabulary of that many ids."""
+    if size < len(SPECIAL):
+        msg = f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}"
+        raise SpecError(msg)
+    plain = ((word(token), TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
+    words = (*SPECIAL, *plain)
+    return {
+        "tokenizer.ggml.model": text("llama"),
+        "tokenizer.ggml.pre": text("default"),
+        "tokenizer.ggml.tokens": text([word for word, _ in words]),
+        "tokenizer.ggml.scores": f32([0.0] * size),
+        "tokenizer.ggml.token_type": i32([kind.value for _, kind in words]),
+        "tokenizer.ggml.bos_token_id": u32(BOS),
+        "tokenizer.ggml.eos_token_id": u32(EOS),
+        "tokenizer.ggml.unknown_token_id": u32(UNKNOWN),
+        "tokenizer.ggml.eot_token_id": u32(END_OF_TURN),
+        "tokenizer.ggml.fim_pre_token_id": u32(FILL_PREFIX),
+        "tokenizer.ggml.fim_suf_token_id": u32(FILL_SUFFIX),
+        "tokenizer.ggml.fim_mid_token_id": u32(FILL_MIDDLE),
+        "tokenizer.ggml.add_bos_token": flag(value=False),
+        "tokenizer.ggml.add_eos_token": flag(value=False),
+        "tokenizer.ggml.add_space_prefix": flag(value=False),
+        "tokenizer.chat_template": text(CHAT_TEMPLATE),
+    }

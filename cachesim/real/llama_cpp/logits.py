@@ -17,17 +17,115 @@ import numpy as np
 from rich.table import Table
 
 from cachesim.model.network import FloatNetwork
+from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import FIRST_PLAIN, ModelSpec
+from cachesim.model.store import Ubatch
 from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.drafts import compare_drafts
 from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome, Release
 from cachesim.real.playing import console
 from cachesim.scenario.format import Step
-from cachesim.units import Token, Tokens
+from cachesim.typed import there_is
+from cachesim.units import Array, Token, Tokens, as_tokens
+
+PRECISE: Final[Mapping[str, Any]] = {
+    "parallel": 1,
+    "flash_attn": False,
+    "cache_type_k": "f32",
+    "cache_type_v": "f32",
+    "cache_ram": 0,
+}
+"""A server that rounds as little as it can."""
+
+
+def drawn_prompt(random: np.random.Generator, length: int) -> Tokens:
+    """Plain tokens."""
+    vocabulary = PRESETS["dense"].vocabulary
+    return as_tokens(random.integers(FIRST_PLAIN, vocabulary, length).tolist())
+
+
+def generate(network: FloatNetwork, prompt: Tokens, predict: int) -> tuple[Tokens, list[Array]]:
+    """The greedy continuation, and the log probabilities that each of its tokens came from."""
+    store = PlainStore(network)
+    reply: list[Token] = []
+    rows: list[Array] = []
+    ids, first = np.array(prompt), 0
+    for _ in range(predict):
+        positions = np.arange(first, first + len(ids))
+        last = np.array([len(ids) - 1])
+        ubatch = Ubatch(tokens=ids, positions=positions, outputs=last)
+        (logits,) = network.run(ubatch, store).logits
+        rows.append(logits - np.logaddexp.reduce(logits))
+        reply.append(network.sample(logits))
+        ids, first = np.array(reply[-1:]), first + len(ids)
+    return tuple(reply), rows
+
+
+DRAFTING: Final[Mapping[str, Any]] = {
+    **PRECISE,
+    "spec_type": "draft-mtp",
+    "spec_draft_n_max": 1,
+    "spec_draft_p_min": 0.0,
+}
+"""A server that proposes one token at a time, however unsure its head is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """How many tokens were proposed and how many of them were right."""
+
+    drafted: int
+    accepted: int
+
+
+def compare_drafts(
+    release: Release, *, prompts: int = 20, length: int = 40, predict: int = 48, seed: int = 0
+) -> list[tuple[Drafts, Drafts]]:
+    """What the real server counted and what the network's head makes of each prompt."""
+    random = np.random.default_rng(seed)
+    network = FloatNetwork(preset("hybrid-mtp", seed=seed))
+    found = []
+    with RealServer(release) as real, TemporaryDirectory() as folder:
+        path = Path(folder) / "hybrid-mtp.gguf"
+        write_model(network.spec, path)
+        with real.started(DRAFTING, path) as server:
+            for _ in range(prompts):
+                prompt = drawn_prompt(random, length)
+                step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
+                (outcome,) = server.ask((step,))
+                counted = Drafts(drafted=outcome.drafted, accepted=outcome.accepted)
+                found.append((counted, expected_drafts(network, prompt, predict)))
+    return found
+
+
+def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
+    """Play the loop: propose one token where there is room, and go on behind what was right."""
+    reply, _ = generate(network, prompt, predict + 2)
+    told = (*prompt, *reply)
+    guesses = head_guesses(network, told[:-1])
+    right = [guess == token for guess, token in zip(guesses, told[1:], strict=True)]
+    emitted, at, drafted, accepted = 1, len(prompt), 0, 0
+    while emitted < predict:
+        room = predict - emitted > 1
+        hit = room and right[at]
+        drafted, accepted = drafted + room, accepted + hit
+        emitted, at = emitted + 1 + hit, at + 1 + hit
+    return Drafts(drafted=drafted, accepted=accepted)
+
+
+def head_guesses(network: FloatNetwork, tokens: Tokens) -> list[int]:
+    """The head's guess for the token after each: it reads the hidden row before it."""
+    head = there_is(network.companion())  # the preset has one
+    ids, positions = np.array(tokens), np.arange(len(tokens))
+    output = network.run(Ubatch(tokens=ids, positions=positions), PlainStore(network))
+    hidden = there_is(output.hidden)
+    before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
+    ubatch = Ubatch(tokens=ids, positions=positions, hidden=before)
+    guesses: list[int] = head.run(ubatch, PlainStore(head)).logits.argmax(axis=1).tolist()
+    return guesses
+
 
 TOP: Final = 8
 """How many of the likeliest tokens are compared at each step."""

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Final
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.environment import Environment, package_of
 from cachesim.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
-from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import drafting, effective_ubatch, parameters
+from cachesim.real.llama_cpp.server_log import drafts_of, last_call
 from cachesim.real.llama_cpp.workload import (
     CRASH,
     SILENT,

@@ -8,8 +8,7 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.agreement import Difference
-from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
-from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
+from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation, StorePlayer, TriePlayer
 from cachesim.typed import Json
 
 

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cachesim.real.fit.fields import Change, shown
-from cachesim.real.fit.search import Fit, Search
+from cachesim.real.fit.search import Change, Fit, Search, shown
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.probes import Probed, open_changes, probe

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.real.fit.fields import Change, changes
+from cachesim.real.fit.search import Change, changes
 from cachesim.real.llama_cpp.compare import Difference
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
