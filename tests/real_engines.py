@@ -34,7 +34,6 @@ from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
 from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
 from cachesim.real.schedules import RealScheduler
-from cachesim.real.sglang.rows import RUNNER as SGLANG_RUNNER
 from cachesim.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
@@ -273,7 +272,6 @@ def beside() -> Iterator[Environment]:
     yield KERNELS
     for version in SGLANG.real():
         yield configuration_of(SGLANG_SCHEDULER.core_of(version))
-        yield SGLANG_RUNNER.core_of(version)
 
 
 def set_up(environments: Sequence[Environment]) -> dict[str, str]:

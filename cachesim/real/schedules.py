@@ -100,8 +100,7 @@ class RealScheduler(Generic[R]):
     hurdles: Callable[[Scenario], Mapping[str, bool]]
     group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
     shared: tuple[str, ...]
-    variant: str = ""  # a part of the release that is run in another form, for the worker
-    beside: tuple[str, ...] = ()  # packages that this form needs
+    variant: str = ""  # the form in which the worker runs a part of the release
     visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
@@ -112,12 +111,9 @@ class RealScheduler(Generic[R]):
         name, package = package_of(self.family, release)
         played = replace(package, version=version) if version else package
         return UnpackedWheel(
-            name="-".join(
-                filter(None, (self.family.name, version or name, self.part, self.variant))
-            ),
+            name="-".join((self.family.name, version or name, self.part)),
             requirements=played.requirements,
             kept=self.kept,
-            beside=self.beside,
             packages=self.packages,
         )
 

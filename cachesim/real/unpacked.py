@@ -26,20 +26,15 @@ DONE: Final = "unpacked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackedWheel(Environment):
-    """A folder with a release's files, and the environment whose packages they import, if any."""
+    """A folder with a release's files, and the environment whose packages they import."""
 
     kept: re.Pattern[str]
-    beside: tuple[str, ...] = ()
-    """Packages that the release runs with, in an environment of their own; none: the user's."""
-
     packages: Environment | None = None
-    """An environment whose packages all releases run with."""
+    """An environment that all releases of the engine share; none: the user's."""
 
     @property
     def python(self) -> Path:
-        if self.packages is not None:
-            return self.packages.python
-        return self.folder / "env" / "bin" / "python" if self.beside else Path(sys.executable)
+        return Path(sys.executable) if self.packages is None else self.packages.python
 
     def ready(self) -> Path:
         if self.packages is not None:
@@ -60,9 +55,6 @@ class UnpackedWheel(Environment):
                 for name in packed.namelist():
                     if self.kept.fullmatch(name):
                         packed.extract(name, self.folder)
-        if self.beside:
-            packages = Environment(name=f"{self.name}/env", requirements=self.beside)
-            packages.ready()
         (self.folder / DONE).touch()
 
     def _download(self, wanted: str, place: str) -> None:

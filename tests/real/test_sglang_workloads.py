@@ -4,7 +4,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from cachesim.engines.profile import Profile
@@ -12,11 +11,11 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement
 from cachesim.real.schedules import count
-from cachesim.real.sglang import structs, tensors
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.rust_core import MAMBA, RustNodes
 from cachesim.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
 from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.real.vllm.scheduler import PACKAGES
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
 
@@ -148,35 +147,6 @@ def test_a_running_request_whose_client_goes_makes_one_more_token_and_is_kept() 
     assert [[0, 100, 100], [0, 103, 3]] == told["tree"]
 
 
-def test_a_tensor_does_what_the_scheduler_asks_of_torchs() -> None:
-    torch: Any = tensors.make()["torch"]
-    free = torch.arange(1, 9, dtype=torch.int64)
-    taken, rest = free[:3], free[3:]
-    slot = rest[0]
-    rest[0] = 70
-    parts = torch.cat([rest, taken]).split([2, 6])
-
-    assert (8, (8,), 70) == (free.numel(), free.size(), slot.item())
-    assert [[70, 5], [6, 7, 8, 1, 2, 3]] == [part.tolist() for part in parts]
-    assert [1, 2] == torch.unique(torch.tensor([2, 1, 2])).tolist()
-    assert (np.int32, [0, 2, 2]) == (
-        free.int().dtype,
-        torch.tensor([5, 2, 9]).clamp_(max=2).sub_(torch.tensor([2, 0, 0])).tolist(),
-    )
-    torch.sealed = True
-    with pytest.raises(AttributeError, match="not among what the scheduler needs"):
-        _ = torch.softmax
-
-
-def test_a_struct_has_defaults_of_its_own_and_knows_its_fields() -> None:
-    made = structs.defstruct("Made", [("name", str), ("held", list, []), ("count", int, 3)])
-    one, other = made("a"), made("b", count=4)
-    one.held.append(1)
-
-    assert {"name": "b", "held": [], "count": 4} == structs.asdict(other)
-    assert ["name", "held", "count"] == [each.name for each in structs.fields(made)]
-
-
 def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> None:
     [(_, scenario)] = load_all(["sglang-one-trace"])
     session = Session(scenario, Profile(FAMILY.name, "0.5.23"), arithmetic="ring")
@@ -208,13 +178,12 @@ def test_only_python_files_are_unpacked() -> None:
     assert ("sglang==0.5.9",) == SCHEDULER.core_of("0.5.9").requirements
 
 
-def test_the_core_in_rust_comes_with_its_extension_and_pytorch_for_the_cpu() -> None:
-    core = with_rust(SCHEDULER).core_of("0.5.23")
+def test_both_tree_cores_are_unpacked_and_run_with_pytorch_for_the_cpu() -> None:
+    core = SCHEDULER.core_of("0.5.23")
 
-    assert "torch==2.13.0+cpu" in core.beside
     assert core.kept.fullmatch("sglang/srt/mem_cache/rust_tree_core/mem_cache.cpython-311.so")
-    assert core.folder / "env" / "bin" / "python" == core.python
-    assert core.folder != SCHEDULER.core_of("0.5.23").folder
+    assert PACKAGES.python == core.python
+    assert core == with_rust(SCHEDULER).core_of("0.5.23")
 
 
 def test_results_are_compared_as_far_as_the_core_in_rust_shows_them() -> None:

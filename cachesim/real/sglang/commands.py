@@ -55,8 +55,7 @@ def real_sglang(
     mixed_chunk
         Workloads with `--enable-mixed-chunk`; some of the agents' are so in any case.
     tree_core
-        The tree core in Python, or that in Rust, the default of servers from 0.5.19 on: it needs
-        PyTorch's CPU build, which is installed beside the release's files.
+        The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.

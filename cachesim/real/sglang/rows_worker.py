@@ -182,7 +182,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
     stand_ins.install(root, tree_core="rust")
-    core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
+    core = importlib.import_module("cachesim.real.sglang.core_worker").core_of(root)
     answer_lines(answers, lambda wanted: play(core, wanted))
 
 

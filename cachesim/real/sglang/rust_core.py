@@ -1,7 +1,6 @@
 """SGLang's tree core in Rust, which its servers use by default since 0.5.19; runs in the worker.
 
-The extension links against PyTorch, so this worker runs with the real one (its CPU build) in place
-of `tensors`. The core keeps its nodes to itself; their structure is read back through the methods
+The core keeps its nodes to itself; their structure is read back through the methods
 that the release's Python side has:
 
     collect_path_info(id)           parent, start and end of the node on its path
@@ -16,48 +15,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 from typing import Any, Final
 
-from cachesim.real.empty_modules import Nothing
-from cachesim.real.sglang.tensors import Event, Stream
-
 Real = Any
 
 GAP: Final = 4096
 """Consecutive node ids that may be unused: evicted between two readings."""
 
 FULL, SWA, MAMBA = 0, 1, 2  # values of the release's `ComponentType`
-
-
-class _Context:
-    """The context of a stream on which everything is already done."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def install_torch() -> Real:
-    """Import PyTorch before the empty modules, and replace what needs an accelerator.
-
-    Functions are not compiled, memory is not pinned, and events of copies are those of `tensors`,
-    whose delay a workload chooses.
-    """
-    torch: Real = importlib.import_module("torch")
-    importlib.import_module("torch.utils.cpp_extension")
-
-    def compile_nothing(function: Real = None, **_: Real) -> Real:
-        return function if function is not None else compile_nothing
-
-    torch.compile = compile_nothing
-    torch.library.infer_schema = lambda *_, **__: "() -> ()"  # of kernels, which are empty
-    torch.library.Library = Nothing
-    torch.ops.sglang = Nothing()
-    torch.Tensor.pin_memory = lambda self, *_, **__: self
-    vars(torch.cpu).update(
-        Event=Event, Stream=Stream, stream=lambda *_: _Context(), current_stream=Stream
-    )
-    return torch
 
 
 class RustNodes:

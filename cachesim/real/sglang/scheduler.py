@@ -16,6 +16,7 @@ from cachesim.real.sglang.agents import draw_agents
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.settings import ConfiguredProcess, overrides_of
 from cachesim.real.sglang.workloads import draw, draw_mixed
+from cachesim.real.vllm.scheduler import PACKAGES
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record
 from cachesim.typed import of_kind
@@ -81,7 +82,11 @@ def _wanted(record: Record) -> dict[str, Any]:
 
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
-    kept=re.compile(r"sglang/(srt/(?!models/|multimodal/).*|[a-z_]+)\.py"),
+    kept=re.compile(
+        r"sglang/(srt/(?!models/|multimodal/).*|[a-z_]+)\.py|sglang/srt/mem_cache/rust_tree_core/.*"
+    ),
+    part="scheduler-rust",
+    packages=PACKAGES,
     worker="cachesim.real.sglang.scheduler_worker",
     flags="-I",
     draw=draw,
@@ -92,7 +97,7 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "tree", "free"),
     configured=ConfiguredProcess,
 )
-"""It runs with NumPy and its own files; its configuration is made in a process with PyTorch."""
+"""It runs with its own files and a CPU's PyTorch."""
 
 
 def visible_of_rust(
@@ -143,9 +148,7 @@ def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
     """A scheduler with the tree core in Rust, the servers' default from 0.5.19 on."""
     return replace(
         scheduler,
-        kept=re.compile(f"{scheduler.kept.pattern}|sglang/srt/mem_cache/rust_tree_core/.*"),
         variant="rust",
-        beside=("torch==2.13.0+cpu", "numpy>=1.26", "packaging>=24"),
         visible=visible_of_rust,
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.real.prompts import unspell
-from cachesim.real.sglang import stand_ins, worker_storage
+from cachesim.real.sglang import hicache_worker, stand_ins
 from cachesim.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
 
 Json = Any
@@ -216,7 +216,7 @@ def seconds(core: Real, wanted: Json) -> Json:
 
 def play(core: Real, workload: Json) -> list[Json]:
     """All groups of a workload, up to the first that ends in an error."""
-    worker_storage.PAGES.clear()
+    hicache_worker.PAGES.clear()
     return play_groups(workload["steps"], Playing(core, workload["config"]).play)
 
 
@@ -238,7 +238,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
     stand_ins.install(root, tree_core=sys.argv[3] if len(sys.argv) > 3 else "python")
-    core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
+    core = importlib.import_module("cachesim.real.sglang.core_worker").core_of(root)
 
     def told(wanted: Json) -> list[Json]:
         if wanted.get("settings"):

@@ -1,6 +1,6 @@
 """The configuration that SGLang's scheduler is compared with: the release's own, and exceptions.
 
-`worker_settings` resolves a workload's flags by the release's `ServerArgs`, in a process beside the
+`settings_worker` resolves a workload's flags by the release's `ServerArgs`, in a process beside the
 scheduler's. `OVERRIDES` are the fields that the scheduler is given otherwise, `PRETENDED` is what
 is no field.
 """
@@ -16,7 +16,7 @@ from cachesim.real.vllm.scheduler import PACKAGES
 from cachesim.real.worker_process import WorkerProcess
 from cachesim.typed import Json
 
-WORKER: Final = "cachesim.real.sglang.worker_settings"
+WORKER: Final = "cachesim.real.sglang.settings_worker"
 
 KEPT: Final = re.compile(
     r"sglang/((?!multimodal_gen/|test/|benchmark/|kernels/|srt/models/).*"
@@ -116,7 +116,7 @@ class ConfiguredProcess(WorkerProcess):
 def configuration_of(core: UnpackedWheel) -> UnpackedWheel:
     """The files of the same wheel that its configuration imports."""
     name = f"{core.name.partition('-scheduler')[0]}-python"
-    return replace(core, name=name, kept=KEPT, beside=(), packages=PACKAGES)
+    return replace(core, name=name, kept=KEPT, packages=PACKAGES)
 
 
 def overrides_of(configs: list[Json], process: WorkerProcess) -> list[Override]:

@@ -1,8 +1,8 @@
 """Imports the scheduler of an unpacked SGLang wheel without anything that it would drag in.
 
 Scheduler, batches, policies, pools, allocators, trees and settings are the release's own. What is
-not of them is empty: kernels, models, layers, web servers, and every package outside. torch and
-msgspec are small stand-ins that do what the scheduler needs of them. Runs in the worker.
+not of them is empty: kernels, models, layers, web servers, and every package outside but PyTorch
+and msgspec. Runs in the worker, with PyTorch's CPU build.
 """
 
 import importlib
@@ -10,12 +10,10 @@ import importlib.machinery
 import os
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.real.empty_modules import EmptyModules, bare_packages
-from cachesim.real.sglang import rust_core, structs, tensors
+from cachesim.real.empty_modules import EmptyModules, Nothing, bare_packages
 
 Real = Any
 
@@ -63,7 +61,14 @@ PACKAGES: Final = (
 )
 """Packages that only lead to others; their own `__init__` is not run."""
 
-OWN: Final = frozenset({*sys.stdlib_module_names, "sglang", "numpy", "cachesim"})
+INSTALLED: Final = (
+    *("numpy", "torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2"),
+    *("markupsafe", "filelock", "fsspec", "typing_extensions", "packaging", "msgspec"),
+    *("setuptools", "_distutils_hack", "pkg_resources"),
+)
+"""Packages that are not empty: PyTorch with what it imports, and msgspec."""
+
+OWN: Final = frozenset({*sys.stdlib_module_names, *INSTALLED, "sglang", "cachesim"})
 
 CHUNK_FILES: Final = tuple(
     Path(f"sglang/{room}/attention/fla/chunk_delta_h.py") for room in ("srt/layers", "kernels/ops")
@@ -71,25 +76,76 @@ CHUNK_FILES: Final = tuple(
 """Where a release has the tokens that a linear-attention kernel takes at once."""
 
 
-def _is_missing(name: str, *, installed: bool) -> bool:
+class Stream:
+    """A stream on which everything is done when it is submitted."""
+
+    def __init__(self, *_: Real, **__: Real) -> None:
+        pass
+
+    def synchronize(self, *_: Real) -> None:
+        """Nothing is under way."""
+
+    wait_stream = wait_event = record_event = synchronize
+
+
+class Event:
+    """A copy between device and host: done after `lag` queries, or when it is waited for."""
+
+    lag = 0
+
+    def __init__(self, *_: Real, **__: Real) -> None:
+        self.queries = 0
+
+    def record(self, *_: Real) -> None:
+        """Submit the copy."""
+        self.queries = self.lag
+
+    def query(self) -> bool:
+        """Return true once the copy is done."""
+        self.queries -= 1
+        return self.queries < 0
+
+    def wait(self, *_: Real) -> None:
+        """Return at once."""
+
+    synchronize = wait
+
+
+def _is_missing(name: str) -> bool:
     top = name.partition(".")[0]
-    if top not in OWN:  # beside PyTorch is what PyTorch needs
-        return not installed or importlib.machinery.PathFinder.find_spec(top) is None
+    if top not in OWN:
+        return True
     within = any(name == each or name.startswith(f"{each}.") for each in EMPTY)
     return within and name not in REAL
+
+
+def compile_nothing(function: Real = None, **_: Real) -> Real:
+    """A decorator in place of `torch.compile`."""
+    return function if function is not None else compile_nothing
 
 
 def install(root: Path, *, tree_core: str = "python") -> None:
     """Make `import sglang.srt.managers.scheduler` work from an unpacked wheel.
 
-    The tree core in Rust runs with the real PyTorch, that in Python with stand-ins for it.
+    Functions of PyTorch are not compiled, memory is not pinned, and a workload chooses how long the
+    events of copies take.
     """
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = tree_core
     sys.path.insert(0, str(root))
-    rust = tree_core == "rust"
-    torch = rust_core.install_torch() if rust else tensors.install()
-    sys.meta_path.insert(0, EmptyModules(partial(_is_missing, installed=rust)))
-    structs.install()
+    torch: Real = importlib.import_module("torch")
+    messages: Real = importlib.import_module("msgspec.msgpack")
+    messages.Decoder = messages.Encoder = Nothing  # of types that are empty
+    for name in ("torch.utils.cpp_extension", "msgspec.structs"):
+        importlib.import_module(name)
+    torch.compile = compile_nothing
+    torch.distributed.get_world_size = lambda **_: 1
+    torch.library.infer_schema = lambda *_, **__: "() -> ()"  # of kernels, which are empty
+    torch.library.Library = Nothing
+    torch.ops.sglang = Nothing()
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
+    torch.cpu.Event, torch.cpu.Stream, torch.cpu.current_stream = Event, Stream, Stream
+    torch.cpu.stream = lambda *_: Nothing()
+    sys.meta_path.insert(0, EmptyModules(_is_missing))
     bare_packages(root, PACKAGES)
     language = importlib.import_module("triton.language")
     core = importlib.import_module("triton.language.core")
@@ -97,8 +153,6 @@ def install(root: Path, *, tree_core: str = "python") -> None:
     vars(language).update(core=core)
     name_chunk_size(root)
     importlib.import_module("sglang.srt.managers.scheduler")
-    if not rust:
-        torch.sealed = True
 
 
 def name_chunk_size(root: Path) -> None:
