@@ -1,4 +1,4 @@
-"""One room per server family, all behind `Engine` and events; loaded when it is first used."""
+"""A package per server family, all behind `Engine` and events; loaded at its first use."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -1,4 +1,4 @@
-"""What every engine looks like from outside: requests go in, replies and events come out."""
+"""The interface of all engines: requests go in, replies and events come out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asks for.
+    """A client's request.
 
     `reply` holds tokens that are taken instead of sampled ones (teacher forcing): a reply shorter
     than `predict` ends the generation there, a longer one is cut. `drafts` forces what a companion
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came back, with the evidence that verification needs."""
+    """A reply, with the evidence that verification needs."""
 
     prompt: Tokens
     generated: Tokens
@@ -66,7 +66,7 @@ class Reply:
 
     @classmethod
     def empty(cls, prompt: Tokens = (), **said: Any) -> "Reply":
-        """Nothing was generated: a request that was refused, or an action on a slot."""
+        """A reply without tokens: to a refused request, or to an action on a slot."""
         logits = said.pop("logits", np.zeros((0, 0)))
         return cls(prompt=prompt, generated=(), logits=logits, cached=None, processed=None, **said)
 
@@ -129,7 +129,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
+        """The events so far, in order."""
 
     @abstractmethod
     def submit(self, request: Request) -> Ticket:
@@ -137,7 +137,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """One turn of the real server's loop; False when there was nothing to do."""
+        """Take a turn of the real server's loop; False when there was nothing to do."""
 
     def run(self) -> None:
         """Take turns until the server is idle."""
@@ -158,7 +158,7 @@ class Engine(ABC):
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data: slots, cells, checkpoints, prompt cache."""
+        """The server's content as plain data: slots, cells, checkpoints, prompt cache."""
 
     def books(self) -> dict[str, Any]:
         """Of `snapshot` the slots and the prompt cache, which are told of every step; no cell."""
@@ -166,7 +166,7 @@ class Engine(ABC):
         return {name: found[name] for name in ("slots", "prompt_cache")}
 
     def held(self) -> Held:
-        """What the server holds now, and whose it is where the network is traced."""
+        """The server's content, with its owners where the network is traced."""
         return Held()
 
     def texts(self) -> Texts:
@@ -174,7 +174,7 @@ class Engine(ABC):
         return self.held().texts
 
     def amounts(self) -> Amounts:
-        """How much it holds of each kind: quick enough to be asked while a trace is played."""
+        """The amounts of each kind of content: quick enough for every turn of a trace."""
         return Amounts()
 
     def after_each_event(self, hear: Callable[[], None]) -> None:
@@ -196,7 +196,7 @@ class Engine(ABC):
 
 
 class ByteStore(Protocol):
-    """Where a server that saves slots puts their bytes; handed in, so the core knows no files."""
+    """The store for the bytes of saved slots; handed in, so the core knows no files."""
 
     def put(self, name: str, data: bytes) -> None:
         """Keep bytes under a name."""

@@ -121,7 +121,7 @@ class ByteTokenizer:
         return self.encode(text + prompt * add_generation_prompt)
 
     def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
-        """The same for a request with tools and arguments of the template."""
+        """The prompt of a request with tools and arguments of the template."""
         bound = copy(self)
         bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
         return bound

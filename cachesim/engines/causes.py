@@ -15,7 +15,7 @@ from cachesim.units import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One reason of one engine.
+    """A reason of lost reuse in an engine.
 
     `sentence` is a template over `fields`: lower case, no full stop, true of the numbers alone.
     `about` is for readers who want more: when it happens, and what can be done.
@@ -39,7 +39,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One cause that changed the number of tokens that could be reused.
+    """A cause that changed the number of reusable tokens.
 
     Emitted where the engine takes the branch. Over one request, the losses add up: what matched
     the best thing there was, minus what was reused. A cause that wins tokens back (a checkpoint
@@ -66,7 +66,7 @@ class Loss:
 
     @property
     def sentence(self) -> str:
-        """What happened, without the counts."""
+        """The cause's sentence, without the counts."""
         words = self.cause.says(self.detail)
         return f"{words[:1].upper()}{words[1:]}"
 

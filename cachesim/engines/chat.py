@@ -1,4 +1,4 @@
-"""What an engine needs of a tokenizer when requests come as messages."""
+"""The interface of tokenizers for requests of messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
@@ -51,7 +51,7 @@ class TemplateArguments(Protocol):
     """A tokenizer whose template reads more of a request than its messages."""
 
     def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
-        """The same with tools, which stand before the messages, and arguments of the template."""
+        """The prompt with tools, which stand before the messages, and arguments of the template."""
         ...
 
 
@@ -66,7 +66,7 @@ class LongMarks(Protocol):
 
 
 def thinks_on(arguments: Mapping[str, Any]) -> bool:
-    """Whether a reasoning part is left open; what no template here reads is refused."""
+    """True if a reasoning part is left open; arguments that no template reads are refused."""
     for name, value in arguments.items():
         if name != "enable_thinking" or not isinstance(value, bool):
             msg = f"no chat template here reads {name} = {value!r}; write enable_thinking = false"

@@ -19,7 +19,7 @@ THINK_END: Final = "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a chat."""
+    """A turn of a chat."""
 
     role: str
     content: str
@@ -27,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """How one family of models writes a conversation down."""
+    """The chat template of a family of models."""
 
     name: str
     about: str
@@ -37,12 +37,12 @@ class Template:
 
 
 def turn(role: str, content: str) -> str:
-    """One message between its marks."""
+    """A message between its marks."""
     return f"{TURN_START}{role}\n{content}{TURN_END}\n"
 
 
 def without_reasoning(content: str) -> str:
-    """What stands behind the closing think mark; everything where there is none."""
+    """The text behind the closing think mark; all of it where there is none."""
     return content.rpartition(THINK_END)[2].lstrip("\n")
 
 
@@ -64,7 +64,7 @@ def show_without_old_reasoning(messages: Sequence[Message]) -> tuple[tuple[str, 
 
 
 def show_if_a_user_speaks(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
-    """As written, but a conversation without a user message is refused (as Qwen 3.5 does)."""
+    """The messages as written; one from a user is required (as by Qwen 3.5)."""
     if not any(each.role == "user" for each in messages):
         msg = "the chat template 'needs-user' found no user message; add one with role = \"user\""
         raise TemplateError(msg)

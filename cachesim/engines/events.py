@@ -23,7 +23,7 @@ is not what it should be; a decision; routine."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. Rooms derive their own; the name is the class's, in kebab-case."""
+    """An event. Engines derive their own; the name is the class's, in kebab-case."""
 
     tone: ClassVar[Tone] = "plain"
     says: ClassVar[str] = ""
@@ -55,7 +55,7 @@ class Event:
 
     @property
     def sentence(self) -> str:
-        """What happened, in words: lower case, no full stop."""
+        """The event's sentence: lower case, no full stop."""
         return filled(self.says, {each.name: getattr(self, each.name) for each in fields(self)})
 
     def as_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def engines() -> tuple[str, ...]:
 
 
 def shipped() -> tuple[str, ...]:
-    """Those that come with cachesim: others may be registered beside them."""
+    """The engines that come with cachesim: others may be registered beside them."""
     return tuple(
         each for each in engines() if _package(each).startswith(f"{__name__.split('.')[0]}.")
     )

@@ -1,4 +1,4 @@
-"""What every tool must know of an engine, as one value: `Family`.
+"""The facts about an engine for all tools, as one value: `Family`.
 
 It says where a server family lives, what it can do, and holds the tables of its releases and
 patches (`release.py`) and of its options (`option.py`).
@@ -142,7 +142,7 @@ class Family(Generic[R, S]):
         raise ProfileError(msg)
 
     def upstream_of(self, patch: Patch[R]) -> str:
-        """Where a patch was proposed, as far as it is known; empty if it is cachesim's own."""
+        """The pull request of a patch, as far as it is known; empty if it is cachesim's own."""
         if patch.pull:
             return f"{self.repository}#{patch.pull}"
         if not patch.landed:
@@ -166,7 +166,7 @@ class Family(Generic[R, S]):
         return cast("R", _laid(self, profile))
 
     def lay(self, profile: "Profile") -> R:
-        """The same, made anew."""
+        """The rules of a profile, made anew."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
         for sign in profile.patches:
@@ -272,7 +272,7 @@ class Family(Generic[R, S]):
         return having
 
     def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
-        """Whether a profile has an option, or this choice of it."""
+        """True if a profile has an option, or this choice of it."""
         if option.patch:
             return option.patch in profile.patches
         if not (option.since or option.until or option.arrived):

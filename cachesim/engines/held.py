@@ -1,4 +1,4 @@
-"""What a server holds at one moment, and whose it is: the raw sheet that pages are drawn from.
+"""The content of a server at one moment, with its owners: the data of pages.
 
 Cells and rows of a traced network (`cachesim.model.trace`) come with their marks: a cell with the
 birth of its token, a row with the node of the last token folded in. Without a trace, and in
@@ -46,7 +46,7 @@ class CellsHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowHeld:
-    """One recurrent state: where it stands, who sees it, which tokens it has folded in."""
+    """A recurrent state: its position, the sequences that see it, the tokens it has folded in."""
 
     row: int
     position: int
@@ -126,7 +126,7 @@ class TreeHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Everything; two moments that hold the same are equal, and hash alike."""
+    """The content of a server; equal contents are equal, and hash alike."""
 
     slots: tuple[SlotHeld, ...] = ()
     cells: tuple[CellsHeld, ...] = ()
@@ -155,7 +155,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """How much a server holds of each kind: what `Held` adds up to, counted without drawing it."""
+    """The amounts of each kind of content: the sums over `Held`, counted without making it."""
 
     attention: int = 0  # tokens
     window: int = 0  # tokens of layers with a window
@@ -164,7 +164,7 @@ class Amounts:
     parked: int = 0  # bytes of conversations in host memory
 
     def in_bytes(self, spec: ModelSpec) -> dict[str, int]:
-        """The same in bytes, by kind."""
+        """The amounts in bytes, by kind."""
         attention, window, state = sizes_of(spec)
         return {
             "attention": self.attention * attention,
@@ -198,12 +198,12 @@ class Marks:
 
     @classmethod
     def of(cls, network: Network) -> "Marks":
-        """Those among the network's layers."""
+        """The marks among the network's layers."""
         return cls.among(network.shapes)
 
     @classmethod
     def among(cls, shapes: Sequence[LayerShape]) -> "Marks":
-        """Those among some layers."""
+        """The marks among some layers."""
         return cls({shape.place: shape.layer for shape in shapes if shape.marks})
 
     def births(

@@ -16,15 +16,15 @@ from cachesim.units import Array, Count, Tokens
 
 
 class Answered(Protocol):
-    """What a server must know of a job to answer it."""
+    """The facts about a job that its reply needs."""
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to come."""
+        """True if the job is over."""
         ...
 
     def reply(self) -> base.Reply:
-        """What the client gets."""
+        """The reply to the client."""
         ...
 
 
@@ -67,7 +67,7 @@ class Jobs(Generic[J]):
 
 @dataclass(slots=True, kw_only=True)
 class Job(ABC):
-    """One request's evidence; an engine adds its own view of the request."""
+    """The evidence of a request; an engine adds its own view of the request."""
 
     ticket: base.Ticket
     prompt: Tokens
@@ -83,14 +83,14 @@ class Job(ABC):
     @property
     @abstractmethod
     def generated(self) -> Tokens:
-        """What was sampled."""
+        """The sampled tokens."""
 
     def end(self, error: str, message: str = "") -> None:
-        """It is over, and there is no answer."""
+        """End the job without a reply."""
         self.done, self.error, self.message = True, error, message
 
     def reply(self) -> base.Reply:
-        """What the client gets."""
+        """The reply to the client."""
         served = self.error is None
         generated = self.generated
         rows = self.rows[: len(generated)]

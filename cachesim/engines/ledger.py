@@ -34,7 +34,7 @@ class Ledger:
 
 
 class Holdings:
-    """What could be reused, by holder: an elimination that leaves one.
+    """The reusable tokens by holder: an elimination that leaves one.
 
     A request could have reused the best of all slots and prompt-cache entries. Each branch of the
     slot choice rules some of them out; where that lowers the best there is, the ledger learns which
@@ -50,7 +50,7 @@ class Holdings:
         self.ledger = Ledger(equal, name if equal > 0 else "nothing")
 
     def common(self, holder: object) -> Count:
-        """How much a holder shares with the prompt; nothing once it is ruled out."""
+        """The number of tokens that a holder shares with the prompt; 0 once it is ruled out."""
         return self._common.get(holder, Count(0))
 
     def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:

@@ -1,4 +1,4 @@
-"""One option of a server: upstream's flag, what it may be, and since when there is one.
+"""An option of a server: upstream's flag, its values, and the releases that have it.
 
 The fields of an engine's options are written with `option`: name and default stand in the field,
 everything else beside it, so that what a server is started with and what is said of it are one.
@@ -55,7 +55,7 @@ class Option:
 
     @property
     def shape(self) -> str:
-        """What to write, in words."""
+        """The values to write, in words."""
         if self.kind == "yes or no":
             return "true or false"
         if self.choices:
@@ -137,7 +137,6 @@ def asked(name: str, kind: Kind, about: str = "", **said: Any) -> Option:
 
 
 def _bounded(said: dict[str, Any]) -> dict[str, Any]:
-    """What is counted in a unit starts at 0 and ends at `MOST`, unless something else is said."""
     return {"low": 0, "high": MOST} | said if said.get("unit") else said
 
 
@@ -170,7 +169,7 @@ def options_of(options: type) -> tuple[Option, ...]:
 
 @cache
 def options_by_name(options: type) -> Mapping[str, Option]:
-    """The same by their names."""
+    """The options by their names."""
     return MappingProxyType({each.name: each for each in options_of(options)})
 
 

@@ -42,7 +42,7 @@ class Profile:
         return cls(engine, current, tuple(patches))
 
     def with_patches(self, *patches: str) -> "Profile":
-        """The same release with further patches laid over it."""
+        """The profile with further patches."""
         return replace(self, patches=(*self.patches, *patches))
 
     def __str__(self) -> str:

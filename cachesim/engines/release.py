@@ -13,7 +13,7 @@ Rules: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What plays a release for real: a package at one version, and what it is installed with."""
+    """The package of a real release: its version, and the packages it is installed with."""
 
     name: str
     version: str
@@ -21,13 +21,13 @@ class Package:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What to install."""
+        """The packages to install."""
         return (*self.beside, f"{self.name}=={self.version}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release(Generic[R]):
-    """One release: its rules, and where they come from."""
+    """A release: its rules, and their source."""
 
     name: str
     about: str
@@ -91,7 +91,7 @@ def _laid(before: Rules, change: Rules) -> Rules:
 
 
 def switching(landed: str, **changes: Rules) -> dict[str, Any]:
-    """What a merged patch sets, and the way back, where all that it sets is a yes or a no."""
+    """The fields of a merged patch and their former values, where all are booleans."""
     return {"landed": landed, "lay": laying(**changes), "back": laying(**_switched(changes))}
 
 

@@ -110,7 +110,7 @@ class Rope:
         return f"Rope({self.runs})"
 
     def copy(self) -> "Rope":
-        """The same tokens."""
+        """A copy with the same tokens."""
         one = Rope()
         one.runs, one._length = self.runs.copy(), self._length
         return one
@@ -120,7 +120,7 @@ class Rope:
         self.runs, self._length = [], 0
 
     def common(self, other: "Rope") -> int:
-        """How many leading tokens are equal."""
+        """The number of equal leading tokens."""
         equal = 0
         for one, two in zip(self.runs, other.runs, strict=False):
             if one != two:

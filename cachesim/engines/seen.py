@@ -59,7 +59,7 @@ class Seen:
             edge, key = below, key[shared:]
 
     def find(self, tokens: Integers, extra: Hashable) -> tuple[int, int]:
-        """How many leading tokens are known, and from whom."""
+        """The number of known leading tokens, and their source."""
         found = _found(self._roots.get(extra), tokens)
         return max(found, _found(self._old.get(extra), tokens)) if self._old else found
 

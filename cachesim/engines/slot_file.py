@@ -32,7 +32,7 @@ def write(magic: bytes, head: Mapping[str, Any], parts: Iterable[bytes]) -> byte
 
 
 def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]) -> T:
-    """What `make` makes of a file's text and parts; what is damaged or foreign is refused."""
+    """The value made from a file's text and parts; a damaged or foreign file is refused."""
     if len(data) < HEAD.size or data[:4] != magic:
         begins = magic.decode()
         msg = f"this is no slot file of {engine}: it does not begin with {begins}; save it again"

@@ -13,7 +13,7 @@ _SHORT: Final = 256
 
 
 def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) -> Count:
-    """How many leading tokens are equal (llama.cpp: `server_tokens::get_common_prefix`).
+    """The number of equal leading tokens (llama.cpp: `server_tokens::get_common_prefix`).
 
     Long lists are compared by slices, half by half, and what is left is walked: both run in C.
     """
@@ -36,7 +36,7 @@ def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) ->
 
 
 def common_numbers(one: Integers, other: Integers) -> int:
-    """How many leading numbers of two arrays are equal."""
+    """The number of equal leading values of two arrays."""
     count = min(len(one), len(other))
     differ = one[:count] != other[:count]
     at = int(differ.argmax()) if count else 0

@@ -24,7 +24,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def of_one(text: str) -> str:
-    """The same text, and of one token in the singular: "1 token matches"."""
+    """The text with one token in the singular: "1 token matches"."""
 
     def singular(found: re.Match[str]) -> str:
         inside, noun, verb = found.groups()

@@ -66,7 +66,7 @@ class Adapted:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the plain network was built from."""
+        """The spec of the plain network."""
         return self._plain.spec
 
     @property
@@ -79,15 +79,15 @@ class Adapted:
         return self.under(self.strengths).run(ubatch, store)
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """As the plain network does."""
+        """The plain network's result."""
         return self._plain.rotate(layer, keys, shifts)
 
     def sample(self, logits: Array) -> Token:
-        """As the plain network does."""
+        """The plain network's result."""
         return self._plain.sample(logits)
 
     def difference(self, one: Array, other: Array) -> float:
-        """As the plain network does."""
+        """The plain network's result."""
         return self._plain.difference(one, other)
 
     def companion(self) -> Network | None:

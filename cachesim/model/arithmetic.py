@@ -21,7 +21,7 @@ Place: TypeAlias = Literal["attention", "window", "recurrent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """What a memory allocates for one layer that keeps something.
+    """The shape of a layer's data in a memory.
 
     An attention or window layer keeps a key and a value per cell; a recurrent one keeps a flat
     row per sequence and plane. The bytes of the real server are the spec's business, not these.
@@ -38,7 +38,7 @@ class LayerShape:
 
 
 class Output(NamedTuple):
-    """What one ubatch gives: logits of the rows asked for, and what an MTP head reads."""
+    """The result of a ubatch: logits of the rows asked for, and the rows that an MTP head reads."""
 
     logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words
     hidden: Array | None = None  # (T, width), last hidden states; None where there is no MTP head
@@ -50,7 +50,7 @@ class Network(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """What it was built from."""
+        """The spec of the network."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Network(Protocol):
         ...
 
     def difference(self, one: Array, other: Array) -> float:
-        """How far two rows (or blocks) of logits lie apart; 0.0 means the same bits."""
+        """The distance of two rows (or blocks) of logits; 0.0 means the same bits."""
         ...
 
     def companion(self) -> "Network | None":

@@ -1,4 +1,4 @@
-"""One way to get a network: from a spec and the name of an arithmetic."""
+"""Networks by spec and name of an arithmetic."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -29,7 +29,7 @@ def build(spec: ModelSpec, arithmetic: ArithmeticName = "float") -> Network:
 
 
 def arithmetic_of(network: Network) -> ArithmeticName:
-    """What a network computes with, as its layers show."""
+    """The arithmetic of a network, as its layers show."""
     if not all(shape.dtype.startswith("u") for shape in network.shapes):
         return "float"
     return "ring" if any(shape.row or any(shape.key) for shape in network.shapes) else "counts"

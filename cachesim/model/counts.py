@@ -27,7 +27,7 @@ class CountsNetwork(WordNetwork):
         self._shapes = tuple(_emptied(shape) for shape in RingNetwork(spec, mtp=mtp).shapes)
 
     def __deepcopy__(self, memo: object) -> "CountsNetwork":
-        """It keeps nothing."""
+        """Itself: it has no state."""
         return self
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
@@ -52,7 +52,7 @@ class CountsNetwork(WordNetwork):
         return keys
 
     def difference(self, one: Array, other: Array) -> float:
-        """Nothing was computed, so nothing differs."""
+        """0.0: no logits were computed."""
         del one, other
         return 0.0
 
@@ -79,7 +79,7 @@ class _Nowhere:
     planes = 1
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Nothing is kept, nothing is seen."""
+        """No lanes: no keys are kept."""
         del layer, keys, values
         return ()
 
@@ -89,7 +89,7 @@ class _Nowhere:
         return np.zeros((1, 0), np.uint64)
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Nothing is kept."""
+        """Do nothing: no states are kept."""
 
 
 NOWHERE: Final = _Nowhere()

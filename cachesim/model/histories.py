@@ -27,7 +27,7 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a token found in one place: the history it went on from, and the first stray."""
+    """The reading of a token in a place: the history it went on from, and the first stray."""
 
     node: NodeId
     stray: Stray | None = None
@@ -80,7 +80,7 @@ class Histories:
         return at // self._chunk * self._chunk if chunked else 0
 
     def read(self, place: int, clean: list[NodeId], at: int) -> NodeId:
-        """What the token at `at` of a cold run reads in a place; the first of a chunk nothing."""
+        """The node read by the token at `at` of a cold run; ROOT for the first of a chunk."""
         return ROOT if self.begin(place, at) == at else clean[at]
 
     def token(self, node: NodeId) -> Token:
@@ -88,7 +88,7 @@ class Histories:
         return self._nodes[node][0]
 
     def readings(self, node: NodeId) -> tuple[Reading, ...]:
-        """What a node's token read, place by place."""
+        """The readings of a node's token, place by place."""
         return self._nodes[node][1]
 
     def tokens(self, node: NodeId, place: int = 0) -> Tokens:
@@ -101,7 +101,7 @@ class Histories:
         return tuple(reversed(backwards))
 
     def depth(self, node: NodeId, place: int) -> int:
-        """How many tokens that history has."""
+        """The number of tokens of that history."""
         return self._depths[node][place]
 
     def parents(self, nodes: Integers, place: int) -> Integers:

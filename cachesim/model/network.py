@@ -87,7 +87,7 @@ class FloatNetwork:
 
     @property
     def spec(self) -> ModelSpec:
-        """What it was built from."""
+        """The spec of the network."""
         return self._spec
 
     @property

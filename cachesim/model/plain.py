@@ -45,7 +45,7 @@ class PlainStore:
         )
 
     def states(self, layer: int) -> Array:
-        """What the last ubatch left, zeros at first."""
+        """The states after the last ubatch, zeros at first."""
         return self._states[layer]
 
     def keep_states(self, layer: int, states: Array) -> None:
@@ -83,7 +83,7 @@ class _Cells:
 
 
 class _View:
-    """What new cells see, which is the same in all layers with one kind of window.
+    """The lane of new cells: the same in all layers with one kind of window.
 
     |  seen by nobody  |   lane, whole blocks    | ABSENT |
     0                start         first  ...  count     stop

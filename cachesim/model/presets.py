@@ -88,7 +88,7 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def one_of_each(spec: ModelSpec, *, in_ratio: bool = False) -> ModelSpec:
-    """The same with one layer of each kind, after one that has seen all tokens.
+    """The spec with one layer of each kind, after one that has seen all tokens.
 
     `in_ratio`: with the layers of one period instead, so that the kinds keep their ratio.
 

@@ -139,7 +139,7 @@ class PrefixSums:
             self._upto = np.maximum(self._upto, self._below)
 
     def sums(self, keys: Words, values: Words) -> Words:
-        """For each row the sum of key times value (n,) over the cells it sees, (q,)."""
+        """The sums (q,) of key times value (n,) over the cells that each row sees."""
         if self._inside is not None:
             one: Words = np.add.reduce((keys * values)[self._inside], keepdims=True)
             return one
@@ -150,7 +150,7 @@ class PrefixSums:
 
 
 class Pass:
-    """One ubatch on its way through the layers, and what they share."""
+    """The pass of a ubatch through the layers, and the data that they share."""
 
     def __init__(self, ubatch: Ubatch, store: Store, powers: Powers | None) -> None:
         """`powers`: those of g, where keys are turned to their positions."""
@@ -170,7 +170,7 @@ class Pass:
 
 
 class Layer(Protocol):
-    """One layer with something to keep."""
+    """A layer with data in a memory."""
 
     shape: LayerShape
 
@@ -232,7 +232,6 @@ class Recurrent:
         return mix(hidden + added.reshape(-1))
 
     def _fold(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
-        """What each token adds, (S, n), and the rows to keep (S, planes, row), newest first."""
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
         word = self._convolve(past)
         chains = []

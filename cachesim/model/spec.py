@@ -1,4 +1,4 @@
-"""What a model is: its layers, widths and norms, and the bytes its cells and rows take."""
+"""The spec of a model: its layers, widths and norms, and the bytes its cells and rows take."""
 
 import math
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ FIRST_PLAIN: Final = 265
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What another model's memory takes, all layers of a kind together."""
+    """The bytes of another model's memory, all layers of a kind together."""
 
     token: int = 0  # bytes per token of all layers with full attention
     window: int = 0  # bytes per token of all layers with a window
@@ -131,7 +131,7 @@ class ModelSpec:
 
     @property
     def reach(self) -> int | None:
-        """How many trailing tokens can matter for the last logits; None: all of them."""
+        """The number of trailing tokens that can matter for the last logits; None: all of them."""
         if set(self.layers) & {"attention", "ssm", "delta"}:
             return None
         steps = {"window": self.window - 1, "conv": self.conv_size - 1}
@@ -143,7 +143,7 @@ class ModelSpec:
         return self.inner + 2 * self.groups * self.state_size
 
     def turns(self, layer: int) -> bool:
-        """Whether a layer's keys know their positions; beside chunks only those in them do."""
+        """True if a layer's keys are turned; beside chunked layers only those of the chunks are."""
         return self.rope != "none" and not (self.chunked and self.kind(layer) == "attention")
 
     def conv_row(self, layer: int) -> int:
@@ -186,7 +186,7 @@ class ModelSpec:
         return F32_BYTES * self.state_row(layer)
 
     def kind(self, layer: int) -> LayerKind:
-        """What a layer is; the MTP layer counts as attention."""
+        """The kind of a layer; the MTP layer counts as attention."""
         if self.mtp_depth and layer == len(self.layers):
             return "attention"
         return self.layers[layer]

@@ -1,4 +1,4 @@
-"""What the network needs of a cache while one ubatch goes through it.
+"""The interface of caches for the network while a ubatch goes through it.
 
     T   rows (tokens) of the ubatch          S   sequence sets in it, T/S rows each
     n   keys a lane holds                    q   rows of one lane
@@ -87,7 +87,7 @@ def lowest(queries: Integers, window: int, *, chunked: bool = False) -> Integers
 
 
 def grown(held: Array, rows: int) -> Array:
-    """The same rows with zeros behind them, so many in all."""
+    """The rows with zeros behind them, up to a number of rows."""
     longer = np.zeros((rows, *held.shape[1:]), held.dtype)
     longer[: len(held)] = held
     return longer
@@ -95,7 +95,7 @@ def grown(held: Array, rows: int) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Which rows of a padded batch recurrent layers take for tokens, and what they keep.
+    """The rows of a padded batch that recurrent layers take for tokens, and those they keep.
 
         set s    t t t t 0 0      `real`: what goes into the state; other rows put zeros into the
                          ^        convolution; the ends are where a layer believes tokens to end
@@ -110,14 +110,14 @@ class Padding:
     scan_decays: bool = False  # rows that are not real let the former state decay
 
     def of_convolution(self) -> "Padding":
-        """The same where the convolution is all there is: what lies behind its end is not kept."""
+        """The padding of a layer of a convolution alone: rows behind its end are not kept."""
         if self.conv_ends is None:
             return self
         kept = np.arange(self.real.shape[1]) < self.conv_ends[:, None]
         return replace(self, real=self.real & kept)
 
     def endings(self, one: int) -> "tuple[Ending, ...]":
-        """What a chunked scan keeps of one set, chunk by chunk; of one without chunks, the fold."""
+        """The endings of a set, chunk by chunk; a scan without chunks has one."""
         count = self.real.shape[1]
         size = CHUNK if self.chunked else count
         return tuple(
@@ -152,7 +152,7 @@ def _no_rows() -> Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What becomes of the rows of one chunk in the state that is kept after it.
+    """The rows of a chunk by their part in the state that is kept after it.
 
     The plain fold of its tokens is kept unless some are lost, some come in without decay, or
     padding lets the former state fade.
@@ -166,7 +166,7 @@ class Ending:
     keeps_former: bool = False  # nothing of the chunk is kept
 
     def plain(self, *, fresh: bool) -> bool:
-        """Whether the fold of all tokens is kept; a fresh state has nothing that could fade."""
+        """True if the fold of all tokens is kept; a fresh state has nothing that could fade."""
         odd = len(self.undecayed) + len(self.lost) + (0 if fresh else len(self.fading))
         return not odd and not self.keeps_former
 
@@ -187,11 +187,11 @@ class Ubatch(NamedTuple):
 
 
 class Store(Protocol):
-    """What the network needs of a cache while one ubatch goes through it."""
+    """The interface of caches for the network while a ubatch goes through it."""
 
     @property
     def planes(self) -> int:
-        """How many trailing states `keep_states` is to be given, at least 1."""
+        """The number of trailing states that `keep_states` takes, at least 1."""
         ...
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:

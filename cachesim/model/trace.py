@@ -79,7 +79,7 @@ class Traced:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the wrapped network was built from."""
+        """The spec of the wrapped network."""
         return self._network.spec
 
     @property
@@ -104,11 +104,11 @@ class Traced:
         return self._network.rotate(layer, keys, shifts)
 
     def sample(self, logits: Array) -> Token:
-        """As the wrapped network does."""
+        """The wrapped network's result."""
         return self._network.sample(logits)
 
     def difference(self, one: Array, other: Array) -> float:
-        """As the wrapped network does."""
+        """The wrapped network's result."""
         return self._network.difference(one, other)
 
     def companion(self) -> Network | None:
@@ -121,7 +121,7 @@ class Traced:
 
     @property
     def births(self) -> int:
-        """How many tokens went through, and one: the number of the next token's birth."""
+        """The number of the next token's birth: the number of tokens so far, and one."""
         return self._born.count
 
     def nodes_of_births(self, births: Integers) -> Integers:
@@ -166,7 +166,6 @@ class Traced:
             node = spoilt[0]
 
     def _is_own(self, node: NodeId, tokens: Tokens, count: int, cached: int | None) -> bool:
-        """Whether a node is the last of `count` tokens, computed by the request itself."""
         return (
             cached is not None
             and cached < count

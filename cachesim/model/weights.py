@@ -128,7 +128,7 @@ class _Drawer:
             self.norm(p + "post_ffw_norm.weight", spec.width)
 
     def mtp(self, layer: int) -> None:
-        """One more attention block; its entry copies the token's embedding, nearly."""
+        """A further attention block; its entry copies the token's embedding, nearly."""
         spec, p = self.spec, f"blk.{layer}."
         width = spec.width
         self.norm(p + "attn_norm.weight", width)

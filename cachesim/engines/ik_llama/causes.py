@@ -1,4 +1,4 @@
-"""Why ik_llama.cpp's server reuses fewer tokens than it holds: one cause for each branch.
+"""Causes of lost reuse in ik_llama.cpp's server: one for each branch.
 
 What it shares with llama.cpp is said there.
 """

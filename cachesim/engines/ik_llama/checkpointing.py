@@ -1,4 +1,4 @@
-"""When a checkpoint is made, and what gives way to it (`create_checkpoint` and its call sites)."""
+"""Creation and eviction of checkpoints (`create_checkpoint` and its call sites)."""
 
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama import events
@@ -109,7 +109,7 @@ class Checkpointing:
 
 
 def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
-    """Which checkpoint gives way to a new one in a full list.
+    """The index of the checkpoint that gives way to a new one in a full list.
 
     `variance` keeps the first and the last and drops the interior one whose neighbours lie
     closest, the first of equals (server: checkpoint eviction, #2020).

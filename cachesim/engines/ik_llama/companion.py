@@ -16,7 +16,7 @@ from cachesim.units import Array, Pos, SeqId, Token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """Whether a companion took the tokens it was fed, and its last rows if it has any."""
+    """The result of feeding a companion, and its last rows if it has any."""
 
     taken: bool
     logits: Array | None = None
@@ -28,7 +28,7 @@ SEQ = SeqId(0)
 
 
 class Companion(Protocol):
-    """What the server asks of a companion context."""
+    """The interface of a companion context."""
 
     @property
     def tail(self) -> int:
@@ -83,7 +83,7 @@ class AttentionCompanion:
 
 
 class StrictTailCompanion:
-    """One position `t`, as a recurrent companion would have it; proposes nothing of its own."""
+    """A companion of a single position `t`, as a recurrent one has it; it proposes no tokens."""
 
     def __init__(self) -> None:
         self.tail = -1

@@ -27,7 +27,7 @@ CANCELLED: Final = -3
 
 
 class BatchToken(NamedTuple):
-    """One token of a batch."""
+    """A token of a batch."""
 
     token: Token
     pos: Pos
@@ -37,7 +37,7 @@ class BatchToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a decode left: the return code, and rows by the index of their batch entry."""
+    """The result of a decode: the return code, and rows by the index of their batch entry."""
 
     code: int
     logits: dict[int, Array]

@@ -1,4 +1,4 @@
-"""What happens in an ik_llama.cpp server, one value per line of its log that carries numbers."""
+"""Events of ik_llama.cpp's server: one for each line of its log that carries numbers."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class PromptSaved(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAlreadyCached(Event, tone="plain", says=parent.PromptAlreadyCached.says):
-    """Nothing was saved: an entry holds all of it."""
+    """A save that is skipped: an entry holds all of the tokens."""
 
     n_tokens: int
 
@@ -246,7 +246,7 @@ class DraftVerified(
     tone="plain",
     says="{accepted} of {drafted} drafted tokens are accepted",
 ):
-    """One speculative step."""
+    """A speculative step."""
 
     drafted: int
     accepted: int

@@ -1,4 +1,4 @@
-"""What tools must know of ik_llama.cpp's server."""
+"""The `Family` of ik_llama.cpp's server."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What ik_llama.cpp's server holds, with the marks that a traced network has written."""
+"""The content of ik_llama.cpp's server: with the marks of a traced network, and as plain data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def texts(slots: Sequence[Slot], cache: PromptCache) -> Texts:
 
 
 def amounts(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Amounts:
-    """The same in numbers; one table for all layers, those with a window too."""
+    """The content in numbers; one table for all layers, those with a window too."""
     used = int(np.count_nonzero(primary.cells.pos >= 0))
     return Amounts(
         attention=used,

@@ -1,4 +1,4 @@
-"""How much two token lists share: by token, then by text (`server_tokens::get_common_prefix`)."""
+"""The common prefix of two token lists: by token, then by text (`get_common_prefix`)."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ TextOf = Callable[[Token], str]
 
 
 class Match(NamedTuple):
-    """How many tokens of the left and of the right list lie in the common prefix."""
+    """The numbers of tokens of the left and of the right list in the common prefix."""
 
     left: Count
     right: Count
@@ -119,7 +119,7 @@ def similarity(left: Sequence[Token], right: Sequence[Token], text_of: TextOf) -
 
 
 def kept_fraction(entry: Sequence[Token], prompt: Sequence[Token], text_of: TextOf) -> np.float32:
-    """How much of `entry` stays: left-hand count by length (`get_cached_tokens_similarity`)."""
+    """The kept fraction of `entry`: left-hand count by length (`get_cached_tokens_similarity`)."""
     if not entry:
         return np.float32(0)
     return np.float32(common_prefix(entry, prompt, text_of).left) / np.float32(len(entry))

@@ -21,7 +21,7 @@ LEAST_OF_A_SLOT: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a server was started with."""
+    """Options of a server."""
 
     parallel: int = like(
         parent.Options, "parallel", about="how many slots", low=1, high=64, tried=(1, 1, 2)
@@ -140,7 +140,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        """What the server refuses when it starts, and a context that it cannot shift."""
+        """Refuse values that the server refuses, and a context that it cannot shift."""
         if self.ctx_size < LEAST_OF_A_SLOT * self.parallel:
             msg = (
                 f"ctx_size is {self.ctx_size}, {self.ctx_size // self.parallel} for each of "
@@ -162,7 +162,7 @@ class Options:
 
     @property
     def tags(self) -> tuple[str, str] | None:
-        """What opens and closes a reasoning block, or None when exclusion is off."""
+        """The tags of a reasoning block, or None when exclusion is off."""
         if self.reasoning_tokens == "none":
             return None
         if self.reasoning_tokens == "auto":

@@ -20,7 +20,7 @@ from cachesim.units import Count, Pos, Token
 
 @dataclass(slots=True, kw_only=True)
 class PromptEntry:
-    """One parked conversation with its full state and a copy of its checkpoint list."""
+    """A parked conversation with its full state and a copy of its checkpoint list."""
 
     tokens: list[Token]
     n_kept_prompt: int
@@ -65,7 +65,7 @@ class PromptCache:
         return True
 
     def match(self, entry: PromptEntry, prompt: Sequence[Token]) -> Match:
-        """What an entry shares with a prompt, reasoning left out of both."""
+        """The common prefix of an entry and a prompt, reasoning left out of both."""
         return common_prefix(self.stripped(entry.tokens), self.stripped(prompt), self.text_of)
 
     def similarity(self, held: "PromptEntry | CachedPrompt", prompt: Sequence[Token]) -> np.float32:

@@ -1,4 +1,4 @@
-"""What differs between releases and proposals of ik_llama.cpp, as one frozen value."""
+"""Differences of ik_llama.cpp's releases and proposals, as one frozen value."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ Rewind: TypeAlias = Literal["pos_min below", "pos_max below", "pos_min below or 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """One field per difference; the PR that made it stands behind the field."""
+    """The rules of a release: one field per difference, with the PR that made it."""
 
     # slot choice and prompt cache
     ram_floor: bool = False  # #2105: entries kept by less than --cache-ram-similarity are skipped

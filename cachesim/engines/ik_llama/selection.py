@@ -1,4 +1,4 @@
-"""Which slot a request gets, and what the RAM prompt cache does on that occasion."""
+"""The slot of a request, and the update of the RAM prompt cache."""
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Selection:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a RAM prompt cache at all."""
+        """True if there is a RAM prompt cache."""
         return self._options.cache_ram != 0
 
     def choose(self, slots: list[Slot], prompt: Tokens) -> Slot | None:
@@ -79,7 +79,6 @@ class Selection:
         return score
 
     def _kept(self, slot: Slot, prompt: Tokens) -> np.float32:
-        """How much of the slot the prompt would keep (`calculate_slot_f_keep`)."""
         held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
             return kept_fraction(

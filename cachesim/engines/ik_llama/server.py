@@ -239,7 +239,6 @@ class IkLlama(Engine):
             slot.command = Command.RELEASE
 
     def _update_slots(self) -> None:
-        """One pass (`update_slots`, from the context shift on)."""
         self._batch = []
         for slot in self._generating():
             self._shift(slot)
@@ -314,7 +313,7 @@ class IkLlama(Engine):
         self._append(slot, (slot.sampled, *slot.drafted), output=True)
 
     def _add_prompt(self, slot: Slot) -> None:
-        """One pass over a prompt (`batch_pending_prompt`).
+        """Add a part of a prompt to the batch (`batch_pending_prompt`).
 
         Upstream's loop appends one token after another; after each it asks for room, and whether
         `tolerance` tokens are left, where the state is saved.

@@ -17,14 +17,14 @@ GONE: Final = "cancelled"
 
 
 class State(Enum):
-    """What a slot is doing."""
+    """The state of a slot."""
 
     IDLE = "idle"
     PROCESSING = "processing"
 
 
 class Command(Enum):
-    """What a slot was told to do next."""
+    """The next command of a slot."""
 
     NONE = "none"
     LOAD_PROMPT = "load-prompt"
@@ -33,7 +33,7 @@ class Command(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class CachedPrompt:
-    """What a slot parks and takes over (server_prompt): tokens, shift bookkeeping, checkpoints."""
+    """The prompt that a slot parks and takes over (server_prompt), with its checkpoints."""
 
     tokens: list[Token] = field(default_factory=list)
     n_kept_prompt: int = 0
@@ -43,7 +43,7 @@ class CachedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
-    """One conversation's place: `cache_tokens` is what the server believes to be in memory."""
+    """The place of a conversation: `cache_tokens` are in memory as the server believes."""
 
     id: SlotId
     n_ctx: Count
@@ -131,7 +131,7 @@ class Slot:
         self.draft_step = 0
 
     def reply(self, error: str | None = None, message: str = "") -> Reply:
-        """What the client gets."""
+        """The reply to the client."""
         unread = error == GONE and not self.generated
         refused = error not in {None, GONE} or unread
         return Reply(

@@ -17,7 +17,7 @@ MAGIC: Final = b"CSIK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSlot:
-    """What a slot file holds."""
+    """The content of a slot file."""
 
     tokens: tuple[Token, ...]
     state: SequenceState

@@ -1,4 +1,4 @@
-"""One speculative step with an MTP companion: draft, purge, verify, commit.
+"""Speculative decoding with an MTP companion: draft, purge, verify, commit.
 
 M            the next position: where the pending sampled token s goes
 M .. M + d   the primary verifies s and d drafts
@@ -145,7 +145,7 @@ class Speculation:
     # -- verification ------------------------------------------------------------------------
 
     def target_token(self, slot: Slot, ahead: int, logits: Array) -> Token:
-        """What the primary answers: its own greedy token, or the one that is forced."""
+        """The primary's token: its own greedy one, or the one that is forced."""
         reply, index = slot.running.reply, len(slot.generated) + ahead
         if reply is not None and index < len(reply):
             return reply[index]

@@ -26,7 +26,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Everything needed to resume a hybrid sequence at `pos_max + 1`.
+    """The state needed to resume a hybrid sequence at `pos_max + 1`.
 
     The `prompt` positions are the same points measured in the request's own tokens, which differ
     from the cache's when texts matched across different token boundaries.

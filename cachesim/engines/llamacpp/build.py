@@ -67,7 +67,7 @@ def check_reserve(options: Options) -> None:
 
 
 def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
-    """What a context is created with."""
+    """The parameters of a context."""
     return ContextParams(
         n_ctx=Count(options.context),
         n_batch=options.batch,

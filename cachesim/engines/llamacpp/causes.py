@@ -1,4 +1,4 @@
-"""Why llama-server reuses fewer tokens than it holds: one cause for each branch that decides so."""
+"""Causes of lost reuse in llama-server: one for each branch that lowers the number of tokens."""
 
 from typing import Final
 

@@ -33,7 +33,7 @@ class Prefix(NamedTuple):
     n_prompt: int  # upstream: `slot.task->n_tokens()`
 
     def resumed(self, n_past: int, pos_next: int) -> "Prefix":
-        """The same where decoding resumes earlier."""
+        """The prefix with an earlier position at which decoding resumes."""
         return self._replace(n_past=n_past, pos_next=pos_next)
 
 
@@ -93,7 +93,7 @@ EXACT: Final[Mapping[ExactSearch, tuple[Accept, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erase:
-    """Which checkpoints a new prompt erases: the test, and the same in words."""
+    """The test of checkpoints that a new prompt erases, and its text."""
 
     erases: Test
     rule: str
@@ -137,7 +137,7 @@ def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
 
 
 def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
-    """What a checkpoint has to pass, in upstream's order."""
+    """The tests that a checkpoint has to pass, in upstream's order."""
     tests = LIMITS[rules.search_limit] + (EXACT[rules.exact_search] if exact else (THRESHOLD,))
     if not rules.start_passes:
         tests = tuple(BEFORE_21510 if each is THRESHOLD else each for each in tests)
@@ -318,7 +318,7 @@ def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str
 
 
 def gets_checkpoints(server: ServerContext, task: Task) -> bool:
-    """Whether memory and request are of a kind that has any (upstream: `do_checkpoint`)."""
+    """True if memory and request are of a kind with checkpoints (upstream: `do_checkpoint`)."""
     windowed = server.n_swa > 0 and not server.options.swa_full
     exact = server.is_exact and server.rules.checkpoints.exact_gets_some
     wanted = server.options.ctx_checkpoints > 0 and task.kind == "completion"

@@ -34,11 +34,11 @@ class SavedState:
         return 0 if self.companion is None else self.companion.size + self.header
 
     def __deepcopy__(self, memo: object) -> "SavedState":
-        """It never changes."""
+        """Itself: it never changes."""
         return self
 
     def emptied(self) -> "SavedState":
-        """What a half-failed load leaves: the target's blob is gone, and loading it "works"."""
+        """The states after a half-failed load: the target's blob is gone; loading it "works"."""
         return replace(self, target=None)
 
 
@@ -104,7 +104,7 @@ class Contexts:
         return blob is None or self.target.state_seq_set_data(blob, seq, partial=partial) > 0
 
     def load_companion(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
-        """The same for the companion, if it takes part in saving."""
+        """Load a saved state into the companion, if it takes part in saving."""
         if self.companion is None or blob is None:
             return True
         return self.companion.state_seq_set_data(blob, seq, partial=partial) > 0

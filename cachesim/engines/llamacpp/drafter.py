@@ -34,7 +34,7 @@ class Drafter(Protocol):
 
     @property
     def seq_rm_type(self) -> SeqRm:
-        """What can be removed from its context."""
+        """The ability of its context to remove tokens."""
         ...
 
     def process(self, batch: Batch, target: Context) -> int:
@@ -42,7 +42,7 @@ class Drafter(Protocol):
         ...
 
     def accept(self, seq: int, accepted: int) -> None:
-        """So many tokens of the last draft were right (`common_speculative_accept`)."""
+        """Take the number of accepted draft tokens (`common_speculative_accept`)."""
         ...
 
     def draft(self, seq: int, last: Token, position: int, most: int) -> list[Token]:
@@ -50,7 +50,7 @@ class Drafter(Protocol):
         ...
 
     def carried(self, seq: int) -> Array | None:
-        """What it carries from batch to batch beside its memory."""
+        """The data carried from batch to batch beside the memory."""
         ...
 
     def carry(self, seq: int, row: Array) -> None:
@@ -71,7 +71,7 @@ class DraftModel:
         return self.context.decode(batch)
 
     def accept(self, seq: int, accepted: int) -> None:
-        """Nothing is carried."""
+        """Do nothing: no data is carried."""
 
     def draft(self, seq: int, last: Token, position: int, most: int) -> list[Token]:
         """Greedy continuation, token by token, into its own memory."""
@@ -85,10 +85,10 @@ class DraftModel:
         return drafted
 
     def carried(self, seq: int) -> Array | None:
-        """Nothing."""
+        """Do nothing: no data is carried."""
 
     def carry(self, seq: int, row: Array) -> None:
-        """Nothing."""
+        """Do nothing: no data is carried."""
 
 
 class MtpHead:
@@ -141,7 +141,7 @@ class MtpHead:
         return rows[-1] if rows else None
 
     def carry(self, seq: int, row: Array) -> None:
-        """As if the last batch had ended with this row."""
+        """Set the row that the last batch ended with."""
         self._rows[seq] = [row]
 
 

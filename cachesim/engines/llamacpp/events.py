@@ -1,4 +1,4 @@
-"""What llama-server's log tells, station by station, with the numbers that the real lines show."""
+"""Events of llama-server in the order of its log, with the numbers of the real lines."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -119,7 +119,7 @@ class FullReprocessing(
     tone="loss",
     says="no saved state is usable: the whole prompt is reprocessed",
 ):
-    """Nothing usable was found: the whole prompt is processed again."""
+    """Full re-processing: the prompt is processed from its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class OneTokenNeeded(
     tone="plain",
     says="all {n_tokens} tokens are there; the last one is reprocessed",
 ):
-    """Everything is cached; the last token is processed again for its logits."""
+    """Re-processing of the last token for its logits where the whole prompt is cached."""
 
     n_past: int
     n_tokens: int
@@ -316,7 +316,7 @@ class CheckpointSpared(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChecked(CheckpointEvent):
-    """One checkpoint in the search; `refused` names the test it failed, or is empty."""
+    """A checkpoint in the search; `refused` names the test it failed, or is empty."""
 
     threshold: int
     pos_next: int
@@ -524,7 +524,7 @@ class CacheEntryCompared(
         "a parked conversation of {n_tokens} tokens shares {lcp}: keep {f_keep}, similarity {f_sim}"
     ),
 ):
-    """One entry in the search."""
+    """An entry in the search."""
 
     n_tokens: int
     lcp: int
@@ -570,7 +570,7 @@ class CacheState(
     tone="quiet",
     says="the prompt cache holds {entries} conversations, {size} bytes",
 ):
-    """What the prompt cache holds after an update."""
+    """The content of the prompt cache after an update."""
 
     entries: int
     size: int
@@ -620,4 +620,4 @@ class ServerSlept(
     tone="loss",
     says="the idle server sleeps: slots and prompt cache are empty when it wakes",
 ):
-    """Nothing was asked for as long as `--sleep-idle-seconds` says."""
+    """Sleep of the server after `--sleep-idle-seconds` without a request."""

@@ -1,4 +1,4 @@
-"""What tools must know of llama.cpp's server."""
+"""The `Family` of llama.cpp's server."""
 
 from typing import Final
 

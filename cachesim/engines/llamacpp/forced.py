@@ -39,7 +39,7 @@ from cachesim.engines.rope import Rope, as_rope
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """So many tokens more for one sequence, from a position on."""
+    """A number of further tokens for a sequence, from a position on."""
 
     seq: int
     start: int

@@ -1,4 +1,4 @@
-"""What llama-server holds, with the marks that a traced network has written into its memory."""
+"""The content of llama-server's memory, with the marks written by a traced network."""
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def texts(server: ServerContext) -> Texts:
 
 
 def amounts(server: ServerContext) -> Amounts:
-    """The same in numbers; a companion's memory is left out."""
+    """The content in numbers; a companion's memory is left out."""
     attention, recurrent = parts_of(server.contexts.target.memory)
     used = {
         part: sum(cells.used for cells in cache.streams.cells)
@@ -155,7 +155,6 @@ def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
 
 
 def _marks(blob: Blob) -> list[tuple[Integers, Integers]]:
-    """For each list of cells in a blob, its positions and the first marks of them."""
     found: list[tuple[Integers, Integers]] = []
     positions: Integers | None = None
     for part in blob.fields:

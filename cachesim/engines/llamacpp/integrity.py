@@ -1,4 +1,4 @@
-"""Where the server's own books must agree, whatever it was asked to do."""
+"""Invariants of the server's state that hold after any request."""
 
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState

@@ -72,7 +72,7 @@ def set_lora(server: ServerContext, task: Task) -> None:
 
 
 def apply(server: ServerContext, strengths: Strengths) -> None:
-    """What is decoded next is computed under these (upstream: `common_set_adapter_lora`)."""
+    """Set the adapters of the next decode (upstream: `common_set_adapter_lora`)."""
     if server.adapters is not None:
         server.adapters.strengths = strengths
 

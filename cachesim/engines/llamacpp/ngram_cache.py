@@ -32,7 +32,7 @@ STATIC: Final = 2
 
 
 class NgramCache:
-    """What followed which n-gram in one slot, and how much of its text went in.
+    """The continuations of each n-gram in a slot, and the length of the text they come from.
 
     Upstream: `common_ngram_cache`, as `common_speculative_impl_ngram_cache` keeps one per slot.
     """

@@ -25,7 +25,7 @@ CONTEXT_STEP: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a server was started; the defaults are those of `-np 1` (an automatic `-np` is -1)."""
+    """Options of a server; the defaults are those of `-np 1` (an automatic `-np` is -1)."""
 
     parallel: int = option(
         "-np, --parallel",
@@ -249,12 +249,12 @@ class Options:
 
     @property
     def n_parallel(self) -> int:
-        """How many slots: an automatic number is four."""
+        """The number of slots: an automatic one is four."""
         return 4 if self.parallel < 0 else self.parallel
 
     @property
     def unified(self) -> bool:
-        """One pool of cells for all slots; an automatic number of slots forces it on."""
+        """True if all slots share a pool of cells; an automatic number of slots forces it on."""
         return self.kv_unified or self.parallel < 0
 
     @property

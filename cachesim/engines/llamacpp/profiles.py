@@ -34,7 +34,7 @@ from cachesim.units import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One change that was merged: `sets` names fields as `reuse.search_limit`."""
+    """A merged change: `sets` names fields as `reuse.search_limit`."""
 
     about: str
     landed: str  # the first release that has it
@@ -46,7 +46,7 @@ class Merged:
 
     @property
     def title(self) -> str:
-        """What a profile calls it; empty where nothing tells one change from the others."""
+        """The change's name in profiles; empty where it has none."""
         return self.name or (str(self.pull) if self.pull else "")
 
     def laid(self, rules: ServerRules) -> ServerRules:
@@ -63,7 +63,7 @@ def with_fields(rules: ServerRules, fields: Mapping[str, Rules]) -> ServerRules:
 
 
 def field_of(rules: ServerRules, path: str) -> Rules:
-    """What the rules say in one field."""
+    """The value of a field of the rules."""
     part, _, field = path.partition(".")
     return getattr(getattr(rules, part), field)
 
@@ -84,12 +84,12 @@ class History:
         return rules
 
     def until(self, release: str) -> Iterator[Merged]:
-        """What had landed by a release."""
+        """The changes that had landed by a release."""
         known = self.releases[: self.releases.index(release) + 1]
         return (each for each in self.merged if each.landed in known)
 
     def before(self, merged: Merged) -> Mapping[str, Rules]:
-        """What the fields of a change were when it landed."""
+        """The values of a change's fields before it landed."""
         rules = self.oldest
         for each in self.merged[: self.merged.index(merged)]:
             rules = each.laid(rules)

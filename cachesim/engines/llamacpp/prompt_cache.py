@@ -28,7 +28,7 @@ from cachesim.units import Count, SeqId, Token
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """One parked conversation; a failed load may leave its target blob empty."""
+    """A parked conversation; a failed load may leave its target blob empty."""
 
     tokens: list[Token]
     state: SavedState
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Who asks the cache: a slot, and what the request that waits for it could reuse.
+    """A query of the cache: the slot, and the tokens that the waiting request could reuse.
 
     Nobody waits where idle slots are saved.
     """
@@ -188,7 +188,7 @@ class PromptCache:
         return entry
 
     def token_limit(self) -> int:
-        """How many tokens may be parked: the context, or what the bytes would hold on average."""
+        """The limit of parked tokens: the context, or the number that fits on average."""
         if self.limit_size <= 0:
             return self.limit_tokens
         per_token = max(np.float32(1.0), ratio(self.size, max(1, self.n_tokens)))

@@ -18,7 +18,7 @@ def ratio(part: int, whole: int) -> Float32:
 
 
 def quotient(part: Float32, whole: Float32) -> Float32:
-    """The same of numbers that are single already."""
+    """The quotient of numbers in single precision."""
     if whole:
         return part / whole
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""What differs between releases and patches of llama-server, as data: one frozen value each.
+"""Differences of llama-server's releases and patches, as data: one frozen value each.
 
 Each field is one difference, named for what it does and commented with the change that made it.
 The logic reads these fields and never asks which release it plays.
@@ -37,7 +37,7 @@ Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRules:
-    """What the HTTP side makes of a request."""
+    """Rules of the HTTP side."""
 
     empty_prefill_opens: bool  # an empty assistant message at the end still opens the reply
     rank_is_last: bool  # a prompt to be ranked may be read in pieces
@@ -66,7 +66,7 @@ class PromptCacheRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseRules:
-    """How much of a slot's tokens is usable for a prompt."""
+    """Rules of the reuse of a slot's tokens for a prompt."""
 
     depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
     thold_spares_one: SparesOne  # #23280: one less; #24110: only when the prompt brings nothing new
@@ -84,7 +84,7 @@ class ReuseRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRules:
-    """Where checkpoints are made, and how many are kept."""
+    """Rules of the places and the number of checkpoints."""
 
     placement: Placement  # #22929, #24176
     minimum_prompt: Count  # a prompt shorter than this gets none
@@ -104,7 +104,7 @@ class CheckpointRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRules:
-    """What clears what, and what companions take part in."""
+    """Rules of clearing, and of companions."""
 
     clear_drops_checkpoints: bool  # clearing a slot empties its list
     shift_drops_checkpoints: bool  # a context shift empties the list
@@ -124,7 +124,7 @@ class SlotRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRules:
-    """What ends a pass over the slots, or the process."""
+    """Rules of the ends of a pass over the slots, and of the process."""
 
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
@@ -135,7 +135,7 @@ class LoopRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRules:
-    """Everything in which one release or patch differs from another."""
+    """All rules of a release."""
 
     memory: MemoryRules
     requests: RequestRules

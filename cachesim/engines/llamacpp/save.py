@@ -141,7 +141,7 @@ def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFile:
-    """What a slot file holds."""
+    """The content of a slot file."""
 
     tokens: list[Token]
     approximate: Approximation | None
@@ -189,7 +189,7 @@ def decode(data: bytes) -> SlotFile:
 
 
 def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
-    """What the text of a file says; whatever cannot be is raised as it comes.
+    """The saved slot of a file's text; raises whatever error comes first.
 
     Upstream: `llama_state_seq_load_file`.
     """

@@ -1,4 +1,4 @@
-"""Which slot a task gets, and whether its prompt is swapped with the prompt cache first."""
+"""The slot of a task, and the swap of its prompt with the prompt cache."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -36,7 +36,7 @@ class Choice:
 
 
 def take_stock(server: ServerContext, task: Task) -> Holdings:
-    """What every slot and every cached conversation shares with a prompt that just came up."""
+    """The tokens that each slot and each cached conversation shares with a new prompt."""
     common: dict[object, tuple[str, Count]] = {}
     for slot in server.slots:
         common[slot] = (f"slot {slot.id}", get_common_prefix(slot.prompt.tokens, task.tokens))

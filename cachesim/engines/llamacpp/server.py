@@ -202,14 +202,14 @@ class LlamaCpp(Engine):
         return amounts(self._server)
 
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
-        """What every slot and every parked conversation holds, where prompts are ropes."""
+        """The tokens of every slot and every parked conversation, where prompts are ropes."""
         cache = self._server.cache
         parked = [] if cache is None else [entry.tokens for entry in cache.entries]
         slots = [slot.prompt.tokens for slot in self._server.slots]
         return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in parked]
 
     def tokens_held_for(self, ticket: Ticket) -> int:
-        """How many tokens the slot holds that is at work on a request; 0 where none is."""
+        """The number of tokens in the slot that is at work on a request; 0 where none is."""
         for slot in self._server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
                 return int(slot.prompt.n_tokens) if slot.n_prompt_tokens_cache is not None else 0

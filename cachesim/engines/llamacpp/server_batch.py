@@ -36,13 +36,13 @@ class Run:
 
     @property
     def is_named(self) -> bool:
-        """Whether the tokens are places in texts, which no network looks up."""
+        """True if the tokens are places in texts, which no network looks up."""
         return self.tokens[0] >= LONGEST or as_rope(self.tokens) is not None
 
 
 @dataclass(slots=True)
 class ServerBatch:
-    """What this pass will decode, in order: runs of tokens, one after the other.
+    """The tokens that this pass will decode, in order: runs, one after the other.
 
     Upstream: `server_batch`.
     """
@@ -53,7 +53,7 @@ class ServerBatch:
     kind: TaskKind = "completion"  # likewise
 
     def admits(self, slot: Slot) -> bool:
-        """Whether a slot may join those in it (upstream: `can_batch_with`)."""
+        """True if a slot may join those in it (upstream: `can_batch_with`)."""
         kind = slot.running.kind
         if self.lora is None:
             self.lora, self.kind = slot.lora, kind
@@ -62,7 +62,7 @@ class ServerBatch:
 
     @property
     def embeds(self) -> bool:
-        """Whether the output of every token is wanted (upstream: `llama_set_embeddings`)."""
+        """True if the output of every token is wanted (upstream: `llama_set_embeddings`)."""
         return self.kind in EMBEDDED
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class ServerBatch:
 
 @dataclass(slots=True)
 class Piece:
-    """What is decoded at once: `[low, high)` of each run in it."""
+    """A part of a batch that is decoded at once: `[low, high)` of each run in it."""
 
     parts: list[tuple[Run, int, int]]
 
@@ -106,14 +106,14 @@ class Piece:
         return tuple(sorted({run.seq for run, _, _ in self.parts}))
 
     def batch(self) -> Batch:
-        """The same as decode takes it."""
+        """The piece as a batch for decode."""
         if len(self.parts) == 1:
             run, low, high = self.parts[0]
             return run.batch(low, high)
         return Batch.joined(run.batch(low, high) for run, low, high in self.parts)
 
     def named(self) -> list[Advance] | None:
-        """The same as runs, where all tokens are only names."""
+        """The piece as runs, where all tokens are only names."""
         if any(not run.is_named for run, _, _ in self.parts):
             return None
         return [Advance(run.seq, run.start + low, high - low) for run, low, high in self.parts]

@@ -1,4 +1,4 @@
-"""What every station of the server shares: rules, flags, memory, slots, cache, queue, log."""
+"""The server's state: rules, flags, memory, slots, cache, queue, log; a slot's next token."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class ServerContext:
 
     @property
     def no_logits(self) -> Array:
-        """What a reply without tokens has for rows."""
+        """The logits of a reply without tokens."""
         return np.empty((0, 0))
 
     def take_number(self) -> int:
@@ -203,7 +203,7 @@ def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -
 
 
 def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
-    """Why generation ends after this token, tested in upstream's order; empty: it goes on."""
+    """The reason to stop after this token, tested in upstream's order; empty: none."""
     if not server.shifts_context and len(slot.prompt.tokens) + 1 >= slot.n_ctx:
         slot.truncated = True
         return "limit"
@@ -217,7 +217,7 @@ def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
 
 
 def budget_left(server: ServerContext, slot: Slot) -> int | None:
-    """How many tokens may still be generated; None without a limit (upstream: `has_budget`).
+    """The number of tokens still to be generated; None without a limit (upstream: `has_budget`).
 
     The end of a forced reply ends the generation too.
 

@@ -40,7 +40,7 @@ class Checkpoint:
     approximate: Approximation | None = None  # what was approximate when it was taken
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
-        """It never changes."""
+        """Itself: it never changes."""
         return self
 
     @property
@@ -57,7 +57,7 @@ class Checkpoint:
         return Pos(self.n_tokens)
 
     def as_dict(self) -> dict[str, int]:
-        """What the log prints of it."""
+        """The numbers that the log prints."""
         return {"pos_min": self.pos_min, "pos_max": self.pos_max, "n_tokens": self.n_tokens}
 
 
@@ -78,7 +78,7 @@ class Prompt:
 
     @property
     def n_tokens(self) -> Count:
-        """How many tokens the slot holds; also the position of the next one (`pos_next`)."""
+        """The number of tokens in the slot; also the position of the next one (`pos_next`)."""
         return Count(len(self.tokens))
 
     def keep_first(self, count: int) -> None:
@@ -88,7 +88,7 @@ class Prompt:
             self.approximate = None
 
     def take_shape_of(self, tokens: Sequence[Token]) -> None:
-        """Where nothing is held, keep what follows as it comes: a list, or a rope."""
+        """Keep following tokens in the form of these, a list or a rope, where none are held."""
         rope = as_rope(tokens)
         if rope is not None and not self.tokens:
             self.tokens = cast("list[Token]", rope[:0])
@@ -99,7 +99,7 @@ class Prompt:
             self.approximate = Approximation(start=Count(start), why=why)
 
     def clone(self) -> "Prompt":
-        """The same tokens and checkpoints in lists of their own."""
+        """A copy with tokens and checkpoints in lists of its own."""
         return Prompt(self.tokens[:], list(self.checkpoints), self.approximate)
 
 
@@ -135,7 +135,7 @@ NO_ROW: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecCheckpoint:
-    """Where a draft began, and the states that cannot be cut back (upstream: `spec_ckpt`)."""
+    """The start of a draft, and the states that cannot be cut back (upstream: `spec_ckpt`)."""
 
     n_tokens: Count
     pos_max: Pos
@@ -144,7 +144,7 @@ class SpecCheckpoint:
 
 
 class Slot:
-    """One place for a conversation (upstream: `server_slot`).
+    """A place for a conversation (upstream: `server_slot`).
 
     What outlives a request stands first: the prompt and when the slot was last released. The rest
     belongs to the task in it and is reset on release.
@@ -201,7 +201,7 @@ class Slot:
 
     @property
     def n_decoded(self) -> int:
-        """How many tokens were sampled, the last one included."""
+        """The number of sampled tokens, the last one included."""
         return len(self.generated)
 
     def move(self, state: SlotState) -> None:

@@ -1,4 +1,4 @@
-"""What the server holds, as plain data for JSON, lessons and pages."""
+"""The server's content as plain data for JSON, lessons and pages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where messages begin in a prompt: given as offsets, or found by their delimiters."""
+"""Starts of messages in a prompt: given as offsets, or found by their delimiters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias

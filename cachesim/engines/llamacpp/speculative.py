@@ -63,7 +63,7 @@ def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
 
 
 def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
-    """What the slot's n-grams propose, where the reply is known beforehand.
+    """The proposal of the slot's n-grams, where the reply is known beforehand.
 
     Upstream: `common_speculative_impl_ngram_cache::draft`. Where the network samples, what follows
     an n-gram is a matter of its words, and no draft is simulated.
@@ -210,7 +210,7 @@ def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:
 
 
 def _count_accepted(server: ServerContext, slot: Slot, accepted: int) -> None:
-    """How many drafted tokens were right, as the reply's timings tell (`n_draft_accepted`).
+    """Count the accepted draft tokens of the reply's timings (`n_draft_accepted`).
 
     Trap: where the memory cannot be cut, a partly accepted draft is not counted. What was accepted
     comes again as a draft and is right by construction; until #26320 the target's own token, which

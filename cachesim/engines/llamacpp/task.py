@@ -1,4 +1,4 @@
-"""What waits in the server's queue: a request as the HTTP side prepared it, or a slot action."""
+"""Tasks in the server's queue: a request as the HTTP side prepared it, or a slot action."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
@@ -44,7 +44,7 @@ class TaskParams:
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """One entry of the queue; a parent carries its children until they are launched."""
+    """An entry of the queue; a parent carries its children until they are launched."""
 
     id: int
     ticket: Ticket

@@ -1,4 +1,4 @@
-"""One pass over the slots: upstream's `update_slots`, block by block.
+"""A pass over the slots: upstream's `update_slots`, block by block.
 
 b11549 has it in four functions, `update_slots`, `pre_decode`, `decode` and `post_decode`; earlier
 releases have the same blocks in the same order in one. `process_token` is in `server_context`,
@@ -73,7 +73,7 @@ class BatchError(Exception):
 
 
 def update_slots(server: ServerContext) -> None:
-    """One pass: fill the batch, decode it, take what was sampled (upstream: `update_slots`)."""
+    """Fill the batch, decode it, take the sampled tokens (upstream: `update_slots`)."""
     if not server.is_busy:
         return
     pass_over_replies(server)
@@ -91,7 +91,7 @@ def update_slots(server: ServerContext) -> None:
 
 
 def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
-    """Nothing to decode though a slot is at work: May's and June's servers end themselves.
+    """Count passes of a busy server without tokens to decode: May's and June's end themselves.
 
     Upstream: `if (++n_empty_consecutive > 3)` (#20277). A pass that leaves no slot at work starts
     the count again: any number of empty or overlong prompts may follow one another (seen on all
@@ -132,7 +132,7 @@ def pre_decode(server: ServerContext) -> ServerBatch:
 
 
 def _check_room(server: ServerContext, batch: ServerBatch, slot: Slot) -> None:
-    """What all slots sampled and drafted must fit into one batch (upstream: `common_batch_add`).
+    """End the process where sampled and drafted tokens exceed a batch (`common_batch_add`).
 
     Trap: nothing asks for room before the drafts are made. Seen on the wheels from b9294 to b9873,
     and on b11549 with another message; where recurrent states keep planes, a single draft that is
@@ -453,7 +453,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
 
 
 def can_split(server: ServerContext, task: Task) -> bool:
-    """Whether a prompt may be read in pieces, and after what is there (upstream's name)."""
+    """True if a prompt may be read in pieces, and after reused tokens (upstream's name)."""
     if not task.is_embedded:
         return True
     pooling = server.options.pooling
@@ -558,7 +558,7 @@ def _matching(tokens: Sequence[Token], head_c: int, prompt: Sequence[Token], hea
 
 
 def _usable_prefix(server: ServerContext, slot: Slot, task: Task, n_past: int) -> int:
-    """How much of a common prefix memory or a checkpoint can resume.
+    """The part of a common prefix that memory or a checkpoint can resume.
 
     Upstream: from `pos_next` to the erasure. Trap: for a window the depth test fails whenever the
     prefix is no longer than the window, although every cell is there. For a recurrent state it

@@ -34,7 +34,7 @@ FEW_SCORES: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Attention(InAndOut):
-    """One layer's attention; the norm before it is folded into its first matrix."""
+    """The attention of a layer; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
     layer: int
@@ -70,7 +70,7 @@ class Attention(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What attention adds to rows x (R, d)."""
+        """The layer's summand for rows x (R, d)."""
         spec, count, size, heads = self.spec, run.count, self.spec.head_size, self.spec.heads
         turning = (heads + spec.kv_heads) * size
         valued = turning + spec.kv_heads * size
@@ -136,7 +136,7 @@ def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
 
 @lru_cache(maxsize=4096)
 def tiling(rows: int, ladder: Ladder) -> tuple[int, int]:
-    """How many tiles take so many rows, and their height: the lowest, if one takes all."""
+    """The number of tiles for these rows, and their height: the lowest, if one takes all."""
     height = next((height for height in ladder if height >= rows), ladder[-1])
     return -(-rows // height), height
 

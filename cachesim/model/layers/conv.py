@@ -73,7 +73,7 @@ class ShortConv(InAndOut):
         return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What the layer adds to rows x (R, d)."""
+        """The layer's summand for rows x (R, d)."""
         spec, count, width = self.spec, run.count, self.spec.width
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]

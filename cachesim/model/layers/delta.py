@@ -27,7 +27,7 @@ STRETCH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Delta(InAndOut):
-    """One layer of the gated delta rule; the norm before it is folded into its first matrix."""
+    """A layer of the gated delta rule; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
     layer: int
@@ -55,7 +55,7 @@ class Delta(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What the layer adds to rows x (R, d)."""
+        """The layer's summand for rows x (R, d)."""
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
@@ -124,7 +124,7 @@ class Delta(InAndOut):
     def scan_padded(
         self, convolved: Array, decay: Array, beta: Array, state: Array, padding: Padding
     ) -> tuple[Array, Array]:
-        """The same where some rows are padding: (S, L, H, N), and states (S, 1, H * N * N)."""
+        """`scan` where some rows are padding: (S, L, H, N), and states (S, 1, H * N * N)."""
         spec = self.spec
         sets, length, _ = convolved.shape
         out = np.zeros((sets, length, spec.state_heads, spec.state_size))

@@ -16,11 +16,11 @@ from cachesim.units import Array, Integers
 
 
 class Intake(Protocol):
-    """Where the residual stream begins."""
+    """The start of the residual stream."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with, if anything."""
+        """The matrices that rows are multiplied with, if any."""
         ...
 
     def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
@@ -42,7 +42,7 @@ class Embedding:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
+        """The matrices that rows are multiplied with."""
         return ()
 
     def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
@@ -70,11 +70,11 @@ class MtpIntake:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
+        """The matrices that rows are multiplied with."""
         return (self.join,)
 
     def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
-        """Both halves normed, side by side, through one matrix."""
+        """The product of both normed halves, side by side, with one matrix."""
         count, width, epsilon = len(ubatch.tokens), self.spec.width, self.spec.norm_epsilon
         if ubatch.hidden is None or ubatch.hidden.shape != (count, width):
             msg = f"an MTP head reads a hidden row of width {width} with each of {count} tokens"
@@ -104,7 +104,7 @@ class Head:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
+        """The matrices that rows are multiplied with."""
         return (self.matrix,)
 
     def hidden(self, x: Array) -> Array:

@@ -14,7 +14,7 @@ from cachesim.units import Array
 
 @dataclass(frozen=True, slots=True)
 class Mlp(InAndOut):
-    """One layer's MLP; the norm before it is folded into its first matrix."""
+    """The MLP of a layer; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
     entry: Matrix  # (d, 2 * mlp width): gate and up side by side
@@ -36,7 +36,7 @@ class Mlp(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What the MLP adds to rows x (R, d)."""
+        """The layer's summand for rows x (R, d)."""
         spec, width = self.spec, self.spec.mlp_width
         both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         hidden = ACTIVATIONS[spec.activation](both[:, :width])

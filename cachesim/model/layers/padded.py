@@ -73,7 +73,7 @@ def fold_chunk(y: Array, ending: Ending, state: Array, scan: Scan, fades: Array)
 
 
 def read_former(ending: Ending, state: Array, fades: Array) -> list[tuple[int, Array]]:
-    """What padding rows read of the former state: it alone, as decayed as it is by then."""
+    """The former state that each padding row reads, decayed up to that row."""
     tokens = {int(row) for row in (*ending.folded, *ending.undecayed, *ending.lost)}
     fading = {int(row) for row in ending.fading}
     seen = []

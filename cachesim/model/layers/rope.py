@@ -51,7 +51,7 @@ class Rotary:
         return kept
 
     def turns(self, positions: Integers) -> tuple[Array, Array] | None:
-        """What rows at these positions are turned by: two (T, 1, 2, half); None: nothing."""
+        """Cosines and sines of rows at these positions: two (T, 1, 2, half); None: no rotation."""
         if self.still:
             return None
         first, last = (int(most.reduce(positions)) // PAGE for most in (np.minimum, np.maximum))

@@ -1,4 +1,4 @@
-"""One ubatch on its way through the layers: its tiles, the rows asked for, the masks of its keys.
+"""The pass of a ubatch through the layers: its tiles, the rows asked for, the masks of its keys.
 
 q   queries taken at once      b   blocks of 64 positions in a lane
 """
@@ -65,7 +65,7 @@ class KeyMasks:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One ubatch on its way through the layers.
+    """The pass of a ubatch through the layers.
 
     Rows `[0, count)` of x are real, `[count, R)` fill the last tile with zeros and stay zero.
 
@@ -89,17 +89,17 @@ class Run:
         return padded(self.count if self.asked is None else len(self.asked), self.ladder)
 
     def asking(self, outputs: Integers | None) -> "Run":
-        """The same run where nothing follows but these rows' logits."""
+        """The run of a last layer of which only these rows' logits are wanted."""
         if outputs is None or len(outputs) == self.count:
             return self
         return replace(self, asked=outputs)
 
     def rows(self, x: Array) -> Array:
-        """Those of rows (T, ...) that are asked for."""
+        """The rows asked for among rows (T, ...)."""
         return x if self.asked is None else x[self.asked]
 
     def tiled(self, x: Array) -> Array:
-        """The same of x (R, d), with the zeros that fill their last tile: (R', d)."""
+        """The rows asked for of x (R, d), with the zeros that fill their last tile: (R', d)."""
         if self.asked is None:
             return x
         result = np.zeros((self.height, x.shape[1]))
@@ -127,18 +127,18 @@ class InAndOut:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
+        """The matrices that rows are multiplied with."""
         return (self.entry, self.exit)
 
 
 class Layer(Protocol):
-    """One summand of the residual stream: what mixes tokens, or an MLP."""
+    """A summand of the residual stream: a layer that mixes tokens, or an MLP."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
+        """The matrices that rows are multiplied with."""
         ...
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What the layer adds to rows x (R, d), or to those of them that are asked for."""
+        """The layer's summand for rows x (R, d), or for those of them that are asked for."""
         ...

@@ -27,7 +27,7 @@ STRETCH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Ssm(InAndOut):
-    """One Mamba-2 layer; the norms before and inside it are folded into its matrices."""
+    """A Mamba-2 layer; the norms before and inside it are folded into its matrices."""
 
     spec: ModelSpec
     layer: int
@@ -57,7 +57,7 @@ class Ssm(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """What the layer adds to rows x (R, d)."""
+        """The layer's summand for rows x (R, d)."""
         if run.count == 1 and run.asked is None and run.padding is None:
             return self._one(x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
@@ -88,7 +88,6 @@ class Ssm(InAndOut):
         return product(normed, self.exit, run.ladder)[:, : spec.width]
 
     def _one(self, x: Array, run: Run) -> Array:
-        """The same sums for a single row in half as many calls: they are its time."""
         spec, inner, groups = self.spec, self.spec.inner, self.spec.groups
         channels, size = spec.conv_channels, spec.groups * spec.state_size
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)[0]
@@ -156,7 +155,7 @@ class Ssm(InAndOut):
     def scan_padded(
         self, convolved: Array, steps: Array, state: Array, padding: Padding
     ) -> tuple[Array, Array]:
-        """The same where some rows are padding: y (S, L, inner), states (S, 1, G * N * W)."""
+        """`scan` where some rows are padding: y (S, L, inner), states (S, 1, G * N * W)."""
         spec = self.spec
         sets, length, _ = convolved.shape
         shape = (length, spec.groups, 1, spec.inner // spec.groups)
@@ -183,7 +182,7 @@ class Ssm(InAndOut):
         return y, after
 
     def glance(self, convolved: Array, state: Array) -> Array:
-        """What one row (C,) reads of a state (G * N * W), without going into it: (inner,)."""
+        """The reading (inner,) of a state (G * N * W) by a row (C,) that does not go into it."""
         spec = self.spec
         c = convolved[spec.inner + spec.groups * spec.state_size :]
         c = c.reshape(spec.groups, 1, spec.state_size)

@@ -62,12 +62,12 @@ class Matrix:
 
     @property
     def inner(self) -> int:
-        """How deep a product with it is."""
+        """The depth of a product with it."""
         return int(self.factor.shape[0])
 
     @property
     def columns(self) -> int:
-        """How wide a product with it is: all columns, and zeros up to a full edge."""
+        """The width of a product with it: all columns, and zeros up to a full edge."""
         return int(self.factor.shape[1])
 
 
@@ -83,7 +83,7 @@ def packed(*parts: Array) -> Matrix:
 
 @lru_cache(maxsize=4096)
 def padded(rows: int, ladder: Ladder) -> int:
-    """That many rows and the zeros that fill the last tile."""
+    """The number of rows, and of zeros that fill the last tile."""
     full = rows // ladder[-1] * ladder[-1]
     return full + next((height for height in ladder if height >= rows - full > 0), 0)
 
@@ -129,14 +129,14 @@ def heights(inner: int, columns: int) -> Ladder:
 
 @lru_cache(maxsize=1024)
 def order_for(inner: int, columns: int) -> Order:
-    """How weights of that shape lie: as small ones do best here, if heights mix so."""
+    """The memory order of weights of that shape: that of small ones, if heights mix so."""
     ladder = heights(inner, columns)
     orders = ORDERS if mixes(heights(*SMALL), *SMALL, ORDERS[0]) else ORDERS[::-1]
     return next((order for order in orders if mixes(ladder, inner, columns, order)), orders[0])
 
 
 def attention_ladder_for(heads: int, size: int, block: int) -> Ladder:
-    """The same for rows times a block of one head's keys, or of its values."""
+    """The heights for rows times a block of one head's keys, or of its values."""
     ladder = below_threads(ATTENTION_LADDER, block * size)
     mixable = (each for each in (ladder, ladder[1:]) if sides_mix(each, heads, size, block))
     return next(mixable, ALONE)
@@ -156,7 +156,7 @@ def mixes(ladder: Ladder, inner: int, columns: int, order: Order) -> bool:
 
 @lru_cache(maxsize=1024)
 def sides_mix(ladder: Ladder, heads: int, size: int, block: int) -> bool:
-    """The same for keys and values as attention sees them: one head of several in every cell."""
+    """`mixes` for keys and values as attention sees them: one head of several in every cell."""
     values = noise(block, heads * size)[:, :size]
     keys = values.T
     return alike(ladder, size, lambda rows: np.matmul(rows, keys)) and alike(
@@ -165,7 +165,7 @@ def sides_mix(ladder: Ladder, heads: int, size: int, block: int) -> bool:
 
 
 def alike(ladder: Ladder, inner: int, multiply: Callable[[Array], Array]) -> bool:
-    """Whether a row comes out with the same bits wherever it stands, in tiles of any height."""
+    """True if a row has the same bits at any place in tiles of any height."""
     top = ladder[-1]
     rows = noise(top, inner)
     whole = multiply(rows)

@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.memory.split import Splitter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a batch is invalid (decode returns -1)."""
+    """The reason for which a batch is invalid (decode returns -1)."""
 
     reason: str
 

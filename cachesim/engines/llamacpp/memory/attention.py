@@ -36,7 +36,7 @@ Rotate: TypeAlias = Callable[[int, Array, Integers], Array]
 
 
 class AttentionCache:
-    """One attention cache: a memory of its own, or a part of others (`llama_kv_cache`)."""
+    """An attention cache: a memory of its own, or a part of others (`llama_kv_cache`)."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class AttentionCache:
         apply_ubatch(self.streams, plan.slots[0][k], plan.ubatches[k])
 
     def writers(self, plan: Plan, k: int) -> "list[Writer]":
-        """What the network writes to while ubatch `k` goes through."""
+        """The writers of ubatch `k`."""
         return [Writer(self, plan.slots[0][k], plan.ubatches[k])]
 
     def set_inputs(self, plan: Plan, k: int) -> UbatchStore:

@@ -1,4 +1,4 @@
-"""What a caller hands to decode, and the pieces that go through the network at once."""
+"""Batches, as a caller hands them to decode, and ubatches, as the network takes them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

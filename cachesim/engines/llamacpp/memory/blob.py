@@ -75,7 +75,7 @@ class CellList(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """One layer's rows. `data` is None where the bytes stayed on the device."""
+    """The rows of a layer. `data` is None where the bytes stayed on the device."""
 
     kind: int  # element type, a number that must be equal
     row_bytes: int
@@ -112,14 +112,14 @@ class Blob:
 
     @property
     def rows_elsewhere(self) -> bool:
-        """Whether the rows stayed on the device: all of them do, or none."""
+        """True if the rows stayed on the device: all of them do, or none."""
         for part in self.fields:
             if isinstance(part, RowBlock):
                 return part.data is None
         return False
 
     def on_device(self) -> "Blob":
-        """What the host gets when the rows stay on the device: numbers only."""
+        """The host's part of a state whose rows stay on the device: numbers only."""
         host = (p._replace(data=None) if isinstance(p, RowBlock) else p for p in self.fields)
         return replace(self, fields=tuple(host))
 

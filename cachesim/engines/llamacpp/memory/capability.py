@@ -1,4 +1,4 @@
-"""What can be removed from a context's sequences (`common_context_can_seq_rm`)."""
+"""The removals that a context's memory allows (`common_context_can_seq_rm`)."""
 
 from enum import IntEnum
 from typing import Final
@@ -10,7 +10,7 @@ from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 
 
 class SeqRm(IntEnum):
-    """How much of a sequence can be removed, under upstream's numbers."""
+    """The removable part of a sequence, under upstream's numbers."""
 
     NO = 0
     PART = 1
@@ -23,7 +23,7 @@ PROBE: Final = 2
 
 
 def seq_rm_type(context: Context) -> SeqRm:
-    """What `can_seq_rm` says of a new context, without trying it out.
+    """The answer of `can_seq_rm` for a new context, without a trial decode.
 
     Recurrent rows cannot be cut, everything else can; a context that keeps some more rows goes back
     by as many. A property holds this to the trial. Trap: a batch of one token has no room for the

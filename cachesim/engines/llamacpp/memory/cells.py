@@ -60,7 +60,7 @@ class Cells:
     # --- looking
 
     def has(self, cell: int, seq: int) -> bool:
-        """Whether the sequence sees the cell."""
+        """True if the sequence sees the cell."""
         return seq in self.seqs_of(cell)
 
     def seqs_of(self, cell: int) -> list[int]:
@@ -72,7 +72,7 @@ class Cells:
         return _set_bits(np.bitwise_or.reduce(self.bits[:, cells], axis=1))
 
     def members(self, seq: int) -> Array:
-        """For every cell whether the sequence sees it."""
+        """A mask of all cells: those that the sequence sees."""
         word, bit = divmod(seq, _WORD)
         if word >= len(self.bits):
             return np.zeros(self.pos.size, dtype=np.bool_)
@@ -294,7 +294,6 @@ def _set_bits(words: Array) -> list[int]:
 
 
 def _bit_counts(bits: Array) -> Integers:
-    """How many bits are set in each column of words."""
     seen = np.flatnonzero(bits.any(axis=0))  # most cells are empty
     octets = np.ascontiguousarray(bits[:, seen].T).view(np.uint8)
     counts = np.zeros(bits.shape[1], np.int64)

@@ -191,7 +191,7 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """Whether positions may be moved (`llama_memory_can_shift`)."""
+        """True if positions may be moved (`llama_memory_can_shift`)."""
         return self.memory.can_shift
 
     def clear(self, *, data: bool) -> None:
@@ -265,7 +265,7 @@ class Context:
         return 0 if consumed is None else consumed + self.rules.sequence_header
 
     def state_write(self, seq: int, *, partial: bool = False) -> Blob:
-        """What is saved for one sequence, or (-1) for the whole memory."""
+        """The saved state of a sequence, or (-1) of the whole memory."""
         return Blob(fields=tuple(self.memory.state_write(seq, partial=partial)), source=seq)
 
     def state_read(self, blob: Blob, seq: int, *, partial: bool = False) -> int | None:

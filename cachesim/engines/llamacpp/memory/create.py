@@ -1,4 +1,4 @@
-"""Which memory a model gets, and how large (`llama_model::create_memory`, `llama_context`)."""
+"""The memory of a model and its size (`llama_model::create_memory`, `llama_context`)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +27,7 @@ def padded(n: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParams:
-    """What a context is created with, under upstream's names and server defaults."""
+    """The parameters of a context, under upstream's names and server defaults."""
 
     n_ctx: Count = Count(4096)
     n_batch: int = 2048
@@ -92,7 +92,7 @@ def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
 
 
 def has_position_sections(network: Network) -> bool:
-    """Whether a token's position has several sections (M-RoPE), as in the Qwen 3.5 family.
+    """True if a token's position has several sections (M-RoPE), as in the Qwen 3.5 family.
 
     Such positions cannot be moved, and each saved cell carries them as extra bytes.
     """

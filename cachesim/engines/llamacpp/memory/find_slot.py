@@ -98,7 +98,7 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
 
 
 def free_cells(streams: Streams, stream: int) -> int:
-    """How many cells of a stream are empty."""
+    """The number of empty cells of a stream."""
     return streams.size - streams.cells[stream].used
 
 
@@ -116,7 +116,7 @@ def fill_straight(
 
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
-    """Those of the cells just found that hold something."""
+    """The cells in use among those just found."""
     return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
 
 
@@ -195,7 +195,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 
 
 def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[Integers, Integers, Array], ...]:
-    """What the found cells hold, list by list."""
+    """The content of the found cells, list by list."""
     kept = []
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]

@@ -23,11 +23,10 @@ class HybridMemory:
 
     @property
     def can_shift(self) -> bool:
-        """That of the attention part."""
+        """True if the attention part can shift."""
         return self.attention.can_shift
 
     def clear(self, *, data: bool) -> None:
-        """Both."""
         self.attention.clear(data=data)
         self.recurrent.clear(data=data)
 
@@ -45,17 +44,14 @@ class HybridMemory:
         self.recurrent.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq: int) -> None:
-        """Both."""
         self.attention.seq_keep(seq)
         self.recurrent.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Both."""
         self.attention.seq_add(seq, p0, p1, delta)
         self.recurrent.seq_add(seq, p0, p1, delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
-        """Both."""
         self.attention.seq_div(seq, p0, p1, divisor)
         self.recurrent.seq_div(seq, p0, p1, divisor)
 
@@ -129,7 +125,6 @@ class HybridMemory:
         attention.seq_rm(seq, *normalised(0, MAX))
 
     def check_integrity(self) -> None:
-        """Both."""
         self.attention.check_integrity()
         self.recurrent.check_integrity()
 

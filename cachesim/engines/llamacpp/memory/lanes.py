@@ -108,7 +108,7 @@ class LanePlan(NamedTuple):
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
-    """One lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
+    """A lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
     primary id of a row counts.
     """
     at = np.array(ubatch.positions, dtype=np.int64)
@@ -159,7 +159,7 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
 def visible_cells(
     streams: Streams, mask: WindowMask, ubatch: Ubatch, *, causal: bool
 ) -> list[list[int]]:
-    """For each row the indices of the cells it sees, within its sequence's stream.
+    """The indices of the cells that each row sees, within its sequence's stream.
 
     Upstream: `llama_kv_cache::set_input_kq_mask`.
     """

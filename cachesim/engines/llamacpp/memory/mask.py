@@ -1,4 +1,4 @@
-"""What a sliding window hides, and the interval of positions that a query may look at."""
+"""The mask of a sliding window, and the interval of positions that a query sees."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -19,7 +19,7 @@ class WindowMask:
     n_swa: int = 0
 
     def hides(self, key: int, query: int) -> bool:
-        """Whether the window hides key position `key` from query position `query`.
+        """True if the window hides key position `key` from query position `query`.
 
         Follows `llama_hparams::is_masked_swa`. Trap: cell search asks it with pos_max + 1, saving
         with pos_max, so one position can be both saved and up for reuse.

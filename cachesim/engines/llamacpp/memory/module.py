@@ -1,4 +1,4 @@
-"""What every kind of memory offers to the context, and what a planned batch looks like."""
+"""The interface of all memories, and the plan of a batch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
 
 
 class CacheWriter(Protocol):
-    """One attention cache while a ubatch goes through."""
+    """An attention cache while a ubatch goes through."""
 
     @property
     def layers(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class Memory(Protocol):
 
     @property
     def can_shift(self) -> bool:
-        """Whether positions may be moved; advisory, `seq_add` never asks."""
+        """True if positions may be moved; advisory, `seq_add` does not test it."""
         ...
 
     def clear(self, *, data: bool) -> None:
@@ -120,7 +120,7 @@ class Memory(Protocol):
         ...
 
     def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
-        """What the network is given; pending rollbacks are used up here."""
+        """The store for the network; pending rollbacks are used up here."""
         ...
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:

@@ -73,7 +73,7 @@ class RecurrentMemory:
         self.blocks = [self._block(layer, part) for part in ("r", "s") for layer in self.layers]
 
     def _block(self, layer: int, part: str) -> tuple[int, int, int, slice]:
-        """How a saved state holds the convolution's (R) or the state's (S) part of a layer's rows.
+        """The convolution's (R) or the state's (S) part of a layer's rows in a saved state.
 
         The layer, its element type, the bytes of a row, and which numbers of a row they are.
         """
@@ -205,7 +205,7 @@ class RecurrentMemory:
     # --- decode
 
     def update(self) -> None:
-        """Nothing is ever pending here that an update would do."""
+        """Do nothing: a recurrent memory has no pending updates."""
 
     def cut(
         self, split: Splitter, n_ubatch: int, *, all_outputs: bool, sequential: bool
@@ -256,7 +256,7 @@ class RecurrentMemory:
             self.cells.take(found)
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
-        """What the network reads from and writes to; uses up the pending rollbacks it meets."""
+        """The state writer of ubatch `k`; uses up the pending rollbacks of its sequences."""
         window = StateWindow(self.cells.head, self.cells.rs_z, self.source_rows())
         return PlaneWriter(self.planes, window, plan.ubatches[k], self.rules.short_ubatch)
 
@@ -280,7 +280,7 @@ class RecurrentMemory:
     # --- state
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
-        """How many cells, which ones, the layers' R rows, the layers' S rows.
+        """The number of cells, their list, the layers' R rows, the layers' S rows.
 
         With a rollback pending the row comes from the plane it points at and the position is the
         rolled-back one: the blob is right, and does not say that anything was pending.
@@ -347,7 +347,7 @@ class RecurrentMemory:
             self.rs_idx[seq] = 0
 
     def _read_one(self, reader: Reader, seq: int, count: int) -> list[int]:
-        """One sequence gets a cell of its own; the cells that were written.
+        """Restore one sequence into a cell of its own; the cells that were written.
 
         Upstream: `llama_memory_recurrent::state_read_meta`.
         """

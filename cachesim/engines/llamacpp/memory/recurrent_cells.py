@@ -1,4 +1,4 @@
-"""Which recurrent cell holds whose state: sharing, copy on write, compaction."""
+"""Recurrent cells and their owners: sharing, copy on write, compaction; and the rows of states."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ NONE = -1
 
 
 class Saved(NamedTuple):
-    """What a dry run puts back."""
+    """The cells before a dry run."""
 
     pos: list[int]
     src: list[int]
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class RecurrentCells:
-    """One record per index; `tail` belongs to the sequence of that number, the rest to the cell."""
+    """A record per index; `tail` belongs to the sequence of that number, the rest to the cell."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -61,7 +61,7 @@ class RecurrentCells:
         return NONE
 
     def held(self) -> Saved:
-        """What a dry run changes and puts back."""
+        """The records that a dry run changes and puts back."""
         return Saved(self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used)
 
     def change_copies(self) -> None:
@@ -75,7 +75,7 @@ class RecurrentCells:
         self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used = saved
 
     def found(self) -> Found:
-        """What a dry run found, for the ubatch's own turn: nothing touches cells in between."""
+        """The cells found by a dry run, for the ubatch's turn: no cell changes in between."""
         return Found(self.held(), self.rs_z, self.n)
 
     def take(self, found: Found) -> None:
@@ -221,7 +221,7 @@ class RecurrentCells:
         self.tail = [trade.get(tail, tail) for tail in self.tail]
 
     def _freeze_sources(self, low: int, high: int) -> None:
-        """Which row each cell of the window is read from: `rs_z`, zeroed first, for new states."""
+        """Set the source row of each cell of the window: `rs_z`, zeroed first, for new states."""
         unnamed = [cell for cell in range(low, high + 1) if cell not in self.src]
         self.rs_z = unnamed[0] if unnamed else NONE
         for cell in range(low, high + 1):
@@ -264,7 +264,7 @@ class Planes:
         }
 
     def copy_of(self, layer: int, rows: list[int], part: slice) -> Array:
-        """What a part of some rows holds now."""
+        """A copy of a part of some rows."""
         if len(rows) == 1:  # mostly: a slice is quicker than a list
             return self.rows[layer][rows[0] : rows[0] + 1, part].copy()
         return self.rows[layer][np.array(rows, dtype=np.int64), part]
@@ -274,7 +274,7 @@ class Planes:
         self.rows[layer][where] = data
 
     def split(self, layer: int) -> int:
-        """Where a row's convolution part (R) ends and its state (S) begins."""
+        """The number of values in a row's convolution part (R); its state (S) follows."""
         return self.shapes[layer].conv
 
 

@@ -1,4 +1,4 @@
-"""Where the releases of llama.cpp's memory layer differ, as data.
+"""Differences of llama.cpp's releases in the memory layer, as data.
 
 B9094   May 2026, the release b9093: before recurrent states could be rolled back
 B9509   June 2026, the releases b9509 and b9538
@@ -22,7 +22,7 @@ ProbeAnswer: TypeAlias = Literal["unknown", "after-probe", "at-once"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """One release of the memory layer; one field per difference."""
+    """A release of the memory layer; one field per difference."""
 
     name: str
 

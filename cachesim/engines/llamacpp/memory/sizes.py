@@ -10,7 +10,7 @@ from cachesim.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBytes:
-    """One layer's share: key and value of an attention cell, or R and S of a recurrent row."""
+    """The bytes of a layer: key and value of an attention cell, or R and S of a recurrent row."""
 
     key: int = 0
     value: int = 0

@@ -1,4 +1,4 @@
-"""How a batch is cut into ubatches: simple, equal (with a kept tail), by sequence."""
+"""Splits of a batch into ubatches: simple, equal (with a kept tail), by sequence."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -38,7 +38,7 @@ class Splitter:
 
     @property
     def all_used(self) -> bool:
-        """Whether every token found its ubatch."""
+        """True if every token is in a ubatch."""
         return self.n_used == len(self.positions)
 
     def cut(self, split: "Callable[[], Ubatch | None]") -> list[Ubatch] | None:
@@ -161,7 +161,7 @@ class Splitter:
 
     @staticmethod
     def _rounds(pools: list[Sequence[int]], n_ubatch: int) -> list[int]:
-        """How many tokens each pool gives: one per round, the first round unconditional.
+        """The number of tokens from each pool: one per round, the first round unconditional.
 
         Trap: with more sets than n_ubatch the first round alone exceeds it.
         """

@@ -45,7 +45,7 @@ class Streams:
 
     @property
     def has_shift(self) -> bool:
-        """Whether a cell of any stream waits for its key to be turned."""
+        """True if a cell of any stream has a pending shift."""
         return any(map(_HAS_SHIFT, self.cells))
 
     def of(self, seq: int, caller: str) -> int:

@@ -22,51 +22,43 @@ class WindowPair:
 
     @property
     def can_shift(self) -> bool:
-        """Both caches can, and they have the same number of cells."""
+        """True if both caches can shift and have the same number of cells."""
         equal = self.base.streams.size == self.swa.streams.size
         return self.base.can_shift and self.swa.can_shift and equal
 
     def clear(self, *, data: bool) -> None:
-        """Both."""
         self.base.clear(data=data)
         self.swa.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Both. Trap: always true, although a window may lack what a cut-back sequence needs."""
+        """Remove from both caches. Trap: always true, though a window may lack needed positions."""
         base = self.base.seq_rm(seq, p0, p1)
         swa = self.swa.seq_rm(seq, p0, p1)
         return base and swa
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Both."""
         self.base.seq_cp(src, dst, p0, p1)
         self.swa.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq: int) -> None:
-        """Both."""
         self.base.seq_keep(seq)
         self.swa.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Both."""
         self.base.seq_add(seq, p0, p1, delta)
         self.swa.seq_add(seq, p0, p1, delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
-        """Both."""
         self.base.seq_div(seq, p0, p1, divisor)
         self.swa.seq_div(seq, p0, p1, divisor)
 
     def seq_pos_min(self, seq: int) -> int:
-        """That of swa."""
         return self.swa.seq_pos_min(seq)
 
     def seq_pos_max(self, seq: int) -> int:
-        """That of swa."""
         return self.swa.seq_pos_max(seq)
 
     def update(self) -> None:
-        """Both."""
         self.base.update()
         self.swa.update()
 
@@ -101,7 +93,7 @@ class WindowPair:
         apply_ubatch(self.swa.streams, plan.slots[1][k], plan.ubatches[k])
 
     def writers(self, plan: Plan, k: int) -> list[Writer]:
-        """What the network writes to while ubatch `k` goes through."""
+        """The writers of ubatch `k`."""
         return [
             Writer(self.base, plan.slots[0][k], plan.ubatches[k]),
             Writer(self.swa, plan.slots[1][k], plan.ubatches[k]),
@@ -126,6 +118,5 @@ class WindowPair:
         self.swa.state_read(reader, seq, partial=False)
 
     def check_integrity(self) -> None:
-        """Both."""
         self.base.check_integrity()
         self.swa.check_integrity()
