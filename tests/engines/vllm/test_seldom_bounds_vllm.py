@@ -7,19 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine
+from cachesim.engines.base import Engine, Request
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.coordinator import _admission_cap, replay_boundaries
 from cachesim.engines.vllm.drafting import _lookup
+from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.groups import GroupKind, GroupSpec
+from cachesim.engines.vllm.hashing import Prefixes
+from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.pages import ChunkStore, Pages
+from cachesim.engines.vllm.request import Request as ScheduledRequest
 from cachesim.engines.vllm.server import Vllm
 from cachesim.engines.vllm.step import Chunk
 from cachesim.engines.vllm.store import _ends
 from cachesim.engines.vllm.windows import SlidingWindow
 from cachesim.model.build import build
-from cachesim.model.presets import tiny
+from cachesim.model.presets import preset, tiny
 
 RULES = FAMILY.release("0.33.0").rules
 
@@ -182,3 +186,52 @@ def test_requests_at_once_are_at_most_the_tokens_of_a_step(tokens: int, most: in
     options = FAMILY.read(Profile("vllm", "0.33.0"), {"max_num_batched_tokens": tokens})
 
     assert most == options.limits(RULES).max_seqs
+
+
+def chunks(*requests: Request, **options: Any) -> list[tuple[int, int, int]]:
+    """The chunks of the last of some requests to a hybrid: first token, end, drafts."""
+    engine = Engine.create(
+        "vllm@0.33.0", model=preset("hybrid"), options=options, arithmetic="ring"
+    )
+    for request in requests:
+        ticket = engine.submit(request)
+        engine.run()
+    found = (each for each in engine.events if isinstance(each, ChunkScheduled))
+    return [(each.start, each.end, each.drafts) for each in found if each.task == ticket]
+
+
+NGRAMS: dict[str, Any] = {
+    "block_size": 4,
+    "prefix_match_unit": 1,
+    "speculative_method": "ngram",
+    "num_speculative_tokens": 2,
+}
+
+
+def test_a_single_token_that_a_boundary_cuts_has_no_draft_slots() -> None:
+    again = Request(prompt=tuple(range(300, 316)), predict=2)
+
+    assert (15, 16, 0) == chunks(again, again, **NGRAMS)[0]
+
+
+@pytest.mark.parametrize(("longest", "chunk"), [(20, (17, 18, 0)), (21, (17, 20, 2))])
+def test_draft_slots_end_one_token_before_the_longest_request(
+    longest: int, chunk: tuple[int, int, int]
+) -> None:
+    again = Request(prompt=tuple(range(300, 318)), predict=1)
+
+    assert [chunk] == chunks(again, again, max_model_len=longest, **NGRAMS)
+
+
+def test_attentions_hit_for_a_store_leaves_the_last_token_to_compute() -> None:
+    groups, prefixes = [spec("mamba", 16), spec("full", 16)], Prefixes(16, 0)
+    manager = KVCacheManager(groups, FAMILY.release("0.27.1").rules, num_blocks=20)
+    first, again = (
+        ScheduledRequest.make(number, prefixes, range(10, 42), max_tokens=1) for number in (0, 1)
+    )
+    assert manager.allocate_slots(first, 32) is not None
+    manager.free(first)
+    manager.new_step_starts()
+    hit, diverged = manager.attention_hit(again)
+
+    assert (16, True) == (hit.length, diverged)
