@@ -18,36 +18,6 @@ from cachesim.testing.workloads import Shape
 SOUND = "llama.cpp@b11549+erase-equal"
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("cache_reuse", "cannot be read; write a flag and its value, as in cache_reuse=0"),
-        ("cache_reuse=", "cannot be read"),
-        ("cache_reuse=few", "option 'cache_reuse' is 'few'; write a whole number"),
-        ('cache_reuse="few"', "option 'cache_reuse' is 'few'; write a whole number"),
-        ("cache_reus=0", "did you mean 'cache_reuse'?"),
-        ('spec_type="draft-mtp"', "needs an MTP head, and 'hybrid' has none"),
-    ],
-)
-def test_a_setting_that_no_server_takes_is_refused_before_the_search(
-    setting: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", SOUND, "--examples", "1", "--set", setting]) == 2
-
-    captured = capsys.readouterr()
-    assert expected in captured.err
-    assert captured.out == ""
-
-
-def test_the_other_side_of_a_comparison_must_take_it_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    sides = ["llama.cpp@b11549", "--against", "llama.cpp@b9093", "--set", "checkpoint_min_step=64"]
-
-    assert main(["check", *sides, "--examples", "1"]) == 2
-    assert "llama.cpp@b9093 has no option 'checkpoint_min_step'" in capsys.readouterr().err
-
-
 def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> None:
     shape = Shape(fixed={"parallel": 2, "cache_reuse": 0})
 
@@ -80,11 +50,6 @@ def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) 
     main(["check", SOUND, "llama.cpp@b9538", "--examples", "60", "--model", "dense", "--jobs", "2"])
 
     assert [2] == begun
-
-
-def test_there_is_at_least_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", SOUND, "--jobs", "0"]) == 2
-    assert "--jobs is 0; write a whole number from 1" in capsys.readouterr().err
 
 
 def test_engines_are_not_compared_on_each_others_workloads(

@@ -166,11 +166,6 @@ def test_a_string_needs_no_quotes_and_a_number_must_be_one(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_flag_that_no_server_has_is_wrong_usage(capsys: Capture) -> None:
-    assert main(["run", STALE, "--set", "ctx_chekpoints=0"]) == 2
-    assert "did you mean 'ctx_checkpoints'?" in " ".join(capsys.readouterr().err.split())
-
-
 def test_so_many_processes_give_the_same(capsys: Capture) -> None:
     names = f"{STALE} llama.cpp-24143-hybrid"
 
@@ -238,11 +233,6 @@ def test_one_step_is_explained(step: str, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "3. C  a prompt of 40 tokens" in out
     assert "1. A" not in out
-
-
-def test_a_step_that_is_not_there_is_wrong_usage(capsys: Capture) -> None:
-    assert main(["explain", STALE, "--step", "D"]) == 2
-    assert "there is no step 'D'; there are A, B, C" in capsys.readouterr().err
 
 
 def test_a_page_of_too_many_runs_holds_those_of_most_interest_and_says_so(

@@ -98,19 +98,3 @@ def test_a_symptom_finds_the_scenarios_that_sound_like_it(
     )
 
     assert "llama.cpp-24143" in capsys.readouterr().out.splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["scenarios", "--symptom", "the"], "no word to search for"),
-        (["scenarios", "--symptom", "xylophone"], "no shipped scenario sounds like"),
-        (["patches", "--symptom", "slow"], "--symptom searches scenarios; patches have none"),
-    ],
-)
-def test_a_symptom_that_finds_nothing_says_so(
-    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 2 == main(["list", *words])
-
-    assert problem in capsys.readouterr().err.replace("\n", " ")

@@ -54,43 +54,6 @@ def test_a_wrong_answer_nobody_expected_is_1(
     assert "the answer is wrong, and no expectation says so" in spoken(capsys)[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["rnu"], 'Did you mean "run"?'),
-        (["run"], "name a scenario to run"),
-        (["run", "x", "--profil", "y"], "Did you mean --profile?"),
-        (["run", DENSE, "--format", "xml"], '"text", "json", "jsonl"'),
-        (["run", DENSE, "--seed", "many"], "--seed"),
-        (["run", "llama.cpp-three-request"], "did you mean llama.cpp-three-requests"),
-        (["run", "no/such/file.toml"], "there is no such file, folder or shipped scenario"),
-        (["run", "a" * 5000], "cannot be the name of a file"),
-        (["run", DENSE, "-p", "b9539"], "no llama.cpp release 'b9539'"),
-        (["run", DENSE, "-p", "b9538+24413"], "there is no llama.cpp patch '24413'; did you mean"),
-        (["run", DENSE, "-p", "@"], "is not a profile"),
-        (["run", DENSE, "-p", "lama@b1"], "there is no engine 'lama'"),
-        (["explain", "?"], "`cachesim list` names those shipped"),
-        (["list", "preset-s"], "did you mean 'presets'?"),
-        (["show", "hybird"], "did you mean 'hybrid'?"),
-        (["schema", "outptu"], "there are scenario, output"),
-        (["new", "a/b"], "'a/b' cannot be a name"),
-        (["diff", "b9538", "b11549"], "requires an argument"),
-        (["real", "gguf"], "requires an argument"),
-    ],
-)
-def test_wrong_usage_is_2_and_says_what_to_write(
-    arguments: list[str], expected: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-
-    assert main(arguments) == 2
-
-    out, err = spoken(capsys)
-    assert out == ""
-    assert expected in err
-    assert "Traceback" not in err
-
-
 def test_every_error_of_every_file_is_said_before_anything_runs(
     capsys: Capture, tmp_path: Path
 ) -> None:

@@ -128,12 +128,6 @@ def test_a_timeout_that_is_not_needed_changes_nothing(capsys: Capture) -> None:
     assert without == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
-def test_a_timeout_that_cannot_be_meant_is_wrong_usage(seconds: str, capsys: Capture) -> None:
-    assert main(["run", "llama.cpp-three-requests", "--timeout", seconds]) == 2
-    assert "--timeout is" in capsys.readouterr().err
-
-
 def test_a_long_float_run_is_announced_with_a_quicker_way(tmp_path: Path, capsys: Capture) -> None:
     file = long(tmp_path)
 

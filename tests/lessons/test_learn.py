@@ -101,20 +101,6 @@ def test_at_a_terminal_each_question_is_asked(
     assert "The same with attention: not answered" in said.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["learn", "12"], "there is no lesson 12"),
-        (["learn", "--check"], "say which lesson"),
-        (["learn", "4", "8"], "write cachesim learn 4 --check 8"),
-        (["learn", "4", *["--check", *"123456789" * 2]], "asks for"),
-    ],
-)
-def test_wrong_usage_is_2(arguments: list[str], expected: str, capsys: Capture) -> None:
-    assert 2 == main(arguments)
-    assert expected in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_an_empty_pipe_has_no_answers(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
 

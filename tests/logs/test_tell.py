@@ -278,13 +278,6 @@ def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
     assert found["command"] == "mlx_lm.server --prompt-cache-size 5"
 
 
-def test_tune_refuses_servers_that_it_has_nothing_to_try_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["tune", RECORDED, "--profile", "vllm@0.33.0"]) == 2
-    assert "tune has settings to try for llama.cpp and mlx-lm" in capsys.readouterr().err
-
-
 def test_recorded_requests_are_explained_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,30 +303,6 @@ def test_tune_plays_a_scenario_with_all_that_its_steps_do(
     assert found["requests"] == len(run["steps"])
     assert found["recommended"]["processed"] < found["own"]["processed"]
     assert {"swa_full": True} == found["recommended"]["changes"]
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["tune", "mlx-lm-1006-parallel"], "tune sweeps the settings of llama.cpp, not mlx-lm"),
-        (["tune", "llama.cpp-22083-two-chats", "--model", "swa"], "a scenario has its own model"),
-        (["tune", "llama.cpp-22083-two-chats", "--profile", "b1"], "b1"),
-        (["tune", "scenarios"], "is a folder"),
-        (["why"], "name a log"),
-        (["why", "nowhere.log"], "nowhere.log: cannot be read"),
-        (["why", LOG, "--request", "99"], "--request 99: the log has requests 0 to 4"),
-        (["why", LOG, "--set", "parallel"], "write NAME=VALUE"),
-        (["why", LOG, "--set", "parallels=2"], "parallels"),
-        (["why", LOG, "--model", "giant"], "there is no such preset"),
-        (["why", LOG, "--what-if", "b1"], "b1"),
-        (["tune"], "name a log"),
-    ],
-)
-def test_wrong_words_get_a_clear_complaint(
-    capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
-) -> None:
-    assert main(words) == 2
-    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -5,6 +5,7 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,26 @@ def test_the_page_is_as_it_was(
     if not name.startswith("list"):  # a list in a pipe is for grep: one line each, none cut
         assert max(map(len, lines)) <= 80
     assert lines == [line.rstrip() for line in lines]
+
+
+def test_wrong_usage_is_refused_in_the_words_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command is added to the file as its line, `$ cachesim ...`."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    file = SNAPSHOTS / "refusals.txt"
+    commands = [line for line in file.read_text().splitlines() if line.startswith("$ cachesim")]
+    found = ""
+    for command in commands:
+        assert 2 == main(shlex.split(command)[2:]), command
+        captured = capsys.readouterr()
+        assert "" == captured.out, command
+        found += f"{command}\n{captured.err}\n"
+
+    if os.environ.get("CACHESIM_UPDATE_SNAPSHOTS"):
+        file.write_text(found)
+    assert found == file.read_text()
 
 
 def test_colour_is_an_addition_and_says_nothing_of_its_own(

@@ -115,9 +115,3 @@ def test_recorded_requests_say_too_little(
     assert 2 == main(["bisect", str(recorded)])
 
     assert "bisect takes its log" in capsys.readouterr().err
-
-
-def test_several_scenarios_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(["bisect", "scenarios"])
-
-    assert "bisect takes one scenario" in capsys.readouterr().err

@@ -211,10 +211,3 @@ def test_wrong_sizes_in_a_plan_are_refused(server: dict[str, Any], complaint: st
 
     with pytest.raises(InputError, match=complaint):
         plan_of({"format": 1, "trace": [{"made": 3}], "server": [table]})
-
-
-def test_two_sizes_of_one_model_are_refused(capsys: Capture) -> None:
-    both = ("--gguf", "x.gguf", "--token-bytes", "5")
-
-    assert 2 == main(["replay", "made:3", "-p", LLAMA, *both])
-    assert "leave one of the two out" in capsys.readouterr().err

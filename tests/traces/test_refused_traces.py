@@ -29,11 +29,6 @@ def test_a_wrong_trace_is_named_once_whoever_plays_it(tmp_path: Path) -> None:
     assert f"{path}:1: not JSON: 'a,b'; write one object a line" == str(refused.value)
 
 
-def test_a_made_trace_has_requests(capsys: Capture) -> None:
-    assert 2 == main(["replay", "made:0", "-p", "bound"])
-    assert "made:0 is no trace" in capsys.readouterr().err
-
-
 def test_one_request_is_told_in_the_singular(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(LINE) + "\n")

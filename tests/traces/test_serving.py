@@ -88,15 +88,6 @@ def test_a_server_that_ends_plays_no_more_and_the_replay_says_where(
     assert 0 == row["verified"]["otherwise"]
 
 
-def test_a_server_that_does_not_start_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["replay", "made:9", "-p", "llama.cpp@b11549", "--set", "batch_size=1"])
-
-    assert 2 == status
-    assert "does not start: llama_context::decode: the real process aborts" in "".join(
-        capsys.readouterr().err.split("\n")
-    )
-
-
 def test_a_turn_of_less_than_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="--turn is -1"):
         Source(name="made:1", turn=-1)
