@@ -23,7 +23,7 @@ from cachesim.engines import Engine, Request
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.testing.draws import Seeded
+from cachesim.testing.workloads import Seeded
 from cachesim.units import Tokens, as_tokens
 
 PROFILE: Final = "llama.cpp@b11549"

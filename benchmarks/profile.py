@@ -28,8 +28,7 @@ from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.real.llama_cpp.logits import drawn_prompt
-from cachesim.testing.search import workloads
-from cachesim.testing.trial import play
+from cachesim.testing.search import play, workloads
 
 SERVER: Final = "llama.cpp@b9538"
 PRESETS: Final = ("dense", "hybrid", "hybrid-delta")

@@ -29,13 +29,19 @@ from cachesim.report.document import FittingTable
 from cachesim.scenario.labels import label_of_release
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side, compare
-from cachesim.testing.chunks import CHUNK, search_by, survey_by
-from cachesim.testing.flags import try_flags
-from cachesim.testing.search import Counterexample, Report, search
+from cachesim.testing.search import EXERCISED, Counterexample, Report, search
 from cachesim.testing.story import story
-from cachesim.testing.survey import Cause, Find, Survey, made_small, survey
-from cachesim.testing.trial import EXERCISED
-from cachesim.testing.workloads import Shape
+from cachesim.testing.survey import (
+    CHUNK,
+    Cause,
+    Find,
+    Survey,
+    made_small,
+    search_by,
+    survey,
+    survey_by,
+)
+from cachesim.testing.workloads import Shape, try_flags
 
 
 class Budget:

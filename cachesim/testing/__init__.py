@@ -1,8 +1,7 @@
 """For users: strategies, a state machine, laws for caches of their own, and a search."""
 
-from cachesim.testing.laws import BrokenLawError, VacuousCheckError
+from cachesim.testing.laws import BrokenLawError, MemoryUnderTest, VacuousCheckError, check_memory
 from cachesim.testing.machine import CacheMachine
-from cachesim.testing.memory_laws import MemoryUnderTest, check_memory
 from cachesim.testing.prompt_cache_laws import (
     PromptCacheReport,
     PromptCacheUnderTest,

@@ -7,8 +7,7 @@ from itertools import islice
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import look, workloads
-from cachesim.testing.trial import Trial, playable
+from cachesim.testing.search import Trial, look, playable, workloads
 from cachesim.testing.workloads import DEFAULT, Shape
 
 

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from cachesim.scenario.checks import COMPANIONS
 from cachesim.scenario.format import Scenario, Step
-from cachesim.testing.chats import said, words_of
-from cachesim.testing.workloads import FIRST_WORD
+from cachesim.testing.workloads import FIRST_WORD, said, words_of
 
 T = TypeVar("T")
 Holds: TypeAlias = Callable[[Scenario], bool]

@@ -3,9 +3,9 @@
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.scenario.format import Step
-from cachesim.testing.chats import words_of
 from cachesim.testing.search import Counterexample
 from cachesim.testing.shrink import ids
+from cachesim.testing.workloads import words_of
 
 
 def story(found: Counterexample, profile: Profile) -> list[str]:

@@ -13,9 +13,7 @@ from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.scenario.format import Scenario
-from cachesim.testing.draws import Drawn
-from cachesim.testing.flags import draw_flags
-from cachesim.testing.workloads import Shape, draw_workload
+from cachesim.testing.workloads import Drawn, Shape, draw_flags, draw_workload
 from cachesim.units import Token, Tokens
 
 

@@ -12,11 +12,13 @@ it shows, and of each cause the first workload is made small.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
@@ -27,9 +29,18 @@ from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Culprit, Run, Step
 from cachesim.scenario.runner import run
-from cachesim.testing.search import Counterexample, Report, look, workloads
+from cachesim.testing.search import (
+    Counterexample,
+    Finding,
+    Kind,
+    Report,
+    Trial,
+    look,
+    play,
+    search,
+    workloads,
+)
 from cachesim.testing.shrink import shrink
-from cachesim.testing.trial import Finding, Kind, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
 
@@ -355,3 +366,67 @@ def made_small(
         scenario=replace(smallest, about=about, **expected),
         arithmetic=arithmetic,
     )
+
+
+T = TypeVar("T")
+
+CHUNK: Final = 25
+"""Workloads that a process is given at once: a fraction of a second's work."""
+
+
+def search_by(
+    pool: Executor,
+    ahead: int,
+    profile: Profile,
+    model: str,
+    *,
+    examples: int,
+    going: Callable[[Report], bool] = lambda _: True,
+    **how: Any,
+) -> Report:
+    """Search as `search` does, with so many chunks under way ahead of the one that is awaited."""
+    report = Report(profile=profile, model=model)
+    for part in _in_chunks(
+        partial(search, profile, model, **how),
+        examples,
+        pool,
+        ahead,
+        lambda: report.counterexample is None and going(report),
+    ):
+        report.join(part)
+    return report
+
+
+def survey_by(
+    pool: Executor,
+    profile: Profile,
+    model: str,
+    *,
+    examples: int,
+    going: Callable[[Report], bool] = lambda _: True,
+    ahead: int = 4,
+    **how: Any,
+) -> Survey:
+    """Survey as `survey` does; the first workload of each cause is the same one."""
+    found = Survey(report=Report(profile=profile, model=model))
+    for part in _in_chunks(
+        partial(survey, profile, model, **how), examples, pool, ahead, lambda: going(found.report)
+    ):
+        found.join(part)
+    return found
+
+
+def _in_chunks(
+    play: Callable[..., T], examples: int, pool: Executor, ahead: int, going: Callable[[], bool]
+) -> Iterator[T]:
+    chunks = iter(range(0, examples, CHUNK))
+    under_way: deque[Future[T]] = deque()
+    while going():
+        while len(under_way) <= ahead and (first := next(chunks, None)) is not None:
+            count = min(CHUNK, examples - first)
+            under_way.append(pool.submit(play, examples=count, first=first))
+        if not under_way:
+            break
+        yield under_way.popleft().result()
+    for left in under_way:
+        left.cancel()

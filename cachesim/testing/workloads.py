@@ -5,16 +5,228 @@ again, cut, edited in the middle, branched off an older turn, or has nothing to 
 favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import cache
+from random import Random
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from hypothesis import strategies as st
+
+from cachesim.engines import Engine
+from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.family import Corner, Family, family_of
 from cachesim.engines.profile import Profile
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.chats import Chats
-from cachesim.testing.draws import Draws
-from cachesim.testing.flags import draw_corner, draw_flags
+from cachesim.errors import InputError
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
+from cachesim.units import as_tokens
+
+T = TypeVar("T")
+
+
+class Draws(Protocol):
+    """A source of choices."""
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low` to `high`, both included."""
+        ...
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        """One of several."""
+        ...
+
+    def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
+        """`count` numbers from `low` to `high`."""
+        ...
+
+
+class Seeded:
+    """Choices from a seed: the same seed, the same choices."""
+
+    def __init__(self, seed: object) -> None:
+        self._chance = Random(str(seed))
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low` to `high`."""
+        return self._chance.randint(low, high)
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        """One of several."""
+        return self._chance.choice(choices)
+
+    def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
+        """`count` numbers."""
+        return tuple(self._chance.choices(range(low, high + 1), k=count))
+
+
+class Drawn:
+    """Choices that Hypothesis makes, and later shrinks."""
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self._draw = draw
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low` to `high`."""
+        number: int = self._draw(st.integers(low, high))
+        return number
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        """One of several; Hypothesis shrinks toward the first."""
+        chosen: T = self._draw(st.sampled_from(choices))
+        return chosen
+
+    def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
+        """`count` numbers, from few draws: a start and a step, for long runs shrink badly."""
+        start, step = self.integer(low, high), self.integer(0, 1)
+        return tuple(low + (start - low + step * i) % (high - low + 1) for i in range(count))
+
+
+@cache
+def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
+    """The flags and values that a profile accepts, found by asking it."""
+    found = {}
+    for each in family_of(profile.engine).table():
+        kept = tuple(v for v in each.tried if _accepts(profile, "dense", {each.name: v}))
+        if kept:
+            found[each.name] = kept
+    return found
+
+
+def try_flags(profile: Profile, model: str, options: Mapping[str, Any]) -> None:
+    """Start a server with these flags, or say why it does not take them."""
+    family_of(profile.engine).refuse_internal(profile, options)
+    Engine.create(profile, model=build(preset(model), "ring"), options=options)
+
+
+def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
+    try:
+        try_flags(profile, model, options)
+    except InputError:
+        return False
+    return True
+
+
+@cache
+def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
+    """The flags that make a model draft; none where it has no MTP head or the release no drafts."""
+    flags = family_of(profile.engine).drafting if preset(model).mtp_depth else {}
+    return flags if _accepts(profile, model, flags) else {}
+
+
+@cache
+def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
+    """The corners of an engine that this release and this model have."""
+    layers = frozenset(preset(model).layers)
+    return tuple(
+        each
+        for each in family_of(profile.engine).corners
+        if (not each.layers or each.layers & layers) and _accepts(profile, model, each.flags)
+    )
+
+
+def draw_corner(draws: Draws, profile: Profile, model: str) -> Corner:
+    """One of the engine's corners, or as often none; nothing is drawn where it has none."""
+    found = corners(profile, model)
+    return draws.one_of(found) if found and draws.integer(0, 1) else Corner()
+
+
+def draw_flags(
+    draws: Draws,
+    profile: Profile,
+    model: str,
+    given: Mapping[str, Any],
+    corner: Corner | None = None,
+) -> dict[str, Any]:
+    """Some flags with values other than the default, which go together; often none at all.
+
+    They go with those that are given, too, and with those of the corner, which are among them.
+    """
+    chosen: dict[str, Any] = {}
+    if preset(model).mtp_depth and draws.integer(0, 1):
+        chosen |= drafting(profile, model)
+    if corner is not None:
+        both = chosen | dict(corner.flags)
+        if _go_together(profile, model, tuple((both | dict(given)).items())):
+            chosen = both
+    fixed = frozenset(chosen)
+    if draws.integer(0, 3) == 0:
+        return chosen
+    for name, values in flags_of(profile).items():
+        value = draws.one_of(values) if draws.integer(0, 2) == 2 else values[0]
+        if value == values[0] or name in fixed:
+            continue
+        if _go_together(profile, model, tuple((chosen | {name: value} | dict(given)).items())):
+            chosen[name] = value
+    return chosen
+
+
+@cache
+def _go_together(profile: Profile, model: str, options: tuple[tuple[str, Any], ...]) -> bool:
+    return _accepts(profile, model, dict(options))
+
+
+Chat: TypeAlias = tuple[Turn, ...]
+
+
+class Chats:
+    """The chats so far, and ways to go on from one of them.
+
+    extend     [ system | user | assistant ] user         the reply comes back as it was said
+    edit       [ system | user | assistant ] another      the last question is asked otherwise
+    cut        [ system | user ]                          an earlier turn, asked again
+    rewrite    [ system | user | its end ] user           of the reply only the end comes back
+    """
+
+    def __init__(self, draws: Draws, *, strangers: bool) -> None:
+        self._draws = draws
+        self._strangers = strangers  # most requests come from people who have not asked before
+        self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
+
+    def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
+        """What is asked next; `new` makes up what nobody has said before."""
+        draws = self._draws
+        if not self._turns or (self._strangers and draws.integer(0, 2)):
+            return self._opened(new)
+        chat, reply = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
+        way = draws.one_of(("extend", "extend", "new", "edit", "again", "cut", "rewrite"))
+        if way == "new":
+            return self._opened(new)
+        if way == "edit":
+            return (*chat[:-1], said("user", new()))
+        if way == "again":
+            return chat
+        if way == "cut":
+            asked = [number for number, turn in enumerate(chat) if turn.role == "user"]
+            return chat[: draws.one_of(asked) + 1]
+        answer = reply[len(reply) // 2 :] if way == "rewrite" else reply
+        return (*chat, said("assistant", answer), said("user", new()))
+
+    def learn(self, chat: Chat, reply: tuple[int, ...]) -> None:
+        """Remember what was answered."""
+        self._turns.append((chat, reply))
+
+    def _opened(self, new: Callable[[], tuple[int, ...]]) -> Chat:
+        """A first question; half of what is said is a word or two."""
+        draws = self._draws
+
+        def spoken() -> tuple[int, ...]:
+            return new()[: draws.integer(1, 6)] if draws.integer(0, 1) else new()
+
+        system = (said("system", spoken()),) if draws.integer(0, 1) else ()
+        return (*system, said("user", spoken()))
+
+
+def said(role: str, tokens: Sequence[int]) -> Turn:
+    """A message of these tokens."""
+    return Turn(role=role, content=ByteTokenizer().decode(as_tokens(list(tokens))))
+
+
+def words_of(turn: Turn) -> tuple[int, ...]:
+    """The tokens of a message."""
+    return tuple(map(int, ByteTokenizer().encode(turn.content)))
+
 
 FIRST_WORD: Final = 265
 LAST_WORD: Final = 511

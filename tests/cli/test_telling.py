@@ -8,8 +8,7 @@ import pytest
 from cachesim.cli.check import Plan, tell_search
 from cachesim.engines import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.search import Counterexample, Report
-from cachesim.testing.trial import Finding
+from cachesim.testing.search import Counterexample, Finding, Report
 from cachesim.testing.workloads import Shape
 
 PROFILE = Profile.parse("llama.cpp@b11549")

@@ -9,8 +9,7 @@ from cachesim.model.build import arithmetic_of, build
 from cachesim.model.presets import preset
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session
-from cachesim.testing.draws import Seeded
-from cachesim.testing.workloads import Shape, draw_workload
+from cachesim.testing.workloads import Seeded, Shape, draw_workload
 
 SHAPE = Shape(max_steps=5, longest=150)
 SERVERS = [

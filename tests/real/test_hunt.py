@@ -17,9 +17,8 @@ from cachesim.real.hunt.report import commands, write
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import shipped_file
-from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.search import Counterexample, Finding, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
-from cachesim.testing.trial import Finding
 
 OCTOBER = Profile.parse("llama.cpp@b11549")
 READING = Step(prompt=tuple(range(265, 500)) * 10, reply=(300,))

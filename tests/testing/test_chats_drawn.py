@@ -5,11 +5,10 @@ from itertools import islice
 
 from cachesim.engines import Profile
 from cachesim.scenario.format import Scenario
-from cachesim.testing.chats import said, words_of
 from cachesim.testing.search import workloads
 from cachesim.testing.shrink import shrink
 from cachesim.testing.survey import survey
-from cachesim.testing.workloads import Shape
+from cachesim.testing.workloads import Shape, said, words_of
 
 OCTOBER = Profile.parse("mlx-lm@0.32.2")
 CROWDED = Shape(

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cachesim.engines import Profile
-from cachesim.testing.chunks import CHUNK, search_by
 from cachesim.testing.search import Report, search
+from cachesim.testing.survey import CHUNK, search_by
 from cachesim.testing.workloads import Shape
 
 SMALL = Shape(max_steps=3, longest=30)

@@ -15,9 +15,19 @@ from cachesim.model.presets import PRESETS
 from cachesim.scenario import loads, run
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
-from cachesim.testing.search import WHOLE, Counterexample, look, search, weighs, workloads
+from cachesim.testing.search import (
+    EXERCISED,
+    WHOLE,
+    Counterexample,
+    Finding,
+    Trial,
+    look,
+    play,
+    search,
+    weighs,
+    workloads,
+)
 from cachesim.testing.shrink import ids
-from cachesim.testing.trial import EXERCISED, Finding, Trial, play
 from cachesim.testing.workloads import Shape
 from cachesim.units import Array
 

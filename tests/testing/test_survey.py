@@ -14,11 +14,9 @@ from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
-from cachesim.testing.chunks import survey_by
-from cachesim.testing.search import workloads
+from cachesim.testing.search import Trial, play, workloads
 from cachesim.testing.shrink import ids, simpler
-from cachesim.testing.survey import Cause, Survey, made_small, survey
-from cachesim.testing.trial import Trial, play
+from cachesim.testing.survey import Cause, Survey, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
 
 WINDOWS = Profile.parse("llama.cpp@b11549")

@@ -16,11 +16,9 @@ from cachesim.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Expect, Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
-from cachesim.testing.flags import try_flags
-from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.search import Counterexample, Report, play
 from cachesim.testing.survey import STATELESS, Cause, Sighting, Survey, causes, made_small, survey
-from cachesim.testing.trial import play
-from cachesim.testing.workloads import Shape
+from cachesim.testing.workloads import Shape, try_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.events import BatchDecoded
 from cachesim.engines.rope import Rope
 from cachesim.model.presets import preset
-from cachesim.testing.draws import Seeded
+from cachesim.testing.workloads import Seeded
 from cachesim.units import Token, Tokens
 
 SERVERS = [

@@ -10,11 +10,9 @@ import pytest
 
 from cachesim.cli.check import EXAMPLES, shape_for
 from cachesim.engines import Profile
-from cachesim.testing.draws import Seeded
-from cachesim.testing.flags import corners, draw_corner
-from cachesim.testing.search import Counterexample, search
+from cachesim.testing.search import Counterexample, play, search
 from cachesim.testing.shrink import shrink
-from cachesim.testing.trial import play
+from cachesim.testing.workloads import Seeded, corners, draw_corner
 
 MOST_REQUESTS = 4
 
