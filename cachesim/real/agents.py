@@ -1,4 +1,4 @@
-"""What coding agents ask: long shared beginnings, tool results, edits, compaction, sub-agents.
+"""Requests of coding agents: long shared beginnings, tool results, edits, compaction, sub-agents.
 
     head   [ system prompt ][ tools ]                        thousands of tokens, in every request
     turn   [ head ][ user ][ reply ][ result ][ reply ][ result ] ...       grows until compacted
@@ -20,7 +20,7 @@ MOST_TALKS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many tokens the parts have; a session never asks for more than `longest`."""
+    """Token counts of the parts; a session never asks for more than `longest`."""
 
     longest: int
     system: tuple[int, int] = (600, 2400)
@@ -48,7 +48,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message: `user`, `tool` or `assistant` says it."""
+    """A message: `user`, `tool` or `assistant` says it."""
 
     role: str
     tokens: Row
@@ -89,7 +89,7 @@ class Agents:
         return tuple(token for row in self._talks[-1].head for token in row)
 
     def next(self) -> tuple[Talk, ...]:
-        """What is asked now: by one agent, or by several sub-agents."""
+        """The next requests: of one agent, or of several sub-agents."""
         self._asked = self._drawn() if self._asked else (self._talks[-1],)
         if any(len(each.tokens) > self._sizes.longest for each in self._asked):
             self._workers, self.way = (), "compacted"
@@ -97,7 +97,7 @@ class Agents:
         return self._asked
 
     def learn(self, replies: Sequence[Sequence[int]]) -> None:
-        """What was answered; clients that hide the thoughts send half of a reply back."""
+        """Take the replies; clients that hide the thoughts send half of a reply back."""
         answered = []
         for talk, reply in zip(self._asked, replies, strict=True):
             said = tuple(reply)
@@ -144,7 +144,7 @@ class Agents:
         return (self._rng.choice(self._talks).with_more(self._user()),)
 
     def edited(self, talk: Talk) -> tuple[Talk, ...]:
-        """One message in the middle is shortened or rewritten; the others stay."""
+        """Shorten or rewrite a message in the middle; the others stay."""
         at = self._rng.randrange(len(talk.messages))
         old = talk.messages[at]
         cut = old.tokens[: self._rng.randint(0, len(old.tokens))]

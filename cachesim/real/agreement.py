@@ -29,7 +29,7 @@ class Difference:
     simulated: Json
 
     def lines(self) -> Iterator[str]:
-        """One line for each field that differs, as many as fit on a screen."""
+        """A line for each field that differs, as many as fit on a screen."""
         found = list(islice(differing(self.real, self.simulated, ""), MOST_LINES + 1))
         for where, real, simulated in found[:MOST_LINES]:
             yield f"  {where}: real {_short(real)}, simulated {_short(simulated)}"

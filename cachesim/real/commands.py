@@ -91,7 +91,7 @@ def real_vectors(*files: Path) -> int:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppFlags:
-    """What is played on llama.cpp's servers, and of what release.
+    """Options of the comparison with llama.cpp's servers.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
 
 
 def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
-    """What both servers answered, step by step.
+    """Both servers' answers, step by step.
 
     Beside `equal` stands the simulator's verdict on its own answer. `real answer` holds the real
     server's, computed with exact numbers, against that of a fresh one, token by token; `noise` says

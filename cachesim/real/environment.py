@@ -40,7 +40,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where the environment lies."""
+        """The folder of the environment."""
         return environments_folder() / self.name
 
     @property

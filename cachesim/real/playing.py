@@ -1,4 +1,4 @@
-"""What the commands of all real engines share: where they print, and how they play a scenario."""
+"""Common parts of the commands of all real engines: the console, tables, playing a scenario."""
 
 import sys
 from collections import Counter
@@ -21,7 +21,7 @@ from cachesim.scenario.shipped import load_all
 
 
 class Compared(Protocol):
-    """One step, as the real engine and the simulator played it."""
+    """A step, as the real engine and the simulator played it."""
 
     @property
     def agrees(self) -> bool:
@@ -54,7 +54,7 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(Generic[S]):
-    """How one engine plays a scenario."""
+    """The parts of an engine's command that plays a scenario."""
 
     family: Family[Any, Any]
     environment_for: Callable[[str], Environment]
@@ -123,6 +123,6 @@ def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) 
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where results go, or what is said beside them; never wrapped in a pipe."""
+    """The console for results, or for messages; never wrapped in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
     return CarefulConsole(file=stream, soft_wrap=not stream.isatty())

@@ -69,7 +69,7 @@ class Office:
         self._users = [Agents(rng, self._fresh, Sizes.within(longest)) for _ in range(users)]
 
     def group(self) -> list[dict[str, Any]]:
-        """What one user asks, or several who do not wait for one another."""
+        """Requests of one user, or of several who do not wait for one another."""
         rng, users = self.rng, self._users
         chosen = rng.sample(users, len(users)) if rng.random() < 0.4 else [rng.choice(users)]
         return [wanted for user in chosen for wanted in self._asked(user)]
@@ -82,7 +82,7 @@ class Office:
         return [self.request(talk.tokens, reply) for talk, reply in pairs]
 
     def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
-        """One request; few have a salt."""
+        """A request; few have a salt."""
         wanted = asked(prompt, reply)
         if self.rng.random() < 0.05:
             wanted["salt"] = "a"

@@ -1,4 +1,4 @@
-"""Which versions of a real engine's package the registry has, as pip sees it from here."""
+"""Versions of a real engine's package in the registry, as pip sees it from here."""
 
 import re
 import subprocess

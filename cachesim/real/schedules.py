@@ -236,7 +236,7 @@ class RealScheduler(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlayed:
-    """One step: what each scheduler did, and what the engine replied."""
+    """A step: what each scheduler did, and what the engine replied."""
 
     name: str
     prompt_tokens: int
@@ -246,7 +246,7 @@ class StepPlayed:
 
     @property
     def agrees(self) -> bool:
-        """Whether all three say the same; where the release raises, the simulator ends too."""
+        """True if all three say the same; where the release raises, the simulator ends too."""
         if "error" in self.real:
             return "error" in self.simulated and self.cached is None
         return self.real == self.simulated and self.real.get("cached") == self.cached

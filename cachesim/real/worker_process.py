@@ -82,7 +82,7 @@ class WorkerProcess(JsonProcess):
         super().__init__(name, [str(python), flags, "-c", START, str(ROOT), module, *given])
 
     def play(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What it did, group by group."""
+        """Results of a workload, group by group."""
         told = self.order(workload)
         if "raised" in told:
             return [{"error": told["raised"]}]

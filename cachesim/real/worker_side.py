@@ -61,7 +61,7 @@ def answer_lines(answers: TextIO, told: Callable[[Json], Json]) -> None:
 
 
 def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:
-    """What each group brought, up to the first that ends in an error."""
+    """Results of each group, up to the first that ends in an error."""
     results: list[Json] = []
     for group in groups:
         try:
@@ -74,7 +74,7 @@ def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Js
 
 
 def words_of(error: Exception) -> str:
-    """What was raised, in one short line."""
+    """An exception in one short line."""
     return f"{type(error).__name__}: {error}"[:300]
 
 

@@ -1,4 +1,4 @@
-"""Whether an engine takes a profile and an option: asked of its family, and of a server."""
+"""Profiles and options that an engine takes: asked of its family, and of a server."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,7 +17,7 @@ def full_profile(engine: str, text: str) -> Profile:
 
 
 def wrong_profile(engine: str, text: str) -> str:
-    """Why a profile, written either way, cannot be played; empty if it can."""
+    """The reason why a profile, written either way, cannot be played; empty if it can."""
     try:
         profile = full_profile(engine, text)
     except InputError as error:
@@ -26,7 +26,7 @@ def wrong_profile(engine: str, text: str) -> str:
 
 
 def refused_profile(profile: Profile) -> str:
-    """Why the engine does not take a profile; empty if it does."""
+    """The engine's reason for refusing a profile; empty if it takes it."""
     try:
         family_of(profile.engine).rules(profile)
     except InputError as error:
@@ -35,7 +35,7 @@ def refused_profile(profile: Profile) -> str:
 
 
 def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) -> str:
-    """Why a profile does not take an option with this value; empty if it does."""
+    """The reason why a profile does not take an option with this value; empty if it does."""
     try:
         family_of(profile.engine).refuse_internal(profile, {name: value})
         return _refusal(profile, spec, name, value)

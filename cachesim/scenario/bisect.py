@@ -37,7 +37,7 @@ SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One step, as a server answered it."""
+    """A step, as a server answered it."""
 
     name: str
     cached: int | None
@@ -47,7 +47,7 @@ class Seen:
 
     @property
     def wrong(self) -> str:
-        """Why this step is bad whatever other releases do."""
+        """The reason why this step is bad whatever other releases do."""
         if self.error in {ABORTED, ENDLESS, NOT_RUN, "crash"}:
             return "the server ends"
         if self.error is not None and self.error.startswith(WORKER_GONE):
@@ -66,7 +66,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What became of one release, and why it is bad."""
+    """The verdict on one release, and the reason where it is bad."""
 
     played: Played
     state: State
@@ -107,7 +107,7 @@ class Play(Protocol):
     """Play the scenario on a release, with or without patches, and with flags laid over its own."""
 
     def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
-        """What every step came to."""
+        """Results of every step."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How the parts of a scenario must fit together: names, order, sizes, engines, expectations."""
+"""Checks on the parts of a scenario: names, order, sizes, engines, expectations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -74,7 +74,7 @@ def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]
 
 
 def _follows(problem: Problem, wrong: Place) -> bool:
-    """Whether a problem is there only because a wrong value was taken out."""
+    """True if a problem is there only because a wrong value was taken out."""
     path = problem.path
     inside = path[: len(wrong)] == wrong
     around = bool(path) and wrong[: len(path)] == path
@@ -465,7 +465,7 @@ def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
 
 
 def misfits(scenario: Scenario, profiles: Sequence[str]) -> list[str]:
-    """What is wrong with a scenario on these profiles, such as options that they lack."""
+    """Problems of a scenario on these profiles, such as options that they lack."""
     return capped([str(each) for each in _problems(scenario, tuple(profiles))])
 
 

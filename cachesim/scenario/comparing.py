@@ -1,4 +1,4 @@
-"""One workload on several engines: what each reused, lost, answered wrong and holds at the end.
+"""A workload on several engines: tokens reused and lost, wrong answers, bytes held at the end.
 
 rows      each names a profile, its options, and a model where the workload's is not meant
 bound     what no cache can beat: all that a row's server computed before, but for the last token
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What a row made of the workload; `problem` says why it was not played."""
+    """The results of a row on the workload; `problem` is the reason why it was not played."""
 
     name: str
     cached: tuple[int | None, ...] = ()
@@ -130,7 +130,7 @@ class _Played:
         return tuple(0 if each is None else len(each.prompt) for each in self.replies)
 
     def against(self, bound: Sequence[int | None]) -> Compared:
-        """What it reused, and the rest up to the bound by cause."""
+        """Tokens reused, and the rest up to the bound by cause."""
         lost: Counter[str] = Counter()
         for reply, most in zip_longest(self.replies, bound):
             lost += Counter({REFUSED: most or 0}) if reply is None else lost_below(reply, most or 0)

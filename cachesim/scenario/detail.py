@@ -131,7 +131,7 @@ class Watcher:
 
 
 def size_of(held: Held) -> int:
-    """How much a moment has to tell."""
+    """The number of tokens and runs in a moment."""
     tokens = sum(len(slot.tokens) for slot in held.slots)
     tokens += sum(len(each.tokens) for each in held.entries)
     tokens += sum(len(each) for entry in held.entries for _, each in entry.held)

@@ -54,7 +54,7 @@ def _told(problems: Sequence[Problem], text: str, name: str) -> list[str]:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is meant to be JSON."""
+    """True if the text is meant to be JSON."""
     return text.lstrip().startswith("{")
 
 

@@ -85,7 +85,7 @@ Words: TypeAlias = str | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the story was reported."""
+    """The report of the story."""
 
     issue: Annotated[str, Text(300), "The report, as OWNER/REPOSITORY#NUMBER."] = ""
     also: Annotated[
@@ -100,7 +100,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one step of one profile shows; whatever is given must be so."""
+    """Values that one step of one profile shows; each must be so."""
 
     profile: Annotated[str, Text(200), "The profile."] = ""
     step: Annotated[str, _word, "The step."] = ""
@@ -131,7 +131,7 @@ class Shows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Which network runs: a preset, or layers of one's own, with any measure replaced."""
+    """The network: a preset, or layers of one's own, with any measure replaced."""
 
     preset: Annotated[str | None, _word, "A preset; `cachesim list presets` names them."] = None
     layers: Annotated[
@@ -169,7 +169,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Which server answers, at which releases, with which flags."""
+    """The server: engine, releases and flags."""
 
     name: Annotated[str, Text(limits.NAME), "The engine; `cachesim list engines`."] = ""
     profiles: Annotated[
@@ -186,14 +186,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """How messages become tokens."""
+    """The rendering of messages as tokens."""
 
     template: Annotated[str, OneOf(tuple(TEMPLATES)), "The chat template."] = "chatml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message of a chat; `{S}` stands for a span's text, `{A.reply}` for what A answered."""
+    """A message of a chat; `{S}` stands for a span's text, `{A.reply}` for what A answered."""
 
     role: Annotated[str, OneOf(ROLES), "Who speaks."] = ""
     content: Annotated[str, _spans, "The text."] = ""
@@ -201,7 +201,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that a client does."""
+    """A request or action of a client."""
 
     name: Annotated[str, _word, "Its name; the step's number where it is left out."] = ""
     do: Annotated[str, OneOf(ACTIONS), "What is asked of the server."] = "complete"
@@ -274,7 +274,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """What a profile is expected to show, one item per step (or one word for all)."""
+    """Values expected of a profile, one item per step (or one word for all)."""
 
     profile: Annotated[str | None, Text(200), "The profile; if not given, every profile."] = None
     cached: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Cached tokens."] = None
@@ -290,7 +290,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One story: a model, a server, some steps, and what is expected of them."""
+    """A model, a server, some steps, and what is expected of them."""
 
     format: Annotated[int, Whole(FORMAT, FORMAT), "The format of this file: 1."] = 0
     name: Annotated[

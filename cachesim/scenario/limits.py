@@ -1,4 +1,4 @@
-"""How large a scenario may be, so that a hostile file cannot eat the machine: all in one place."""
+"""Limits on the size of a scenario, so that a hostile file cannot eat the machine."""
 
 from typing import Final
 

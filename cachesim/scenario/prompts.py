@@ -1,4 +1,4 @@
-"""How a step's prompt, reply and messages become tokens while a scenario runs."""
+"""Rendering of a step's prompt, reply and messages as tokens while a scenario runs."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?(?:\[\d{0,6}:\
 
 @dataclass(slots=True, kw_only=True)
 class Vocabulary:
-    """What the names of one run stand for; replies join as they come."""
+    """Tokens of the names of one run; replies join as they come."""
 
     tokenizer: ByteTokenizer
     spans: dict[str, Tokens]
@@ -82,7 +82,7 @@ class Vocabulary:
         return self.tokenizer.decode(self.look_up(place[1]))
 
     def prompt(self, step: Step) -> Tokens:
-        """What the server is asked to read."""
+        """Tokens that the server is asked to read."""
         if step.messages:
             return self._rendered(step)[0]
         prompt = self.tokens(step.prompt or "")
@@ -199,7 +199,7 @@ def mixed(value: Word) -> Word:
 
 
 def stream_of(seed: int, name: str) -> int:
-    """Where the counter of a name begins."""
+    """The first value of a name's counter."""
     start = mixed(seed & _WORD)
     for byte in name.encode():
         start = mixed((start ^ byte) + _STEP & _WORD)

@@ -91,7 +91,7 @@ class Provenance:
         return Origin(NOBODY, at, token)
 
     def born(self, birth: int, count: int) -> list[Piece]:
-        """What births in a row brought; nothing where no marks were kept."""
+        """Births in a row; nothing where no marks were kept."""
         if birth == UNKNOWN:
             return []
         at, found = bisect_right(self._firsts, birth) - 1, []
@@ -163,7 +163,7 @@ class Provenance:
 
 
 def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
-    """How many tokens from `at` on are the same."""
+    """The number of tokens from `at` on are the same."""
     end = min(len(text), len(tokens))
     if text[at:end] == tokens[at:end]:
         return max(0, end - at)
@@ -171,7 +171,7 @@ def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
 
 
 def size_of(piece: Piece) -> int:
-    """How many tokens a piece has."""
+    """The number of tokens a piece has."""
     return int(piece["count"]) if "count" in piece else len(piece["tokens"])
 
 

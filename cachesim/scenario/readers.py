@@ -1,4 +1,4 @@
-"""What one value of a scenario file may be: it is read, refused with a reason, or described.
+"""Readers of the values of a scenario file: each reads, refuses with a reason, and describes.
 
 Every field of the format carries one of these in its annotation. The same object reads the value
 and writes the field's part of the JSON Schema, so the two cannot drift apart.
@@ -43,7 +43,7 @@ def short(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What TOML calls the type of a value."""
+    """TOML's name for the type of a value."""
     names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
     names |= {list: "an array", tuple: "an array", dict: "a table", type(None): "nothing"}
     return names.get(type(value), f"a {type(value).__name__}")
@@ -156,7 +156,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few words."""
+    """A word out of a few."""
 
     words: tuple[str, ...]
 
@@ -203,7 +203,7 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """What the first reader that knows the value's type says."""
+    """The result of the first reader that knows the value's type."""
 
     readers: tuple[tuple[type | tuple[type, ...], Reader], ...]
     expected: str

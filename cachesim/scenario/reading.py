@@ -22,7 +22,7 @@ from cachesim.typed import Value, there_is
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and where."""
+    """A wrong value, and its place."""
 
     path: Place
     text: str

@@ -1,4 +1,4 @@
-"""What a scenario did on a profile, as frozen values: a run, its steps, and what is said of them.
+"""Results of a scenario on a profile, as frozen values: a run, its steps, the statements on them.
 
     run = run_scenario(mapping, profile="llama.cpp@b11549")
     run.steps[2].cached              values
@@ -76,7 +76,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Why not more was reused, and what was wrong with the answer."""
+    """Reasons why not more was reused, and what was wrong with the answer."""
 
     equal: Annotated[int, "Tokens that match the best thing there was."]
     equal_with: Annotated[str, "What that was."]
@@ -90,7 +90,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One checkpoint of the slot."""
+    """A checkpoint of the slot."""
 
     pos_min: Annotated[int, "Its first position."]
     pos_max: Annotated[int, "Its last position."]
@@ -103,7 +103,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCount:
-    """One slot."""
+    """A slot."""
 
     id: Annotated[int, "Its number."]
     n_tokens: Annotated[int, "How many tokens it has."]
@@ -120,7 +120,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogit:
-    """One token's logits."""
+    """The logits of a token."""
 
     token: Annotated[int, "The token."]
     cached: Annotated[float, "Its logit in the server's row."]
@@ -129,7 +129,7 @@ class TopLogit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRow:
-    """One generated token: what greedy sampling makes of the server's row and of the cold one."""
+    """A generated token: greedy sampling from the server's row and from the cold one."""
 
     index: Annotated[int, "Which generated token."]
     token: Annotated[int, "The token that was taken."]
@@ -165,7 +165,7 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of a scenario, as the server left it."""
+    """A step of a scenario, as the server left it."""
 
     name: Annotated[str, "The step's name."]
     do: Annotated[str, "What was done."]
@@ -201,7 +201,7 @@ class Step:
 
     @property
     def lost(self) -> int:
-        """How many tokens fewer were reused than an ideal cache would have."""
+        """The difference between the reuse of an ideal cache and this one, in tokens."""
         return 0 if self.explanation is None else self.explanation.lost
 
     @property
@@ -213,7 +213,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One scenario on one profile."""
+    """A scenario on one profile."""
 
     scenario: Annotated[str, "The scenario's name."]
     profile: Annotated[str, "Engine, release and patches."]
@@ -224,7 +224,7 @@ class Run:
     detail: Annotated[RunDetail | None, "Written with --detail."] = None
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:
-        """One entry of "runs"; `detail` False leaves the heavy part out."""
+        """An entry of "runs"; `detail` False leaves the heavy part out."""
         entry: dict[str, Any] = as_json(self)
         if not detail:
             entry.pop("detail", None)

@@ -1,4 +1,4 @@
-"""One scenario on one profile, played and judged: a `Run`."""
+"""A scenario on one profile, played and judged: a `Run`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -64,7 +64,7 @@ def mismatches(
 
 
 def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
-    """Whether a scenario says that some answer of a profile diverges."""
+    """True if a scenario expects that some answer of a profile diverges."""
     mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
     return any("diverged" in answer for answer in mine if answer is not None)
 
@@ -150,7 +150,7 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What verification adds to a step; all empty without it."""
+    """The verdict and account of a step; all empty without verification."""
 
     answer: Answer | None = None
     max_difference: float | None = None
@@ -216,7 +216,7 @@ def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
 
 
 def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Culprit:
-    """Where the history of a wrong memory and the right one part, and whose token stands there.
+    """The first difference between the histories of a wrong memory and of the right one.
 
         holds      [ right ........ | other ..... )
                    0             matches
@@ -259,7 +259,7 @@ def _token_at(tokens: Tokens, index: int) -> int | None:
 
 
 def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:
-    """Where the last token of a history was first seen, as `step A, a` or `step A, its reply`."""
+    """The origin of the last token of a history, as `step A, a` or `step A, its reply`."""
     at = len(tokens) - 1
     for record in records:
         if at < 0 or record.reply is None:
@@ -276,14 +276,14 @@ def whole(reply: Reply) -> Tokens:
 
 
 class Pace(Protocol):
-    """Who waits for a run: sees it advance, and may have no more time for it."""
+    """A caller that waits for a run: sees it advance, and may have no more time for it."""
 
     def limit(self) -> AbstractContextManager[None]:
         """While steps are played; raises OutOfTimeError in the middle of one."""
         ...
 
     def step_done(self) -> None:
-        """One more step was played and judged."""
+        """Take note of a further step, played and judged."""
         ...
 
 
@@ -370,7 +370,7 @@ def run_steps(
 
 
 def step_of(record: Record, evidence: Evidence) -> Step:
-    """One step as the server left it; what is to be said of it comes later."""
+    """A step as the server left it; its statements come later."""
     reply = record.reply
     return Step(
         name=record.name,

@@ -1,4 +1,4 @@
-"""One scenario on one profile: steps go to the engine group by group, records come back."""
+"""The loop that plays a scenario on one profile: steps go to the engine group by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +64,7 @@ class SlotFiles:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What one step did."""
+    """The result of one step."""
 
     index: int
     name: str
@@ -85,7 +85,7 @@ class Record:
 
     @property
     def matched(self) -> Tokens | None:
-        """What the thing that matched best held, where no other request came in between."""
+        """Tokens of the best match, where no other request came in between."""
         if self.before is None or self.reply is None:
             return None
         name, equal = self.reply.equal_with, self.reply.equal

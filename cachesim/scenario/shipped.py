@@ -1,4 +1,4 @@
-"""What a command can be told to play: files, folders, `-`, and the scenarios shipped."""
+"""Sources of scenarios for a command: files, folders, `-`, and the scenarios shipped."""
 
 import sys
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ STDIN: Final = "<stdin>"
 
 
 def shipped_folder() -> Path | None:
-    """Where the scenarios lie: inside an installed package, or beside it in a source tree."""
+    """The folder of the scenarios: inside an installed package, or beside it in a source tree."""
     package = Path(cachesim.__file__).parent
     for folder in (package / "shipped", package.parent / "scenarios"):
         if folder.is_dir():
@@ -32,7 +32,7 @@ def shipped_files() -> list[Path]:
 
 
 def shipped_file(name: str) -> Path:
-    """Where the shipped scenario of that name lies, in the folder of its engine."""
+    """The path of the shipped scenario of that name, in the folder of its engine."""
     (file,) = (each for each in shipped_files() if each.stem == name)
     return file
 
@@ -57,7 +57,7 @@ def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a scenario comes from, and what to call it so that a command finds it again."""
+    """The origin of a scenario, and a name by which a command finds it again."""
 
     name: str
     path: Path | None  # None: standard input
@@ -70,7 +70,7 @@ class Source:
 
 
 def sources(name: str) -> list[Source]:
-    """What one argument stands for."""
+    """Scenarios that one argument names."""
     path = Path(name)
     if name in {"-", STDIN}:
         return [Source(STDIN, None)]

@@ -1,4 +1,4 @@
-"""What is said of a step, composed here and nowhere else: reports, pages and lessons show it.
+"""Statements on a step, composed here and nowhere else: reports, pages and lessons print them.
 
 Each statement is a claim about the run: its numbers come from the step's own values, from the
 events of this step and of earlier ones, and from what the server held in between.
@@ -83,7 +83,7 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
 
 
 def because(fault: Culprit) -> str:
-    """How far the wrong memory is right, and what it holds from there on."""
+    """The wrong memory in words: its right beginning, and its content from there on."""
     where = f"{PLACES[fault.place]} of layer {fault.layer}"
     return f"{where} {_of_row(fault) if fault.place == 'recurrent' else _of_cell(fault)}"
 

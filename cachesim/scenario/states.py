@@ -1,4 +1,4 @@
-"""What a server held at one moment, as frozen values: every token with the step it comes from."""
+"""State of a server at one moment, as frozen values: every token with the step it comes from."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class CellPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
-    """One recurrent state: where it stands, and the tokens it has folded in, if known."""
+    """A recurrent state: its position, and the tokens it has folded in, if known."""
 
     row: Annotated[int, "Which row."]
     position: Annotated[int, "Where it stands."]
@@ -55,7 +55,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """One memory."""
+    """A memory."""
 
     cells: Annotated[tuple[CellPart, ...], "Attention caches."]
     rows: Annotated[tuple[RowState, ...], "Recurrent states."]
@@ -85,7 +85,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Astray:
-    """What a place holds where it is not its key."""
+    """The content of a place where it is not its key."""
 
     place: Annotated[str, "Which place."]
     tokens: Annotated[Pieces, "What it holds."]
@@ -93,7 +93,7 @@ class Astray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One parked conversation."""
+    """A parked conversation."""
 
     n_tokens: Annotated[int, "How many tokens it has."]
     tokens: Annotated[Pieces, "The tokens."]
@@ -105,7 +105,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """One node of a tree: its tokens begin where those of its parent end."""
+    """A node of a tree: its tokens begin where those of its parent end."""
 
     number: Annotated[int, "Its number."]
     parent: Annotated[int, "The number of its parent; 0 is the root."]
@@ -130,7 +130,7 @@ class TreeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the server held at one moment."""
+    """The server's state at one moment."""
 
     slots: Annotated[tuple[SlotState, ...], "The slots."]
     memory: Annotated[Memory, "The model's memory."]

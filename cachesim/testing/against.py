@@ -13,7 +13,7 @@ from cachesim.testing.workloads import DEFAULT, Shape
 
 @dataclass(slots=True, kw_only=True)
 class Side:
-    """One profile's totals."""
+    """The totals of one profile."""
 
     profile: Profile
     cached: int = 0
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """What the numbers say of the second profile: whether it is better, and safe."""
+        """The comparison in words: better or not, and safe or not."""
         one, other = self.one, self.other
         share = 100 * (other.cached - one.cached) / max(1, self.prompt_tokens)
         words = {True: "more", False: "less"}[share > 0]

@@ -1,4 +1,4 @@
-"""What it means that a cache of somebody's own is right: laws, and the story of a broken one."""
+"""Laws for caches of somebody's own, and the story of a broken one."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class VacuousCheckError(AssertionError):
 
 
 class Story:
-    """What was done so far, in words, and the way to say that it broke a law."""
+    """Operations so far, in words, and the way to report that one broke a law."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def tell(self, line: str) -> None:
-        """One more thing was done."""
+        """Note an operation."""
         self.lines.append(line)
 
     def broken(self, law: str, why: str) -> NoReturn:
@@ -74,7 +74,7 @@ VERBS: Final[tuple[Verb, ...]] = ("feed", "remove", "copy", "save", "load")
 
 
 class MemoryUnderTest(Protocol):
-    """What a memory must offer to be checked; `copy` and `save` may raise NotImplementedError."""
+    """The interface of a memory to be checked; `copy` and `save` may raise NotImplementedError."""
 
     def feed(self, seq: int, tokens: Tokens) -> Hashable:
         """Append tokens to a sequence; something that tells answers apart, such as logits."""
@@ -103,7 +103,7 @@ class MemoryUnderTest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing to do; fields that a verb does not need are ignored."""
+    """An operation; fields that a verb does not need are ignored."""
 
     verb: Verb
     seq: int

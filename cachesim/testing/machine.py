@@ -65,7 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.low = FIRST if spec.vocabulary > FIRST + 1 else 0
 
     def ask(self, prompt: Tokens, predict: int = 2) -> None:
-        """One request; its answer must be the cold answer."""
+        """Send a request; its answer must be the cold answer."""
         ticket = self.engine.submit(Request(prompt=prompt, predict=predict))
         self.engine.run()
         self.engine.check_integrity()

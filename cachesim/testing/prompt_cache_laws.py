@@ -75,14 +75,14 @@ class State:
 
 
 class PromptCacheUnderTest(Protocol):
-    """What a prompt cache must offer to be checked; with `salts` both take `salt=` too."""
+    """The interface of a prompt cache to be checked; with `salts` both take `salt=` too."""
 
     def insert(self, tokens: Tokens, state: State) -> None:
         """Park the state of a conversation under its tokens."""
         ...
 
     def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        """How many leading tokens are covered, and a state to go on from; None: nothing."""
+        """The number of leading tokens covered, and a state to go on from; None: nothing."""
         ...
 
 
@@ -112,7 +112,7 @@ RECENT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One call: a prompt of pieces and a rest, or one like that of an earlier call."""
+    """A call: a prompt of pieces and a rest, or one like that of an earlier call."""
 
     verb: Verb
     pieces: tuple[int, ...]
@@ -124,7 +124,7 @@ class Act:
 
 @dataclass(slots=True, kw_only=True)
 class PromptCacheReport:
-    """What a check that found nothing wrong has exercised."""
+    """Counts of what a check that found nothing wrong has exercised."""
 
     units: tuple[int, ...]  # lengths of the pieces of prompts, the cache's own unit first
     examples: int = 0
@@ -133,7 +133,7 @@ class PromptCacheReport:
     fetched: Counter[int] = field(default_factory=Counter)  # covered tokens -> how often
 
     def __str__(self) -> str:
-        """How often something was fetched, and at which lengths."""
+        """The number of fetches, and their lengths."""
         lengths = sorted(self.fetched)
         shown = ", ".join(f"{each} ({self.fetched[each]})" for each in lengths[:12])
         more = f" and {len(lengths) - 12} more lengths" if len(lengths) > 12 else ""

@@ -39,14 +39,14 @@ EXERCISED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was wrong, and with which step."""
+    """A wrong answer, broken invariant or crash, and its step."""
 
     kind: Kind
     step: int
     detail: str
 
     def same_kind(self, other: "Finding | None") -> bool:
-        """Whether another one is of this kind: what a smaller workload must still show."""
+        """True if another one is of this kind: a smaller workload must still show it."""
         return other is not None and other.kind == self.kind
 
 
@@ -142,7 +142,7 @@ def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str,
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:
-    """Whether a profile takes a scenario at all (a simplified one may not fit its options)."""
+    """True if a profile takes a scenario at all (a simplified one may not fit its options)."""
     try:
         Session(scenario, profile, arithmetic="ring")
     except InputError:
@@ -172,7 +172,7 @@ class Counterexample:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a search did."""
+    """Counts of a search."""
 
     profile: Profile
     model: str
@@ -261,7 +261,7 @@ def look(
 
 
 def weighs(scenario: Scenario, profile: Profile) -> bool:
-    """Whether a flag limits memory in bytes, so that the number of layers decides too."""
+    """True if a flag limits memory in bytes, so that the number of layers decides too."""
     given = scenario.engine.options
     return any(given.get(name) not in UNLIMITED for name in _limits(profile.engine))
 

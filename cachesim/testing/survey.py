@@ -69,7 +69,7 @@ STATELESS: Final = frozenset({"attention"})
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cause:
-    """What tells one kind of finding from another."""
+    """The cause of a finding, by which findings are told apart."""
 
     kind: Kind
     marks: tuple[str, ...]
@@ -91,7 +91,7 @@ class Sighting:
 
 @dataclass(slots=True, kw_only=True)
 class Survey:
-    """What a search that goes on has seen."""
+    """Findings of a search that goes on."""
 
     report: Report
     counts: Counter[Cause] = field(default_factory=Counter)

@@ -34,7 +34,7 @@ class Draws(Protocol):
         ...
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """One of several."""
+        """A choice among several."""
         ...
 
     def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Seeded:
         return self._chance.randint(low, high)
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """One of several."""
+        """A choice among several."""
         return self._chance.choice(choices)
 
     def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Drawn:
         return number
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """One of several; Hypothesis shrinks toward the first."""
+        """A choice among several."""
         chosen: T = self._draw(st.sampled_from(choices))
         return chosen
 
@@ -127,7 +127,7 @@ def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
 
 
 def draw_corner(draws: Draws, profile: Profile, model: str) -> Corner:
-    """One of the engine's corners, or as often none; nothing is drawn where it has none."""
+    """A corner of the engine, or as often none; nothing is drawn where it has none."""
     found = corners(profile, model)
     return draws.one_of(found) if found and draws.integer(0, 1) else Corner()
 
@@ -185,7 +185,7 @@ class Chats:
         self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
 
     def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
-        """What is asked next; `new` makes up what nobody has said before."""
+        """The next chat; `new` makes up a text that nobody has used before."""
         draws = self._draws
         if not self._turns or (self._strangers and draws.integer(0, 2)):
             return self._opened(new)
@@ -244,7 +244,7 @@ EDGES: Final = (1, 4, 5, 6, 32, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large workloads may be, and what their servers have in common."""
+    """Sizes of workloads, and the common flags of their servers."""
 
     min_steps: int = 2
     max_steps: int = 6
@@ -433,7 +433,7 @@ class _Tree:
         self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
 
     def next_step(self, index: int) -> Step:
-        """One request."""
+        """The next request."""
         chat = () if self._chats is None else self._chats.next(self._new)
         prompt = self._prompt() if self._chats is None else None
         reply = self._words(self._draws.integer(1, self._shape.replies))

@@ -1,4 +1,4 @@
-"""Why not more was reused, as data: what was equal, where it parted, which rules lowered it.
+"""The account of a miss, as data: what was equal, where it differed, which rules lowered it.
 
     equal to the best thing in memory   --rule-->  ...  --rule-->   reused
             196                                0            96          96
@@ -175,5 +175,5 @@ def _beginning(
 
 
 def sentence(loss: Loss) -> str:
-    """One entry of "why": what happened, and from how many tokens to how many."""
+    """An entry of "why": the event, and the number of tokens before and after."""
     return f"{loss.sentence}: {loss.before} to {loss.after}."

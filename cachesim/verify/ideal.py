@@ -32,7 +32,7 @@ class IdealCache:
         self._roots: dict[Strengths, _Stretch] = {}
 
     def due(self, reply: Reply) -> Count:
-        """What it would have reused for a request; at least what the server itself found equal.
+        """Tokens that it would have reused; at least those that the server itself found equal.
 
         Where several sets of adapters were in force, a server may find equal what another one
         computed: then only what is known of the request's own set is due.
@@ -43,11 +43,11 @@ class IdealCache:
         return Count(max(0, min(known, len(reply.prompt) - 1)))
 
     def common(self, tokens: Tokens, strengths: Strengths = ()) -> Count:
-        """How many leading tokens were computed before, in this order, under these adapters."""
+        """The number of leading tokens computed before, in this order, under these adapters."""
         return Count(self._follow(tokens, strengths)[1])
 
     def others(self, tokens: Tokens, index: int, strengths: Strengths = ()) -> tuple[Token, ...]:
-        """What else followed `tokens[:index]` so far under these adapters, oldest first."""
+        """Tokens that followed `tokens[:index]` so far under these adapters, oldest first."""
         last, known, within = self._follow(tokens[:index], strengths)
         if known < index:
             return ()

@@ -128,7 +128,7 @@ class _ColdRun:
         self._rows: dict[int, Array] = {}
 
     def can_answer(self, tokens: Tokens, rows: range) -> bool:
-        """Whether one history is the beginning of the other, and no row is wanted that was not."""
+        """True if one history is the beginning of the other, and no other row is wanted."""
         held = len(self.tokens)
         if tokens[:held] != self.tokens[: len(tokens)]:
             return False

@@ -48,7 +48,7 @@ class WrongStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether the answer was right, and whether all was reused that was due."""
+    """The verdict on an answer, and on its reuse."""
 
     answer: Answer
     reuse: Reuse

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One rule field set to one value."""
+    """A rule field set to one value."""
 
     part: str  # names of the parts that lead to it: "scheduler", "rules.reuse"
     field: str
@@ -70,7 +70,7 @@ def shown(value: Value) -> str:
 
 
 def value_of(rules: object, part: str, field: str) -> Value:
-    """What rules have in one field."""
+    """The value of one field of the rules."""
     return reduce(getattr, filter(None, (*part.split("."), field)), rules)
 
 
@@ -113,7 +113,7 @@ def _set(rules: Value, path: tuple[str, ...], value: Value) -> Value:
 
 
 class Differing(Protocol):
-    """Where the simulator first differs from a recording."""
+    """The first difference of the simulator from a recording."""
 
     @property
     def step(self) -> int:
@@ -121,7 +121,7 @@ class Differing(Protocol):
 
     @property
     def simulated(self) -> object:
-        """What the simulator did there."""
+        """The simulator's answer there."""
 
 
 D = TypeVar("D", bound=Differing)
@@ -133,10 +133,10 @@ class Recorded(Protocol[D_contra]):
 
     @property
     def requests(self) -> int:
-        """How many requests it has."""
+        """The number of requests it has."""
 
     def agreeing(self, difference: D_contra | None) -> int:
-        """How many of them come before a difference: all where there is none."""
+        """The number of them before a difference: all where there is none."""
 
 
 R = TypeVar("R", bound=Recorded[Any])
@@ -147,7 +147,7 @@ PAIRED: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What was changed at once, and how many requests agreed then."""
+    """Changes made at once, and the number of requests that agree with them."""
 
     changes: tuple[Change, ...]
     agreeing: int

@@ -23,7 +23,7 @@ from cachesim.testing.workloads import Shape, try_flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Angle:
-    """One way to look at a release."""
+    """A release with some patches laid over it, a model and flags."""
 
     profile: Profile  # the release, and what is laid over it
     model: str
@@ -90,7 +90,7 @@ class Trophy:
 
 @dataclass(slots=True)
 class Bag:
-    """What a hunt has seen so far."""
+    """The findings of a hunt so far."""
 
     trophies: dict[Cause, Trophy] = field(default_factory=dict)
     missed: dict[Cause, Trophy] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Bag:
     requests: int = 0
 
     def wanted(self, cause: Cause) -> bool:
-        """Whether a sighting of a cause is worth a proof."""
+        """True if a sighting of a cause is worth a proof."""
         return cause not in self.trophies and self.tries[cause] < MOST_TRIES
 
     def put(self, trophy: Trophy) -> None:

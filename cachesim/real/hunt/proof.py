@@ -1,4 +1,4 @@
-"""What the real engine says of a workload: each engine's own way to prove a finding."""
+"""Proof of a finding on the real engine, for each engine that has one."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ PATIENCE: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """Whether the real engine is as wrong as the simulator says, and what it did."""
+    """The result of a proof: confirmed or not, and the real engine's answer."""
 
     confirmed: bool
     seen: str
@@ -50,7 +50,7 @@ Prove: TypeAlias = Callable[[Counterexample, Profile], Word]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """How the findings of an engine are proven."""
+    """The proof of an engine's findings."""
 
     where: str
     models: tuple[str, ...]  # that the real engine loads
@@ -67,7 +67,7 @@ class Prover:
 
 
 def on_the_wheel(scenario: Scenario) -> bool:
-    """Whether the real llama-server plays a workload, and no clock decides how it ends."""
+    """True if the real llama-server can play a workload, and no clock decides how it ends."""
     steps = scenario.step
     if drafting(scenario.engine.options):
         return False  # drafts are the companion's own there

@@ -1,4 +1,4 @@
-"""What a release's server can be asked for: the flags it has, the models it loads."""
+"""Flags that a release's server has, and models that it loads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Abilities:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """What it loads."""
+        """Presets that it loads."""
         build = _build_of(self.release)
         return tuple(preset for preset, first in PRESETS.items() if first <= build)
 

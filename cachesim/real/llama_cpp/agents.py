@@ -114,7 +114,7 @@ class _Talk:
         return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
 
     def arriving(self, slot: int) -> Step:
-        """What comes meanwhile."""
+        """A request that arrives meanwhile."""
         return Step(
             name="arriving",
             prompt=self._prompt(),
@@ -228,7 +228,7 @@ class _Session:
         self._speaks = self._rng.random() < 0.3  # all that is asked are chats
 
     def go_on(self) -> None:
-        """What one user's agents ask next, and now and then something with a slot before it."""
+        """Ask for the next turn of a user's agents, now and then after a slot action."""
         rng = self._rng
         if self.steps and rng.random() < 0.12:
             self._ask(self._slot_action())

@@ -137,7 +137,7 @@ def _patience(step: Step) -> JsonObject:
 
 
 def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...]:
-    """What an answer says about each step of its group."""
+    """The outcome of each step of a group, read from its answer."""
     body = answer["body"]
     if answer["status"] != 200:
         return tuple(Outcome(error=str(body["error"]["type"])) for _ in group)

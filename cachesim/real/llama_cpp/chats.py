@@ -13,7 +13,7 @@ from cachesim.units import Token, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One message, as tokens."""
+    """A message, as tokens."""
 
     role: str
     content: Tokens

@@ -169,7 +169,7 @@ class PlayDrawn(Protocol):
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):
-    """One release's real server and the simulator, with the same models."""
+    """A release's real server and the simulator, with the same models."""
 
     def __init__(
         self,

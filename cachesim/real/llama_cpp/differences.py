@@ -57,7 +57,7 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
 
 
 def real_log_of(workload: Scenario, step: int, *, version: str = "") -> list[str]:
-    """What the real server logs about its caches at one step of a workload."""
+    """Log lines of the real server about its caches at one step of a workload."""
     with NamedTemporaryFile(suffix=".log") as file:
         log = Path(file.name)
         with SideBySide(release_of(workload), version=version, log=log) as pair:

@@ -85,12 +85,12 @@ def adapter_names(options: Mapping[str, Any]) -> list[str]:
 
 
 def adapter_file(folder: Path, name: str) -> Path:
-    """Where the file of an adapter lies."""
+    """The path of an adapter's file."""
     return folder / f"adapter-{name}.gguf"
 
 
 def model_file(folder: Path, preset: str, window: int = 0) -> Path:
-    """Where the file of a model lies."""
+    """The path of a model's file."""
     return folder / f"{preset}-{window}.gguf"
 
 

@@ -32,7 +32,7 @@ _ARRAY: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a key, with the type that the format wants spelled out."""
+    """A key's value, with the type that the format wants spelled out."""
 
     kind: Kind
     value: Scalar | Sequence[Scalar]
@@ -266,7 +266,7 @@ CHAT_TEMPLATE: Final = (
 
 
 class TokenType(IntEnum):
-    """What kind of token an id is, in the format's numbers."""
+    """Types of tokens, in the format's numbers."""
 
     UNKNOWN = 2
     CONTROL = 3

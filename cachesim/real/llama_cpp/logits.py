@@ -74,7 +74,7 @@ DRAFTING: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """How many tokens were proposed and how many of them were right."""
+    """The numbers of drafted and of accepted tokens."""
 
     drafted: int
     accepted: int
@@ -83,7 +83,7 @@ class Drafts:
 def compare_drafts(
     release: Release, *, prompts: int = 20, length: int = 40, predict: int = 48, seed: int = 0
 ) -> list[tuple[Drafts, Drafts]]:
-    """What the real server counted and what the network's head makes of each prompt."""
+    """Counts of the real server and of the network's head, for each prompt."""
     random = np.random.default_rng(seed)
     network = FloatNetwork(preset("hybrid-mtp", seed=seed))
     found = []
@@ -145,7 +145,7 @@ TOKEN_BY_TOKEN: Final[Mapping[str, Any]] = {**PRECISE, "ubatch_size": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How a preset's answers compare over some prompts."""
+    """The comparison of a preset's answers over some prompts."""
 
     preset: str
     equal: int  # prompts whose generated tokens are all the same
@@ -154,7 +154,7 @@ class Agreement:
 
     @property
     def tolerance(self) -> float:
-        """What this preset may differ by."""
+        """The largest distance allowed for this preset."""
         return max(TOLERANCE, OWN * self.own)
 
     @property
@@ -220,7 +220,7 @@ def _computed(network: FloatNetwork, prompt: Tokens, predict: int) -> Outcome:
 def agreement(
     name: str, theirs: Sequence[Outcome], mine: Sequence[Outcome], again: Sequence[Outcome]
 ) -> Agreement:
-    """How two servers' outcomes compare, beside a second run of the first one."""
+    """Compare two servers' outcomes, beside a second run of the first one."""
     return Agreement(
         preset=name,
         equal=sum(one.reply == other.reply for one, other in zip(theirs, mine, strict=True)),

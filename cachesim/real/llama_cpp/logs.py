@@ -65,7 +65,7 @@ SECONDS_TO_WRITE: Final = 0.05
 
 @dataclass(slots=True)
 class Agreement:
-    """How often the replay of logs of one kind was right."""
+    """Counts of replays of logs of one kind that were right."""
 
     release: Release
     verbosity: int
@@ -74,7 +74,7 @@ class Agreement:
     wrong: list[str] = field(default_factory=list)
 
     def share(self, part: str, whole: str) -> float:
-        """One count as a part of another, in percent."""
+        """A count as a part of another, in percent."""
         return 100 * self.counts[part] / max(1, self.counts[whole])
 
     def row(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         self._stack.close()
 
     def play(self, seed: int, number: int) -> tuple[bytes, Scenario, tuple[Outcome, ...]]:
-        """One server's life: its log, what it was asked, what it answered."""
+        """Play a server's life: its log, its requests, its answers."""
         agreement = self.agreement
         name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
         rng = Random(f"log {name}")
@@ -234,14 +234,14 @@ def replay_of(log: bytes, workload: Scenario, *, told: bool) -> Replay:
 
 
 def tokens_of(outcome: Outcome) -> int | None:
-    """How long the prompt was that a release made of a request."""
+    """The length of the prompt that a release made of a request."""
     if outcome.cached is None or outcome.processed is None:
         return None
     return outcome.cached + outcome.processed
 
 
 def columns_of(release: Release) -> tuple[Column, ...]:
-    """One release's logs at both levels; the newest release is predicted from them, or June's."""
+    """A release's logs at both levels; the newest release is predicted from them, or June's."""
     newest = FAMILY.real()[-1]
     other = newest if release != newest else "b9538"
     return (release, DEFAULT, other), (release, MORE, other)

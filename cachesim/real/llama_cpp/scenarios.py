@@ -50,7 +50,7 @@ PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How far an answer lies from the cold one, at which token, and how far rounding goes."""
+    """The distance of an answer from the cold one, the token it is at, and the size of rounding."""
 
     distance: float
     token: int  # the generated token before which it is so far
@@ -129,7 +129,7 @@ def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path)
 
 
 def told_alike(one: Sequence[Outcome], other: Sequence[Outcome]) -> bool:
-    """Whether two plays of the same steps reused the same."""
+    """True if two plays of the same steps reused the same."""
     return [(each.cached, each.error) for each in one] == [
         (each.cached, each.error) for each in other
     ]
@@ -144,7 +144,7 @@ ROOM: Final = (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlayed:
-    """One step, and what both servers answered."""
+    """A step, and the answers of both servers."""
 
     step: Step
     real: Outcome
@@ -155,7 +155,7 @@ class StepPlayed:
 
     @property
     def answer(self) -> str:
-        """Whether the real server's answer is its own cold answer, rounding aside."""
+        """The comparison of the real server's answer with its own cold answer, in words."""
         return "" if self.proof is None else str(self.proof)
 
     @property
@@ -165,7 +165,7 @@ class StepPlayed:
 
     @property
     def confirmed(self) -> bool | None:
-        """Whether the real server answers wrongly, or ends as simulated; None where no answer
+        """True if the real server answers wrongly, or ends as simulated; None where no answer
         was proven.
         """
         if self.real.error in GONE:

@@ -180,7 +180,7 @@ class Played:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return self._worker.address
 
     @property
@@ -272,7 +272,7 @@ class Played:
 
 
 class Worker:
-    """One process that runs servers of one release."""
+    """A process that runs servers of one release."""
 
     def __init__(self, python: Path, log: Path | None, patience: float) -> None:
         self.patience = patience

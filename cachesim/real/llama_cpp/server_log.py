@@ -1,4 +1,4 @@
-"""What the real server's log says of its caches, call by call, without times and addresses."""
+"""Log lines of the real server about its caches, call by call, without times and addresses."""
 
 import re
 import time

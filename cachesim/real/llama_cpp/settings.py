@@ -1,4 +1,4 @@
-"""Where a comparison's server differs from `llama-server -m model`, by the wheel's own parser."""
+"""Differences of a comparison's settings from `llama-server -m model`, by the wheel's parser."""
 
 import json
 import os
@@ -49,7 +49,7 @@ OVERRIDES: Final[Mapping[str, str]] = {
 
 
 def overrides(name: str) -> list[Override]:
-    """Where the configurations differ: of the server, and of the simulator's defaults."""
+    """Settings that differ: of the server, and of the simulator's defaults."""
     release = as_release(name)
     values = parameters({}) | {
         "model.path": MODEL,

@@ -20,7 +20,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a release may be: its rules and its defaults."""
+    """Rules and defaults that are tried in place of a release's own."""
 
     rules: ServerRules
     defaults: Defaults

@@ -162,7 +162,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a workload is drawn for, before anything is asked."""
+    """Model, flags and random numbers of a workload, before any request."""
 
     name: str
     release: Release
@@ -179,7 +179,7 @@ class Setting:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What the server is started with."""
+        """Flags of the server's start."""
         return dict(NO_FLAGS) if self.bare else self.options
 
     @property
@@ -281,7 +281,7 @@ class _Tree:
         )
 
     def next_group(self, number: int) -> tuple[Step, ...]:
-        """One step, or several that go out together."""
+        """A step, or several that go out together."""
         acts = self._setting.slot_actions
         if acts and (self._run or self._rng.random() < 0.06):
             return (self._in_vain(number),)

@@ -1,4 +1,4 @@
-"""What mlx-lm's model classes are built with, for a toy network of ours."""
+"""Arguments of mlx-lm's model classes, for a toy network of ours."""
 
 from typing import Any, TypeAlias
 
@@ -9,7 +9,7 @@ Arguments: TypeAlias = dict[str, Any]
 
 
 def common(spec: ModelSpec) -> Arguments:
-    """What most of mlx-lm's model classes ask for."""
+    """Arguments that most of mlx-lm's model classes need."""
     return {
         "hidden_size": spec.width,
         "num_hidden_layers": len(spec.layers),

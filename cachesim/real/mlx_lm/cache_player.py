@@ -49,7 +49,7 @@ class CachePlayer:
         self.objects: dict[str, LayerCache] = {}
 
     def play(self, op: Operation) -> dict[str, Json]:
-        """One operation: what it returned or raised, and the objects it touched."""
+        """An operation: what it returned or raised, and the objects it touched."""
         act: Callable[[Operation], Json] = getattr(self, f"_{op['op']}")
         try:
             result: dict[str, Json] = {"ret": act(op)}
@@ -174,7 +174,7 @@ def absorbed(state: Array | None, slot: int, tokens: Integers, mask: Mask) -> Ar
 
 
 def written(buffer: Array) -> list[str]:
-    """One text row per row of the batch; head and width are 1."""
+    """A text row per row of the batch; head and width are 1."""
     return [write_row([int(token) for token in row[0, :, 0]]) for row in buffer]
 
 
@@ -207,7 +207,7 @@ def tried(ask: Callable[[], Json]) -> Json:
 
 
 def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
-    """What a vector says of one cache."""
+    """A cache in the form of the vector files."""
     shown: dict[str, Json] = {"class": type(cache).__name__}
     shown |= {
         "size": tried(cache.size),
@@ -283,7 +283,7 @@ class StorePlayer:
         self.tags: dict[int, int] = {}  # by identity: the newest tag of each object
 
     def play(self, op: Operation) -> dict[str, Json]:
-        """One operation: what it returned or raised, and the store afterwards."""
+        """An operation: what it returned or raised, and the store afterwards."""
         act: Callable[[Operation], Json] = getattr(self, f"_{op['op']}")
         try:
             result: dict[str, Json] = {"ret": act(op)}
@@ -383,7 +383,7 @@ class TriePlayer:
         self.trie: PromptTrie[int] = PromptTrie()
 
     def play(self, op: Operation) -> dict[str, Json]:
-        """One operation: what it returned or raised, and the values afterwards."""
+        """An operation: what it returned or raised, and the values afterwards."""
         try:
             result: dict[str, Json] = {"ret": self._act(op, read_row(op["key"]))}
         except Exception as error:

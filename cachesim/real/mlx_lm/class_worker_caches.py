@@ -122,7 +122,7 @@ class CachePlayer:
         return mask_as_text(mask)
 
     def do_merge(self, op: Operation) -> None:
-        """One batch of several."""
+        """A batch of several."""
         caches = self.many(op)
         form = type(caches[0])
         if not hasattr(form, "merge"):  # before #743 the batch form alone had it
@@ -138,7 +138,7 @@ class CachePlayer:
         self.one(op).extend(self.objects[op["other"]])
 
     def do_extract(self, op: Operation) -> None:
-        """One row alone."""
+        """A row alone."""
         self.objects[op["out"]] = self.one(op).extract(op["row"])
 
     def do_prepare(self, op: Operation) -> None:
@@ -169,7 +169,7 @@ def absorbed(state: Json, slot: int, tokens: Json, mask: Json) -> Json:
 
 
 def written(buffer: Real) -> list[str]:
-    """One text row per row of the batch."""
+    """A text row per row of the batch."""
     return [write_row([int(r[0]) for r in row[0]]) for row in buffer.tolist()]
 
 

@@ -63,7 +63,7 @@ class _Drawing:
 
     @property
     def objects(self) -> Mapping[str, LayerCache]:
-        """What there is by now."""
+        """Objects that exist by now."""
         return self.player.objects
 
     def one_more(self) -> bool:
@@ -502,7 +502,7 @@ def _has_trie(release: str) -> bool:
 
 
 def draw(release: str, seed: int, number: int) -> Sequenced:
-    """One sequence: the groups take turns, the store comes up as often as three classes."""
+    """A sequence: the groups take turns, the store comes up as often as three classes."""
     kinds = [*GROUPS, "store", "store", "store"]
     if _has_trie(release):
         kinds.append("trie")

@@ -28,7 +28,7 @@ from cachesim.real.settings import show_overrides
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxFlags:
-    """What is played on mlx-lm's own code, and of what release.
+    """Options of the comparison with mlx-lm's own code.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from cachesim.real.mlx_lm.arguments import Arguments
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """One model class of mlx-lm, and the preset whose network it can hold."""
+    """A model class of mlx-lm, and the preset whose network it can hold."""
 
     preset: str
     arguments: Callable[[ModelSpec], Arguments]
@@ -279,7 +279,7 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:
 
 
 def alone(release: str, family: str) -> bool:
-    """Whether a class's requests are served one at a time, for its caches have no batch."""
+    """True if a class's requests are served one at a time, for its caches have no batch."""
     known = FAMILIES[family]
     recurrent = not set(RECURRENT_KINDS).isdisjoint(known.layers)
     batched = FAMILY.release(release).rules.caches.batches_recurrent
@@ -308,7 +308,7 @@ def toy_of(model: Mapping[str, Any], vocabulary: int) -> ModelSpec:
 
 
 def order_of(spec: ModelSpec, weights: Path) -> dict[str, Any]:
-    """What a worker needs to build the real model; the tensors are written to a file."""
+    """The message from which a worker builds the real model; the tensors are written to a file."""
     held = CLASSES.get(spec.family) or OTHERS[spec.family]
     order: dict[str, Any] = {"module": spec.family, "arguments": held.arguments(spec)}
     if held.tensors is None:

@@ -42,7 +42,7 @@ SAID: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """One batch: what each sequence holds already, what is fed together, what is decoded."""
+    """A batch: what each sequence holds already, what is fed together, what is decoded."""
 
     past: tuple[Tokens, ...]
     rests: tuple[Tokens, ...]
@@ -74,7 +74,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsAgreement:
-    """How a family's logits compare over some prompts and some batches."""
+    """The comparison of a family's logits over some prompts and some batches."""
 
     family: str
     prompts: int
@@ -87,7 +87,7 @@ class LogitsAgreement:
 
     @property
     def agrees(self) -> bool:
-        """Whether no logit is too far off."""
+        """True if no logit is too far off."""
         return max(self.largest, self.largest_in_batches) <= TOLERANCE
 
 

@@ -36,7 +36,7 @@ def environment_for(release: str) -> Environment:
 
 
 class RealProcess(JsonProcess):
-    """One of our workers, run by the interpreter that has the release installed."""
+    """A worker process, run by the interpreter that has the release installed."""
 
     def __init__(self, release: str, worker: Path, *, quiet: bool = False) -> None:
         """`quiet`: what the worker complains of is thrown away."""

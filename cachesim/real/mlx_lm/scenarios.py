@@ -40,7 +40,7 @@ FILLER: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioStep:
-    """One step, and what both servers say of it: cached tokens, the answer, the error."""
+    """A step in both servers: cached tokens, the answer, the error."""
 
     name: str
     prompt_tokens: int
@@ -54,7 +54,7 @@ class ScenarioStep:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the real server answers wrongly, or fails as simulated."""
+        """True if the real server answers wrongly, or fails as simulated."""
         _, answer, error = self.real
         return answer == "diverged" or (error is not None and self.agrees)
 

@@ -27,7 +27,7 @@ LARGER: Final = {"prefill_step_size": 32, "prompt_cache_bytes": 30}
 
 @dataclass(slots=True)
 class AgentDrawer(Drawer):
-    """One to three users at their agents; what is said and who leaves is drawn as for others."""
+    """A to three users at their agents; what is said and who leaves is drawn as for others."""
 
     users: list[Agents] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class AgentDrawer(Drawer):
 
 
 def draw_agents(release: str, seed: int, number: int) -> Workload:
-    """One workload: a fresh server of a release, and what users' agents ask of it.
+    """A workload: a fresh server of a release, and what users' agents ask of it.
 
     A state that padding spoiled is as good as right after hundreds of tokens, the sooner the faster
     the weights forget; in place of a class with other weights than the toy's the next is drawn.

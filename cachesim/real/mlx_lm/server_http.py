@@ -36,7 +36,7 @@ class Turns:
     seconds = 0.0
 
     def __iter__(self) -> Iterator[None]:
-        """One turn."""
+        """A turn."""
         self.count += 1
         return iter((None,))
 

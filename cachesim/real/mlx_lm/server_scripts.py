@@ -52,7 +52,7 @@ class DraftScript(Script):
 
 
 class BatchScripts:
-    """One sampler for a whole batch, as releases before #635 have it: each row says its own."""
+    """A sampler for a whole batch, as releases before #635 have it: each row says its own."""
 
     def __init__(self, mx: Real) -> None:
         self._mx = mx

@@ -110,7 +110,7 @@ def play(workload: Json, folders: Real) -> list[Json]:
 
 
 class Asked:
-    """One request: its client, its queue, what becomes of it."""
+    """A request: its client, its queue, what becomes of it."""
 
     def __init__(self, client: Real, script: Real, request: Json) -> None:
         self.client = client

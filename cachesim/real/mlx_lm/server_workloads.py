@@ -67,7 +67,7 @@ class Drawer:
         return " ".join(f"w{self.random.randrange(spread)}" for _ in range(count))
 
     def group(self) -> list[Request]:
-        """One request, or several at once; a seed is for requests that come alone."""
+        """A request, or several at once; a seed is for requests that come alone."""
         count = self.random.choice((1, 1, 1, 2, 3, 4))
         requests = [self.request() for _ in range(count)]
         if count == 1 and self.random.random() < 0.08:
@@ -79,7 +79,7 @@ class Drawer:
         return requests
 
     def _disturb(self, requests: list[Request]) -> None:
-        """One prompt twice, arrivals while others are served, clients that leave."""
+        """A prompt twice, arrivals while others are served, clients that leave."""
         if self.random.random() < 0.1:
             requests[-1] = deepcopy(requests[0])
         for request in requests[1:]:
@@ -119,7 +119,7 @@ class Drawer:
         return request
 
     def reply(self, request: Request) -> list[int]:
-        """What is said: up to the end mark, a stop word or the limit."""
+        """The reply: up to the end mark, a stop word or the limit."""
         stops = {self.tokenizer.encode(word)[0] for word in request.get("stop_words", ())}
         thinks = self.tokenizer.think_end
         said: list[int] = []
@@ -195,7 +195,7 @@ def _is_set_on(release: str, name: str) -> bool:
 
 
 def _reads_beyond(release: str, family: str) -> bool:
-    """Whether a short step makes the class read whatever memory lies beyond its own.
+    """True if a short step makes the class read whatever memory lies beyond its own.
 
     Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is told
     them looks for its last row there, past the columns of the step.
@@ -206,7 +206,7 @@ def _reads_beyond(release: str, family: str) -> bool:
 
 
 def _joins_by_chance(release: str, family: str) -> bool:
-    """Whether a fresh row that joins a prefill gets whatever memory lies beyond the batch.
+    """True if a fresh row that joins a prefill gets whatever memory lies beyond the batch.
 
     In 0.31.2 a recurrent batch does not grow by such a row (#1169), and the array library does not
     check the number of a row.
@@ -216,7 +216,7 @@ def _joins_by_chance(release: str, family: str) -> bool:
 
 
 def drawn_drafts(random: Random, request: Request, most: int) -> list[list[int]]:
-    """What a draft model proposes, step by step: sometimes what is said, sometimes not."""
+    """Drafts of every step: right in part."""
     reply, said, steps = request["reply"], 0, []
     while said < len(reply):
         count = max(0, min(request["max_tokens"] - said, most))
@@ -236,7 +236,7 @@ def played_at(release: str) -> list[str]:
 def draw_workload(
     release: str, seed: int, number: int, groups: int = 8, drawer: type[Drawer] = Drawer
 ) -> Workload:
-    """One workload: a fresh server of a release and some groups of requests."""
+    """A workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
     lacking = [each.name for each in FAMILY.fields if release not in FAMILY.having(each)]

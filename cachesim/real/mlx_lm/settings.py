@@ -1,4 +1,4 @@
-"""Where a comparison's server differs from `mlx_lm.server --model MODEL`, by its own parser."""
+"""Differences of a comparison's settings from `mlx_lm.server --model MODEL`, by its parser."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -45,7 +45,7 @@ PRETENDED: Final = {
 
 
 def overrides(release: str) -> list[Override]:
-    """Where the flags differ: of the server, and of the simulator's defaults."""
+    """Flags that differ: of the server, and of the simulator's defaults."""
     with RealProcess(release, WORKER, quiet=True) as real:
         started, used = real.order({"settings": {}})
     rows = [(flag, started[flag], used[flag]) for flag in started if started[flag] != used[flag]]

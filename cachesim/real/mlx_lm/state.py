@@ -1,4 +1,4 @@
-"""Whether a stored state is the one its key promises, layer by layer and bit by bit."""
+"""True if a stored state is the one its key promises, layer by layer and bit by bit."""
 
 from collections.abc import Sequence
 

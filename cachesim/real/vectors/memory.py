@@ -164,7 +164,7 @@ OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], JsonO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a memory is made of."""
+    """Parts of a memory."""
 
     caches: Mapping[str, AttentionCache]
     recurrent: RecurrentMemory | None = None

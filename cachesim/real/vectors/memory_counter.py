@@ -59,7 +59,7 @@ class CounterNetwork:
         return Token(0)
 
     def difference(self, one: Array, other: Array) -> float:
-        """How far two rows lie apart."""
+        """The distance of two rows."""
         return float(np.abs(one - other).max())
 
     def companion(self) -> None:

@@ -16,7 +16,7 @@ class Player(Protocol):
     """Whatever can play operations one by one."""
 
     def play(self, op: Operation) -> dict[str, Json]:
-        """What the operation returned or raised, and what it left behind."""
+        """Play an operation: its value or exception, and what it left behind."""
         ...
 
 

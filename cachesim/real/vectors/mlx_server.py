@@ -82,7 +82,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
 
 
 class ServerPlayer:
-    """One server of a release, and the recorded form of what it does."""
+    """A server of a release, and the recorded form of what it does."""
 
     def __init__(self, line: Mapping[str, Any], rules: MlxRules | None = None) -> None:
         """`rules` take the place of the release's own."""

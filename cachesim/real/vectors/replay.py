@@ -82,7 +82,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How a file fared. Operations behind the first difference of a sequence do not count."""
+    """Counts of a file. Operations behind the first difference of a sequence do not count."""
 
     sequences: int
     sequences_equal: int
@@ -163,7 +163,7 @@ def _operations_of(listed: Sequence[Any]) -> Iterator[Line]:
 
 
 def kind_of(line: Line, path: Path) -> Kind:
-    """What kind of file begins with this line."""
+    """The kind of file that begins with this line."""
     for kind in KINDS:
         if kind.fits(line):
             return kind
@@ -173,7 +173,7 @@ def kind_of(line: Line, path: Path) -> Kind:
 
 
 def line_of(text: str, path: Path, number: int) -> Line:
-    """One line of a file; what Python writes for infinity and no number is no JSON."""
+    """A line of a file; what Python writes for infinity and no number is no JSON."""
 
     def refuse(word: str) -> None:
         msg = f"{path}:{number}: {word} is no JSON; write a number"

@@ -20,7 +20,7 @@ class Player(Protocol):
     """A scheduler that plays groups of requests one after the other."""
 
     def play(self, group: list[JsonObject]) -> JsonObject:
-        """What became of the requests."""
+        """Results of the requests."""
         ...
 
 

@@ -67,7 +67,7 @@ def play(workload: Mapping[str, Any], arrivals: Arrivals = ()) -> Difference | N
 
 
 def ask(engine: Engine, step: Mapping[str, Any], *, early: bool = False) -> dict[str, Any]:
-    """One request; `early` leaves its slot unreleased for the next one to find."""
+    """A request; `early` leaves its slot unreleased for the next one to find."""
     request = Request(
         prompt=as_tokens(step["prompt"]),
         predict=step["predict"],

@@ -52,7 +52,7 @@ class Probed:
 def open_changes(
     trial: Trial, known: Sequence[Trial], recordings: Sequence[Recording]
 ) -> tuple[Change, ...]:
-    """One change for each rule that no recording turns on: a value that some release has."""
+    """A change for each rule that no recording turns on: to a value that some release has."""
     found: dict[tuple[str, str], Change] = {}
     turned: set[tuple[str, str]] = set()
     played = [(each, play_under(each, trial)) for each in recordings]
@@ -68,7 +68,7 @@ def open_changes(
 
 
 def parts(recording: Recording, ours: Difference | None, trial: Trial) -> bool:
-    """Whether the answers, or where they first fail to be the wheel's, are others than `ours`."""
+    """True if the answers, or their first difference from the wheel's, are others than `ours`."""
     theirs = play_under(recording, trial)
     if ours is None or theirs is None:
         return ours is not theirs

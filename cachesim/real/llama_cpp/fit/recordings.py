@@ -1,4 +1,4 @@
-"""What a wheel's servers answered to random workloads, kept on disk and played once.
+"""Answers of a wheel's servers to random workloads, kept on disk and played once.
 
 A recording is a line of JSON. It is used again as long as the generator still asks what was asked
 then; from the first workload on that it would ask otherwise, the wheel is played again.
@@ -44,11 +44,11 @@ class Recording:
 
     @property
     def requests(self) -> int:
-        """How many requests it has."""
+        """The number of requests it has."""
         return self.workload.requests
 
     def agreeing(self, difference: Difference | None) -> int:
-        """How many requests came before a difference: all where there is none."""
+        """The number of requests before a difference: all where there is none."""
         steps = self.workload.step
         until = len(steps) if difference is None else difference.step
         return sum(step.do == "complete" for step in steps[:until])
@@ -122,7 +122,7 @@ class Recordings:
                 yield recording
 
     def play(self, number: int) -> Recording:
-        """One workload out of the row: from disk, or played now and kept by its number."""
+        """A workload by its number: from disk, or played now and kept."""
         kept = next((each for at, each in self._singles() if at == number), None)
         if kept is not None and self._still_asked(kept, number):
             return kept
@@ -176,7 +176,7 @@ class Recordings:
 
 
 def play_under(recording: Recording, trial: Trial) -> Difference | None:
-    """Where the simulator first answers differently than the wheel did."""
+    """The first difference of the simulator under these rules from the wheel."""
     try:
         return first_difference(recording.workload, recording.outcomes, trial)
     except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
