@@ -12,7 +12,7 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
-from cachesim.real.hunt.loop import Bag, Trophy, hunt
+from cachesim.real.hunt.loop import Findings, ProvenFinding, hunt
 from cachesim.real.hunt.proof import prover_of
 from cachesim.real.hunt.report import write
 from cachesim.real.playing import comparing
@@ -50,14 +50,14 @@ def hunt_command(
         raise InputError(msg)
     check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
-    reports: list[tuple[Trophy, Path]] = []
+    reports: list[tuple[ProvenFinding, Path]] = []
     with bar(f"{wanted}") as advance:
 
-        def going(bag: Bag) -> bool:
+        def going(bag: Findings) -> bool:
             advance(bag.workloads, bag.requests)
             return budget.left()
 
-        def told(trophy: Trophy) -> None:
+        def told(trophy: ProvenFinding) -> None:
             if trophy.word.confirmed:
                 number = len(reports) + 1
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
@@ -68,7 +68,9 @@ def hunt_command(
     return _told(title, bag, reports, where)
 
 
-def _told(title: str, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
+def _told(
+    title: str, bag: Findings, reports: Sequence[tuple[ProvenFinding, Path]], where: str
+) -> int:
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")

@@ -27,7 +27,7 @@ from cachesim.real.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session, groups_of
 
-Told = Mapping[str, Any]
+Result = Mapping[str, Any]
 
 NOT_PLAYED: Final = "not played"
 """The entry of a step after the one in which the scheduler raised."""
@@ -39,7 +39,7 @@ NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
 
 
 def count(
-    agreement: Agreement, workload: Workload, real: Sequence[Told], simulated: Sequence[Told]
+    agreement: Agreement, workload: Workload, real: Sequence[Result], simulated: Sequence[Result]
 ) -> None:
     """Count a workload; one that the release itself fails on does not count as agreeing."""
     raised = _raised(real)
@@ -58,13 +58,13 @@ def count(
     )
 
 
-def _raised(real: Sequence[Told]) -> bool:
+def _raised(real: Sequence[Result]) -> bool:
     return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
 
 
 def comparable(
-    real: Sequence[Told], simulated: Sequence[Told]
-) -> tuple[Sequence[Told], Sequence[Told]]:
+    real: Sequence[Result], simulated: Sequence[Result]
+) -> tuple[Sequence[Result], Sequence[Result]]:
     """The results that are compared: where the release raises, what came before.
 
     The simulator must end there, too.
@@ -240,8 +240,8 @@ class StepPlayed:
 
     name: str
     prompt_tokens: int
-    real: Told
-    simulated: Told
+    real: Result
+    simulated: Result
     cached: int | None
 
     @property
@@ -286,7 +286,7 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     return asked | dict(more)
 
 
-def _entry(told: Sequence[Told], group: int, number: int, shared: tuple[str, ...]) -> Told:
+def _entry(told: Sequence[Result], group: int, number: int, shared: tuple[str, ...]) -> Result:
     if group >= len(told) or "requests" not in told[group]:
         return told[group] if group < len(told) else {"error": NOT_PLAYED}
     whole = told[group]

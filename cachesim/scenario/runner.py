@@ -159,7 +159,7 @@ class Evidence:
     fault: Fault | None = None
 
 
-class Witness:
+class Verifier:
     """Holds every reply of a session against the cold recompute."""
 
     def __init__(self, session: Session, oracle: Oracle | None = None) -> None:
@@ -169,7 +169,7 @@ class Witness:
         self.trace = session.trace
         self.padding = session.engine.padding
         self.ideal = IdealCache()
-        self.heard: list[Record] = []
+        self.records: list[Record] = []
 
     def judge(self, record: Record) -> Evidence:
         """The evidence on one step; a step without an answer has none."""
@@ -183,7 +183,7 @@ class Witness:
         verdict = worst(verdicts)
         self.ideal.remember(reply)
         told = None if account is None else self._account(account, verdict)
-        self.heard.append(record)
+        self.records.append(record)
         if verdict is None:
             return Evidence(account=told)
         return Evidence(
@@ -204,7 +204,7 @@ class Witness:
             lost=account.lost,
             sentences=account.sentences,
             wrong=None if verdict is None else verdict.wrong,
-            fault=None if fault is None else culprit(fault, self.heard, self.padding),
+            fault=None if fault is None else culprit(fault, self.records, self.padding),
         )
 
 
@@ -215,7 +215,7 @@ def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     return max(found, key=lambda each: order.index(each.answer), default=None)
 
 
-def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Culprit:
+def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> Culprit:
     """The first difference between the histories of a wrong memory and of the right one.
 
         holds      [ right ........ | other ..... )
@@ -246,7 +246,7 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
         expected_tokens=len(fault.expected),
         matches=matches,
         padding=_leading(fault.holds[matches:], padding),
-        comes_from=origin(history, heard) if holds is not None else None,
+        comes_from=origin(history, records) if holds is not None else None,
     )
 
 
@@ -340,7 +340,7 @@ def run_steps(
     pace: "Pace | None" = None,
 ) -> tuple[Step, ...]:
     """The steps of a session, in order; those that there was no time for say so."""
-    witness = Witness(session, oracle) if verify else None
+    verifier = Verifier(session, oracle) if verify else None
     done: list[tuple[Step, Record]] = []  # one list: an interruption comes between any two lines
 
     def add(record: Record, evidence: Evidence) -> None:
@@ -352,7 +352,7 @@ def run_steps(
     try:
         with pace.limit() if pace else nullcontext():
             for record in session.run():
-                add(record, witness.judge(record) if witness else Evidence())
+                add(record, verifier.judge(record) if verifier else Evidence())
                 if pace:
                     pace.step_done()
     except OutOfTimeError:

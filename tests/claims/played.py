@@ -11,7 +11,7 @@ from cachesim.scenario import full_profile
 from cachesim.scenario import session as sessions
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Run, Step
-from cachesim.scenario.runner import Witness, step_of
+from cachesim.scenario.runner import Verifier, step_of
 from cachesim.scenario.session import Record, Session
 from cachesim.scenario.statements import side_by_side, with_statements
 from cachesim.typed import of_kind
@@ -61,10 +61,10 @@ def play(scenario: Scenario, profile: Profile) -> Played:
     with patch.object(sessions, "Traced", Watched):
         session = Session(scenario, profile, arithmetic="ring", traced=True)
     oracle = Oracle(session.network)
-    witness = Witness(session, oracle)
+    verifier = Verifier(session, oracle)
     records, steps, faults = [], [], []
     for record in session.run():
-        evidence = witness.judge(record)
+        evidence = verifier.judge(record)
         records.append(record)
         steps.append(step_of(record, evidence))
         faults.append(evidence.fault)

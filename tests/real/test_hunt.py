@@ -1,4 +1,4 @@
-"""A hunt searches a release from several angles, proves what it finds, and goes on past it."""
+"""A hunt searches a release from several targets, proves what it finds, and goes on past it."""
 
 import re
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.real.hunt import loop as room
 from cachesim.real.hunt import proof
-from cachesim.real.hunt.loop import Bag, Trophy, angles, hunt, unmasked
-from cachesim.real.hunt.proof import PROVERS, Word, on_the_wheel
+from cachesim.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
+from cachesim.real.hunt.proof import PROVERS, ProofResult, on_the_wheel
 from cachesim.real.hunt.report import commands, write
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
@@ -40,9 +40,9 @@ def _caught(monkeypatch: pytest.MonkeyPatch) -> list[Counterexample]:
     """What was brought to the real server, which says no to the first and yes to the others."""
     brought: list[Counterexample] = []
 
-    def prove(found: Counterexample, _: Profile) -> Word:
+    def prove(found: Counterexample, _: Profile) -> ProofResult:
         brought.append(found)
-        return Word(confirmed=len(brought) > 1, seen=f"number {len(brought)}")
+        return ProofResult(confirmed=len(brought) > 1, seen=f"number {len(brought)}")
 
     fake = replace(PROVERS["llama.cpp"], prove=prove, ready=lambda _: None, kinds=())
     monkeypatch.setattr(proof, "PROVERS", {"llama.cpp": fake})
@@ -64,7 +64,7 @@ def always_the_same(profile: Profile, model: str, **_: object) -> Survey:
     return found
 
 
-def limited(calls: int) -> Callable[[Bag], bool]:
+def limited(calls: int) -> Callable[[Findings], bool]:
     left = iter(range(calls))
     return lambda _: next(left, None) is not None
 
@@ -77,7 +77,7 @@ def test_each_defect_is_looked_for_with_all_others_cured() -> None:
         "llama.cpp@b11549+erase-equal+search-read-again",
         "llama.cpp@b11549+erase-equal+search-read-again+resume-behind",
     ] == [str(each) for each in unmasked(OCTOBER)]
-    seen = list(angles(OCTOBER, ("dense", "swa")))
+    seen = list(targets(OCTOBER, ("dense", "swa")))
     assert {OCTOBER} == {each.profile for each in seen if each.model == "dense"}
     assert {"context_shift": True, "ctx_size": 256} in [each.flags for each in seen]
 
@@ -85,7 +85,7 @@ def test_each_defect_is_looked_for_with_all_others_cured() -> None:
 def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_shows_is_not(
     caught: list[Counterexample],
 ) -> None:
-    told: list[Trophy] = []
+    told: list[ProvenFinding] = []
 
     bag = hunt(OCTOBER, models=("hybrid",), going=limited(10), told=told.append)
 
@@ -124,11 +124,11 @@ def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> N
         scenario=scenario(Step(name="r0", prompt=(300, 301), reply=(302,))),
         arithmetic="ring",
     )
-    trophy = Trophy(
+    trophy = ProvenFinding(
         cause=Cause("wrong answer", ("any",), "erase-equal"),
         found=found,
-        word=Word(confirmed=True, seen="r0: WRONG 1"),
-        angle=OCTOBER,
+        word=ProofResult(confirmed=True, seen="r0: WRONG 1"),
+        target=OCTOBER,
         known="llama.cpp-three-requests",
     )
     text = write(trophy, OCTOBER, tmp_path, 1, "the wheel").read_text(encoding="utf-8")

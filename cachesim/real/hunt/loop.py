@@ -1,4 +1,4 @@
-"""The hunt itself: search from every angle, make small, prove, and go on past what is known."""
+"""The hunt itself: search from every target, make small, prove, and go on past what is known."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
-from cachesim.real.hunt.proof import Prover, Word, prover_of
+from cachesim.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Expect, Scenario, Source
@@ -22,7 +22,7 @@ from cachesim.testing.workloads import Shape, try_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Angle:
+class Target:
     """A release with some patches laid over it, a model and flags."""
 
     profile: Profile  # the release, and what is laid over it
@@ -36,8 +36,8 @@ class Angle:
         return left[0].name if len(left) == 1 and self.profile.patches else ""
 
 
-def angles(profile: Profile, models: Sequence[str]) -> Iterator[Angle]:
-    """Every angle once: each model, with each set of flags; fixes are told apart at default flags.
+def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
+    """Every target once: each model, with each set of flags; fixes are told apart at default flags.
 
     Fixes are of checkpoints and saved states: a model with plain attention alone is asked once.
     """
@@ -47,7 +47,7 @@ def angles(profile: Profile, models: Sequence[str]) -> Iterator[Angle]:
         for patched in dict.fromkeys((sets[0], sets[-1]) if flags else sets):
             for model in models:
                 if patched == profile or not set(preset(model).layers) <= STATELESS:
-                    yield Angle(profile=patched, model=model, flags=flags)
+                    yield Target(profile=patched, model=model, flags=flags)
 
 
 def unmasked(profile: Profile) -> tuple[Profile, ...]:
@@ -59,7 +59,7 @@ def unmasked(profile: Profile) -> tuple[Profile, ...]:
 
 
 WORKLOADS: Final = 25
-"""How many are played from one angle before the next."""
+"""How many are played from one target before the next."""
 
 SHAPE: Final = Shape(alike=True)
 """What goes out in one call asks for the same."""
@@ -78,22 +78,22 @@ SMALL: Final = 220
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trophy:
+class ProvenFinding:
     """A cause, its smallest workload, and what the real engine did with it."""
 
     cause: Cause
     found: Counterexample
-    word: Word
-    angle: Profile  # the release with the fixes under which it was seen
+    word: ProofResult
+    target: Profile  # the release with the fixes under which it was seen
     known: str = ""  # the shipped scenario that shows the same
 
 
 @dataclass(slots=True)
-class Bag:
+class Findings:
     """The findings of a hunt so far."""
 
-    trophies: dict[Cause, Trophy] = field(default_factory=dict)
-    missed: dict[Cause, Trophy] = field(default_factory=dict)
+    trophies: dict[Cause, ProvenFinding] = field(default_factory=dict)
+    missed: dict[Cause, ProvenFinding] = field(default_factory=dict)
     tries: Counter[Cause] = field(default_factory=Counter)
     counts: Counter[Cause] = field(default_factory=Counter)
     workloads: int = 0
@@ -103,7 +103,7 @@ class Bag:
         """True if a sighting of a cause is worth a proof."""
         return cause not in self.trophies and self.tries[cause] < MOST_TRIES
 
-    def put(self, trophy: Trophy) -> None:
+    def put(self, trophy: ProvenFinding) -> None:
         """Keep a proof, or that there was none."""
         self.tries[trophy.cause] += 1
         kept = self.trophies if trophy.word.confirmed else self.missed
@@ -117,22 +117,22 @@ def hunt(
     *,
     seed: int = 0,
     models: Sequence[str] = (),
-    going: Callable[[Bag], bool],
-    told: Callable[[Trophy], None] = lambda _: None,
-) -> Bag:
+    going: Callable[[Findings], bool],
+    told: Callable[[ProvenFinding], None] = lambda _: None,
+) -> Findings:
     """Search a release until told to stop; what is found is proven on its real engine."""
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
     playable = [each for each in models or prover.models if _takes(profile, each)]
-    known, bag = known_causes(profile), Bag()
-    for angle, found in _seen(profile, playable, prover, seed=seed, bag=bag, going=going):
+    known, bag = known_causes(profile), Findings()
+    for target, found in _seen(profile, playable, prover, seed=seed, bag=bag, going=going):
         bag.workloads += found.report.workloads
         bag.requests += found.report.requests
         bag.counts.update(found.counts)
         for cause, sighting in found.first.items():
             if not bag.wanted(cause) or not going(bag):
                 continue
-            trophy = _brought_home(cause, sighting, angle, profile, prover)
+            trophy = _brought_home(cause, sighting, target, profile, prover)
             if trophy is None:
                 bag.tries[cause] += 1
                 continue
@@ -148,35 +148,35 @@ def _seen(
     prover: Prover,
     *,
     seed: int,
-    bag: Bag,
-    going: Callable[[Bag], bool],
+    bag: Findings,
+    going: Callable[[Findings], bool],
 ) -> Iterator[tuple[Profile, Survey]]:
-    """Round after round, what each angle shows; arrivals in between.
+    """Round after round, what each target shows; arrivals in between.
 
-    An angle from which one defect alone is seen is left out as soon as that one is proven.
+    A target from which one defect alone is seen is left out as soon as that one is proven.
     """
     for turn in count():
-        for number, angle in enumerate(angles(profile, models)):
+        for number, target in enumerate(targets(profile, models)):
             if not going(bag):
                 return
-            if angle.seeks in {each.cure for each in bag.trophies} - {""} or _refused(angle):
+            if target.seeks in {each.cure for each in bag.trophies} - {""} or _refused(target):
                 continue
-            windowed = "window" in preset(angle.model).layers
+            windowed = "window" in preset(target.model).layers
             window, longest = prover.sizes[turn % len(prover.sizes)]
             shape = replace(
                 SHAPE,
                 longest=longest,
-                fixed=angle.flags,
+                fixed=target.flags,
                 incidents=bool(prover.kinds),
                 kinds=prover.kinds,
                 chats=prover.chats,
                 window=window if windowed else 0,
             )
             yield (
-                angle.profile,
+                target.profile,
                 survey(
-                    angle.profile,
-                    angle.model,
+                    target.profile,
+                    target.model,
                     examples=WORKLOADS,
                     first=turn * WORKLOADS,
                     seed=seed,
@@ -203,16 +203,18 @@ def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range)
 
 
 def _brought_home(
-    cause: Cause, sighting: Sighting, angle: Profile, profile: Profile, prover: Prover
-) -> Trophy | None:
+    cause: Cause, sighting: Sighting, target: Profile, profile: Profile, prover: Prover
+) -> ProvenFinding | None:
     """Make a sighting small and prove it; None where the release itself does not show it."""
 
     def fits(candidate: Scenario) -> bool:
-        return prover.fits(candidate) and (angle == profile or _shown_by(profile, candidate, angle))
+        return prover.fits(candidate) and (
+            target == profile or _shown_by(profile, candidate, target)
+        )
 
     if not fits(sighting.scenario):
         return None
-    small = made_small(cause, sighting, angle, "ring", "wrong", fits=fits, trials=SMALL)
+    small = made_small(cause, sighting, target, "ring", "wrong", fits=fits, trials=SMALL)
     scenario = replace(
         small.scenario,
         name=f"hunt-{profile.engine}-{profile.release}-{small.scenario.name}",
@@ -222,20 +224,20 @@ def _brought_home(
         expect=(Expect(answer="same"),),
     )
     small = replace(small, scenario=scenario)
-    return Trophy(cause=cause, found=small, word=prover.prove(small, profile), angle=angle)
+    return ProvenFinding(cause=cause, found=small, word=prover.prove(small, profile), target=target)
 
 
-def _shown_by(profile: Profile, candidate: Scenario, angle: Profile) -> bool:
-    seen = play(candidate, angle, stop_early=False).findings
+def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:
+    seen = play(candidate, target, stop_early=False).findings
     plain = play(candidate, profile, stop_early=False).findings
     return bool(
         {(each.kind, each.step) for each in seen} & {(each.kind, each.step) for each in plain}
     )
 
 
-def _refused(angle: Angle) -> bool:
+def _refused(target: Target) -> bool:
     try:
-        try_flags(angle.profile, angle.model, angle.flags)
+        try_flags(target.profile, target.model, target.flags)
     except InputError:
         return True
     return False

@@ -32,7 +32,7 @@ PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class ProofResult:
     """The result of a proof: confirmed or not, and the real engine's answer."""
 
     confirmed: bool
@@ -45,7 +45,7 @@ class Word:
         return CONFIRMED if self.real and self.confirmed else SOURCE
 
 
-Prove: TypeAlias = Callable[[Counterexample, Profile], Word]
+Prove: TypeAlias = Callable[[Counterexample, Profile], ProofResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +82,26 @@ def on_the_wheel(scenario: Scenario) -> bool:
     )
 
 
-def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
+def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> ProofResult:
     """Play it on the release's wheel: the answer against a cold one, or the process's end."""
     try:
         played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
     except CachesimError as error:
-        return Word(confirmed=False, seen=str(error))
+        return ProofResult(confirmed=False, seen=str(error))
     at = played[min(found.finding.step, len(played) - 1)]
     if at.real.error in GONE:
         same = found.finding.kind == "crash" and at.agrees
-        return Word(confirmed=same, seen=f"{at.step.name}: {at.real.error}")
+        return ProofResult(confirmed=same, seen=f"{at.step.name}: {at.real.error}")
     differing = next((each for each in played if not each.agrees), None)
     if differing is not None:
         theirs, ours = differing.real.as_dict(), differing.simulated.as_dict()
-        return Word(confirmed=False, seen=f"{differing.step.name}: {theirs}, simulated {ours}")
+        return ProofResult(
+            confirmed=False, seen=f"{differing.step.name}: {theirs}, simulated {ours}"
+        )
     if found.finding.kind == "crash" or at.proof is None:
-        return Word(confirmed=False, seen=f"{at.step.name}: {at.real.error or 'answered'}")
+        return ProofResult(confirmed=False, seen=f"{at.step.name}: {at.real.error or 'answered'}")
     seen = f"{at.step.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
-    return Word(confirmed=at.proof.wrong, seen=seen)
+    return ProofResult(confirmed=at.proof.wrong, seen=seen)
 
 
 def _on_the_package(scenario: Scenario) -> bool:
@@ -110,17 +112,17 @@ def _on_the_package(scenario: Scenario) -> bool:
     return True
 
 
-def _proven_on_the_package(found: Counterexample, profile: Profile) -> Word:
+def _proven_on_the_package(found: Counterexample, profile: Profile) -> ProofResult:
     """Play it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
     try:
         played = play_mlx_scenario(found.scenario, profile.release)
     except CachesimError as error:
-        return Word(confirmed=False, seen=str(error))
+        return ProofResult(confirmed=False, seen=str(error))
     at = played[min(found.finding.step, len(played) - 1)]
     cached, answer, refusal = at.real
     wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
     seen = f"{at.name}: {cached} cached, {answer or refusal}"
-    return Word(confirmed=wrong and at.agrees, seen=seen)
+    return ProofResult(confirmed=wrong and at.agrees, seen=seen)
 
 
 def _always(_: object) -> bool:
@@ -188,5 +190,5 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
     )
 
 
-def _simulated(found: Counterexample, _: Profile) -> Word:
-    return Word(confirmed=True, real=False, seen=found.finding.detail)
+def _simulated(found: Counterexample, _: Profile) -> ProofResult:
+    return ProofResult(confirmed=True, real=False, seen=found.finding.detail)

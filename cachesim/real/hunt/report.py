@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
 from cachesim.files import free_name
 from cachesim.logs.settings import flag_of
-from cachesim.real.hunt.loop import Trophy
+from cachesim.real.hunt.loop import ProvenFinding
 from cachesim.real.hunt.proof import proof_command
 from cachesim.real.llama_cpp.calls import call_for
 from cachesim.real.llama_cpp.flags import adapter_file, adapter_names
@@ -44,7 +44,7 @@ SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
 """What is shown of an answer; of one that only fills the cache, the first."""
 
 
-def write(trophy: Trophy, profile: Profile, folder: Path, number: int, where: str) -> Path:
+def write(trophy: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:
     """Write the report, and the scenario beside it; the report's path."""
     scenario = free_name(folder / f"{number:02}-{trophy.found.scenario.name}.toml")
     scenario.write_text(to_toml(trophy.found.scenario), encoding="utf-8")
@@ -54,7 +54,7 @@ def write(trophy: Trophy, profile: Profile, folder: Path, number: int, where: st
     return report
 
 
-def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator[str]:
+def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> Iterator[str]:
     scenario, found = trophy.found.scenario, trophy.found
     yield f"# {profile.engine} {profile.release}: {trophy.cause}"
     yield ""
@@ -80,8 +80,8 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
         yield f"Cause: {patch.cures}. It is gone with `{profile}+{patch.name}`: {patch.about}."
     else:
         yield f"Cause, as far as it is known: {'; '.join(trophy.cause.marks)}."
-    if trophy.angle != profile:
-        yield f"Found with other known defects fixed: `{trophy.angle}`."
+    if trophy.target != profile:
+        yield f"Found with other known defects fixed: `{trophy.target}`."
     yield ""
     if profile.engine == LLAMA_CPP.name:
         wrong = None if crash else found.finding.step
