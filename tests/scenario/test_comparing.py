@@ -15,6 +15,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Loss
 from cachesim.errors import ScenarioError
+from cachesim.scenario import limits
 from cachesim.scenario.comparing import BOUND, REFUSED, Row, compare, newest, policies, read
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Model
@@ -88,7 +89,10 @@ def test_what_was_lost_adds_up_to_a_bound_that_no_row_beats(name: str) -> None:
         assert all(tokens > 0 for tokens in row.lost.values())
 
 
-def test_requests_keep_their_columns_where_a_row_refuses_one() -> None:
+def test_requests_keep_their_columns_where_a_row_refuses_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "TURNS", 15_000)  # ik_llama.cpp's reply never ends
     scenario = load(shipped_file("llama.cpp-context-limit"))
     bound, *found = compare(scenario, newest(), arithmetic="counts")
     ik = next(each for each in found if each.name.startswith("ik_llama.cpp"))
