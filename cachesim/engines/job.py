@@ -138,8 +138,5 @@ class JobEngine(base.Engine, Generic[R, S, J]):
 
     def forget(self, ticket: base.Ticket) -> None:
         self._events.clear()
-        if self._is_over(self._jobs[ticket]):
+        if self._jobs[ticket].done:
             self._jobs.forget(ticket)
-
-    def _is_over(self, job: J) -> bool:
-        return job.done

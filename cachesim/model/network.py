@@ -71,7 +71,11 @@ class FloatNetwork:
         self._weights = draw(spec) if weights is None else weights
         self._mtp = mtp
         self._numbers = (len(spec.layers),) if mtp else tuple(range(len(spec.layers)))
-        self._entry: Intake = MtpIntake.read(spec, self._weights) if mtp else self._embedding()
+        self._entry: Intake = (
+            MtpIntake.read(spec, self._weights)
+            if mtp
+            else Embedding(embedding_table(self._spec, self._weights))
+        )
         *body, last = [self._read(number) for number in self._numbers]
         self._body = [layer for layers in body for layer in layers]
         self._last = last
@@ -157,9 +161,6 @@ class FloatNetwork:
     def companion(self) -> "FloatNetwork | None":
         """The network of the MTP head, or None."""
         return self._companion
-
-    def _embedding(self) -> Embedding:
-        return Embedding(embedding_table(self._spec, self._weights))
 
     def _read(self, number: int) -> list[Layer]:
         """The layer of that number: what mixes tokens, and the MLP after it."""

@@ -98,11 +98,38 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built, before anybody allocates for it."""
-        _check_words(self)
+        if not isinstance(self.layers, tuple) or not self.layers:
+            raise _refuse(
+                self, "layers", 'name at least one layer, as in ("attention", "attention")'
+            )
+        if len(self.layers) > MOST_LAYERS:
+            msg = f"model {self.name!r} has {len(self.layers)} layers; {MOST_LAYERS} is the most"
+            raise LimitError(msg)
+        kinds = get_args(LayerKind)
+        for kind in self.layers:
+            if kind not in kinds:
+                raise _refuse(self, "layers", f"{kind!r} is none of {', '.join(kinds)}")
+        if self.rope not in get_args(RopeStyle):
+            raise _refuse(self, "rope", f"write one of {', '.join(get_args(RopeStyle))}")
+        if self.activation not in get_args(Activation):
+            raise _refuse(self, "activation", f"write one of {', '.join(get_args(Activation))}")
         _check_sizes(self)
         _check_attention(self)
         _check_recurrent(self)
-        _check_extras(self)
+        if self.mtp_depth not in {0, 1}:
+            raise _refuse(
+                self, "mtp_depth", "write 0 or 1; real heads of this family have one layer"
+            )
+        if self.post_norms and "delta" in self.layers:
+            raise _refuse(
+                self, "post_norms", "no family has them beside delta layers; leave them off"
+            )
+        for field in ("norm_epsilon", "mix", "embedding_scale"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise _refuse(self, field, "write a finite number above 0")
+        if not (math.isfinite(self.rope_base) and self.rope_base > 1):
+            raise _refuse(self, "rope_base", "write a finite number above 1")
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -197,22 +224,6 @@ def _refuse(spec: ModelSpec, field: str, remedy: str) -> SpecError:
     return SpecError(f"model {spec.name!r}: {field} = {value!r} cannot be built; {remedy}")
 
 
-def _check_words(spec: ModelSpec) -> None:
-    if not isinstance(spec.layers, tuple) or not spec.layers:
-        raise _refuse(spec, "layers", 'name at least one layer, as in ("attention", "attention")')
-    if len(spec.layers) > MOST_LAYERS:
-        msg = f"model {spec.name!r} has {len(spec.layers)} layers; {MOST_LAYERS} is the most"
-        raise LimitError(msg)
-    kinds = get_args(LayerKind)
-    for kind in spec.layers:
-        if kind not in kinds:
-            raise _refuse(spec, "layers", f"{kind!r} is none of {', '.join(kinds)}")
-    if spec.rope not in get_args(RopeStyle):
-        raise _refuse(spec, "rope", f"write one of {', '.join(get_args(RopeStyle))}")
-    if spec.activation not in get_args(Activation):
-        raise _refuse(spec, "activation", f"write one of {', '.join(get_args(Activation))}")
-
-
 def _check_sizes(spec: ModelSpec) -> None:
     may_be_zero = {"window", "mlp_width", "seed"}
     for field, most in LARGEST.items():
@@ -255,16 +266,3 @@ def _check_recurrent(spec: ModelSpec) -> None:
     if "delta" in kinds and spec.inner != spec.state_heads * spec.state_size:
         square = spec.state_heads * spec.state_size
         raise _refuse(spec, "inner", f"delta layers keep square states: write inner = {square}")
-
-
-def _check_extras(spec: ModelSpec) -> None:
-    if spec.mtp_depth not in {0, 1}:
-        raise _refuse(spec, "mtp_depth", "write 0 or 1; real heads of this family have one layer")
-    if spec.post_norms and "delta" in spec.layers:
-        raise _refuse(spec, "post_norms", "no family has them beside delta layers; leave them off")
-    for field in ("norm_epsilon", "mix", "embedding_scale"):
-        value = getattr(spec, field)
-        if not (math.isfinite(value) and value > 0):
-            raise _refuse(spec, field, "write a finite number above 0")
-    if not (math.isfinite(spec.rope_base) and spec.rope_base > 1):
-        raise _refuse(spec, "rope_base", "write a finite number above 1")

@@ -156,7 +156,11 @@ class Traced:
                 for place, reading in enumerate(readings)
                 if reading.node != self.histories.read(place, clean, count)
                 and (
-                    self._is_own(reading.node, tokens, count, cached)
+                    (
+                        cached is not None
+                        and cached < count
+                        and (self.histories.token(reading.node) == tokens[count - 1])
+                    )
                     or self.histories.tokens(reading.node, place)
                     == tokens[self.histories.begin(place, count) : count]
                 )
@@ -164,13 +168,6 @@ class Traced:
             if not spoilt:
                 return self._fault(readings, Pos(count), tokens, clean)
             node = spoilt[0]
-
-    def _is_own(self, node: NodeId, tokens: Tokens, count: int, cached: int | None) -> bool:
-        return (
-            cached is not None
-            and cached < count
-            and self.histories.token(node) == tokens[count - 1]
-        )
 
     def _fault(
         self, readings: tuple[Reading, ...], at: Pos, tokens: Tokens, clean: list[NodeId]

@@ -93,7 +93,26 @@ class Context:
             start = self._find(piece)
             if start is None:
                 return Decoded(code=1, logits=done.logits, hidden=done.hidden)
-            self._compute(piece, start, first, hidden, done, keep_steps=keep_steps)
+            planes = len(piece) if 1 < len(piece) <= keep_steps else 1
+            # Sequences do not see each other: the rows of each go through the network alone.
+            tokens, positions, seqs, outputs = zip(*piece, strict=True)
+            for seq in sorted(set(seqs)):
+                mine = [i for i, each in enumerate(seqs) if each == seq]
+                wanted = [k for k, i in enumerate(mine) if outputs[i]]
+                ubatch = Ubatch(
+                    tokens=np.array([tokens[i] for i in mine], dtype=np.int64),
+                    positions=np.array([positions[i] for i in mine], dtype=np.int64),
+                    outputs=np.array(wanted, dtype=np.int64),
+                    hidden=None if hidden is None else np.stack([hidden[first + i] for i in mine]),
+                )
+                places = np.array([start + i for i in mine], dtype=np.int64)
+                view = SequenceView(self, seq, ubatch, places, planes=planes)
+                output = self.network.run(ubatch, view)
+                for row, k in enumerate(wanted):
+                    done.logits[first + mine[k]] = output.logits[row]
+                said = output.hidden  # a companion of a model without an MTP head is handed nothing
+                rows = repeat(NOTHING, len(mine)) if said is None else said
+                done.hidden.update(zip((first + i for i in mine), rows, strict=True))
             if not self.recurrent:
                 self.cells.advance(len(piece))
             if self._cancelled():
@@ -119,37 +138,6 @@ class Context:
             positions = np.array([entry.pos for entry in piece], dtype=np.int64)
             self.cells.place(start, positions, [entry.seq for entry in piece])
         return start
-
-    def _compute(
-        self,
-        piece: Sequence[BatchToken],
-        start: int,
-        first: int,
-        hidden: Sequence[Array] | None,
-        done: Decoded,
-        *,
-        keep_steps: int,
-    ) -> None:
-        planes = len(piece) if 1 < len(piece) <= keep_steps else 1
-        # Sequences do not see each other, so each one's rows go through the network on their own.
-        tokens, positions, seqs, outputs = zip(*piece, strict=True)
-        for seq in sorted(set(seqs)):
-            mine = [i for i, each in enumerate(seqs) if each == seq]
-            wanted = [k for k, i in enumerate(mine) if outputs[i]]
-            ubatch = Ubatch(
-                tokens=np.array([tokens[i] for i in mine], dtype=np.int64),
-                positions=np.array([positions[i] for i in mine], dtype=np.int64),
-                outputs=np.array(wanted, dtype=np.int64),
-                hidden=None if hidden is None else np.stack([hidden[first + i] for i in mine]),
-            )
-            places = np.array([start + i for i in mine], dtype=np.int64)
-            view = SequenceView(self, seq, ubatch, places, planes=planes)
-            output = self.network.run(ubatch, view)
-            for row, k in enumerate(wanted):
-                done.logits[first + mine[k]] = output.logits[row]
-            said = output.hidden  # a companion of a model without an MTP head is handed nothing
-            rows = repeat(NOTHING, len(mine)) if said is None else said
-            done.hidden.update(zip((first + i for i in mine), rows, strict=True))
 
     def apply_shifts(self) -> None:
         """Rotate the keys of moved cells to their new positions (`llama_kv_cache_update`)."""

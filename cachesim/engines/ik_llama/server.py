@@ -210,7 +210,14 @@ class IkLlama(Engine):
         cause = causes.LIST_MOVED_OUT if moved_out else causes.SLOT_TOKENS
         ledger.apply(cause, in_slot, slot=slot.id)
         slot.ledger = ledger
-        self._launch(slot, ticket, request)
+        slot.reset(self.rules.interval_starts_at)
+        slot.ticket, slot.request = ticket, request
+        slot.prompt_tokens = list(request.prompt)
+        asked = request.options or {}
+        slot.n_keep = asked.get("n_keep", slot.n_keep)
+        self.primary.ubatches_left = asked.get("cancel_after_ubatches")
+        slot.command = Command.LOAD_PROMPT
+        self.checkpointing.launched()
 
     def _ledger(self, request: Request) -> Ledger:
         best, where = Count(0), "nothing"
@@ -221,16 +228,6 @@ class IkLlama(Engine):
             if equal > best:
                 best, where = equal, name
         return Ledger(best, where)
-
-    def _launch(self, slot: Slot, ticket: Ticket, request: Request) -> None:
-        slot.reset(self.rules.interval_starts_at)
-        slot.ticket, slot.request = ticket, request
-        slot.prompt_tokens = list(request.prompt)
-        asked = request.options or {}
-        slot.n_keep = asked.get("n_keep", slot.n_keep)
-        self.primary.ubatches_left = asked.get("cancel_after_ubatches")
-        slot.command = Command.LOAD_PROMPT
-        self.checkpointing.launched()
 
     def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
         """Answer and mark the slot for release."""
@@ -335,7 +332,10 @@ class IkLlama(Engine):
         slot.n_past_prompt = end
         slot.n_prompt_tokens_processed += end - start
         if slot.n_past_prompt == len(prompt):
-            self._begin_generating(slot)
+            slot.state, slot.command = State.PROCESSING, Command.NONE
+            slot.i_batch = len(self._batch) - 1
+            last = self._batch[-1]
+            self._batch[-1] = last._replace(output=True)
 
     def _prepare(self, slot: Slot) -> bool:
         if len(slot.prompt_tokens) >= slot.n_ctx:
@@ -393,12 +393,6 @@ class IkLlama(Engine):
     def _drops_tokens(self, slot: Slot) -> bool:
         return slot.running.cache_prompt or self.rules.shift_always_drops_tokens
 
-    def _begin_generating(self, slot: Slot) -> None:
-        slot.state, slot.command = State.PROCESSING, Command.NONE
-        slot.i_batch = len(self._batch) - 1
-        last = self._batch[-1]
-        self._batch[-1] = last._replace(output=True)
-
     def _trim(self, slot: Slot) -> None:
         """Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889)."""
         p0 = len(slot.cache_tokens)
@@ -443,7 +437,14 @@ class IkLlama(Engine):
             view = self._batch[first : first + n_batch]
             decoded = self.primary.decode(view, keep_steps=self._steps())
             if decoded.code == CANCELLED:
-                self._cancelled()
+                self.primary.ubatches_left = None
+                for slot in self.slots:
+                    held = self.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
+                    del slot.cache_tokens[held:]
+                    slot.n_past = len(slot.cache_tokens)
+                    if slot.ticket is not None and not slot.available:
+                        slot.state = State.PROCESSING
+                        self.finish(slot, GONE, "the client went away")
                 return
             if decoded.code:
                 if n_batch == 1:
@@ -459,16 +460,6 @@ class IkLlama(Engine):
         """Recurrent states are kept token by token where the batch holds a draft."""
         drafted = any(slot.drafted for slot in self.slots)
         return self.speculation.steps if drafted else 0
-
-    def _cancelled(self) -> None:
-        self.primary.ubatches_left = None
-        for slot in self.slots:
-            held = self.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
-            del slot.cache_tokens[held:]
-            slot.n_past = len(slot.cache_tokens)
-            if slot.ticket is not None and not slot.available:
-                slot.state = State.PROCESSING
-                self.finish(slot, GONE, "the client went away")
 
     def _fail(self) -> None:
         """Every slot is answered and released, idle ones too; token lists stay (an oddity)."""

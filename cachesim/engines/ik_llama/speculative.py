@@ -200,7 +200,9 @@ class Speculation:
         self._note(fed, base, len(kept))
         slot.follow_up = None
         if fed.taken:
-            slot.follow_up = slot.sampled if fed.logits is None else self._guess(fed.logits)
+            slot.follow_up = (
+                slot.sampled if fed.logits is None else self._primary.network.sample(fed.logits)
+            )
         self._row = hidden[-1]
         self._record.append(
             events.DraftVerified(
@@ -211,9 +213,6 @@ class Speculation:
                 companion_tail=self._head.tail,
             )
         )
-
-    def _guess(self, logits: Array) -> Token:
-        return self._primary.network.sample(logits)
 
 
 def _row_of(decoded: Decoded, at: int) -> Array:

@@ -1,7 +1,7 @@
 """Invariants of the server's state that hold after any request."""
 
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
+from cachesim.engines.llamacpp.slot import SlotState
 from cachesim.errors import ContractError
 
 
@@ -13,7 +13,31 @@ def check_integrity(server: ServerContext) -> None:
     """
     server.contexts.check_integrity()
     for slot in server.slots:
-        _check_slot(server, slot)
+        has_task = slot.task is not None
+        _require(
+            has_task == slot.is_processing,
+            f"slot {slot.id} is {slot.state.value} with a wrong task",
+        )
+        n_tokens = int(slot.prompt.n_tokens)
+        _require(n_tokens <= slot.n_ctx, f"slot {slot.id} holds more than its context")
+        most = server.options.ctx_checkpoints
+        held = slot.prompt.checkpoints
+        _require(len(held) <= most, f"slot {slot.id} holds {len(held)} of {most} checkpoints")
+        for checkpoint in held:
+            ordered = 0 <= checkpoint.pos_min <= checkpoint.pos_max
+            _require(ordered, f"slot {slot.id} has a checkpoint from {checkpoint.as_dict()}")
+            _require(
+                checkpoint.pos_max == checkpoint.n_tokens - 1,
+                f"slot {slot.id} has a checkpoint that ends at {checkpoint.pos_max}, "
+                f"after {checkpoint.n_tokens} tokens",
+            )
+        settled = slot.state in {SlotState.IDLE, SlotState.GENERATING}
+        if settled and n_tokens:  # an empty slot file leaves the memory as it was
+            pos_max = server.contexts.target.seq_pos_max(slot.id)
+            _require(
+                pos_max == n_tokens - 1,
+                f"slot {slot.id} holds {n_tokens} tokens, its memory ends at position {pos_max}",
+            )
     if server.cache is not None:
         for entry in server.cache.entries:
             _require(len(entry.tokens) > 0, "the prompt cache holds an entry without tokens")
@@ -26,37 +50,6 @@ def check_integrity(server: ServerContext) -> None:
     _require(not running & set(waiting), "a task waits and runs at the same time")
     idle = not running and not server.queue
     _require(not (idle and server.deferred), "tasks are deferred on an idle server")
-
-
-def _check_slot(server: ServerContext, slot: Slot) -> None:
-    has_task = slot.task is not None
-    _require(
-        has_task == slot.is_processing, f"slot {slot.id} is {slot.state.value} with a wrong task"
-    )
-    n_tokens = int(slot.prompt.n_tokens)
-    _require(n_tokens <= slot.n_ctx, f"slot {slot.id} holds more than its context")
-    most = server.options.ctx_checkpoints
-    held = slot.prompt.checkpoints
-    _require(len(held) <= most, f"slot {slot.id} holds {len(held)} of {most} checkpoints")
-    for checkpoint in held:
-        _check_checkpoint(slot, checkpoint)
-    settled = slot.state in {SlotState.IDLE, SlotState.GENERATING}
-    if settled and n_tokens:  # an empty slot file leaves the memory as it was
-        pos_max = server.contexts.target.seq_pos_max(slot.id)
-        _require(
-            pos_max == n_tokens - 1,
-            f"slot {slot.id} holds {n_tokens} tokens, its memory ends at position {pos_max}",
-        )
-
-
-def _check_checkpoint(slot: Slot, checkpoint: Checkpoint) -> None:
-    ordered = 0 <= checkpoint.pos_min <= checkpoint.pos_max
-    _require(ordered, f"slot {slot.id} has a checkpoint from {checkpoint.as_dict()}")
-    _require(
-        checkpoint.pos_max == checkpoint.n_tokens - 1,
-        f"slot {slot.id} has a checkpoint that ends at {checkpoint.pos_max}, "
-        f"after {checkpoint.n_tokens} tokens",
-    )
 
 
 def _require(holds: object, message: str) -> None:

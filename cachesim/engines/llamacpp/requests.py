@@ -118,7 +118,9 @@ def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[st
     if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
         return INVALID, "Cannot have 2 or more assistant messages at the end of the list."
     embeds = server.options.embedding
-    if task.is_embedded and not (embeds and (task.kind != "rerank" or _ranks(server))):
+    if task.is_embedded and not (
+        embeds and (task.kind != "rerank" or (server.options.pooling == "rank"))
+    ):
         return NOT_SUPPORTED, f"This server was not started for {task.kind} requests"
     if task.params.n_predict < -1 and server.rules.requests.counts_are_checked:
         return INVALID, f"Field 'n_predict': -1 <= value, but got {task.params.n_predict}"
@@ -129,10 +131,6 @@ def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[st
         slots = len(server.slots)
         return INVALID, f"n_cmpl cannot be greater than the number of slots ({slots})"
     return None
-
-
-def _ranks(server: ServerContext) -> bool:
-    return server.options.pooling == "rank"
 
 
 def _infill_suffix(fields: Mapping[str, Any]) -> Tokens:

@@ -37,7 +37,10 @@ def run_slot_action(
 ) -> Reply:
     """Do what the task says to an idle slot (`SERVER_TASK_TYPE_SLOT_SAVE`)."""
     if task.kind == "slot-erase":
-        return _erase(server, slot, task)
+        n_tokens = slot.prompt.n_tokens
+        server.prompt_clear(slot)
+        server.emit(SlotErased(slot=slot.id, task=task.id, n_tokens=n_tokens))
+        return done(server, slot)
     if store is None:
         msg = f"{task.kind} needs a place for bytes; create the engine with store=..."
         raise OptionError(msg)
@@ -107,13 +110,6 @@ def _restore_checkpoints(server: ServerContext, slot: Slot, saved: list[Checkpoi
     if slot.prompt.checkpoints:
         newest = slot.prompt.checkpoints[-1]
         server.contexts.load_companion(newest.state.companion, slot.id, partial=True)
-
-
-def _erase(server: ServerContext, slot: Slot, task: Task) -> Reply:
-    n_tokens = slot.prompt.n_tokens
-    server.prompt_clear(slot)
-    server.emit(SlotErased(slot=slot.id, task=task.id, n_tokens=n_tokens))
-    return done(server, slot)
 
 
 def done(server: ServerContext, slot: Slot) -> Reply:

@@ -5,7 +5,6 @@ from typing import Any
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
-from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
@@ -50,11 +49,7 @@ def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
 
 
 def _parts(context: Context) -> list[dict[str, Any]]:
-    return _memory(context.memory)
-
-
-def _memory(memory: Memory) -> list[dict[str, Any]]:
-    attention, recurrent = parts_of(memory)
+    attention, recurrent = parts_of(context.memory)
     found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
     return found if recurrent is None else [*found, _recurrent(recurrent)]
 
