@@ -3,9 +3,7 @@
 import pytest
 
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
-from cachesim.errors import UpstreamAbort
 from tests.engines.llamacpp.memory.bench import BOTH, NAMES, Bench
-from tests.engines.llamacpp.memory.lab import Lab
 
 both = pytest.mark.parametrize("rules", BOTH, ids=NAMES)
 
@@ -32,99 +30,6 @@ def test_ids_beyond_the_sequences_depend_on_the_release(rules: MemoryRules, ret:
 @pytest.mark.parametrize(("rules", "ret"), [(B9509, 0), (B11434, -1)], ids=NAMES)
 def test_decreasing_positions_depend_on_the_release(rules: MemoryRules, ret: int) -> None:
     assert ret == Bench(rules, "kv", n_seq_max=4, cells=32).decode(8, "1:1+1 1:0+1")
-
-
-COUPLED = "0,1:0+3 0:3+1 1:3+1"
-
-
-@both
-def test_coupled_tokens_are_refused_by_a_sequential_split(rules: MemoryRules) -> None:
-    streams = Bench(rules, "kv", n_seq_max=2, cells=32, unified=False)
-    recurrent = Bench(rules, "recurrent", n_seq_max=2)
-    assert (1, 1) == (streams.decode(8, COUPLED), recurrent.decode(8, COUPLED))
-
-    hybrid = Bench(rules, "hybrid", n_seq_max=2, cells=32)
-    assert hybrid.decode(8, COUPLED) == 0
-    assert [(1, 3), (2, 1)] == hybrid.sets()
-
-
-@both
-def test_a_split_by_sequence_accepts_coupled_tokens(rules: MemoryRules) -> None:
-    recurrent = Bench(rules, "recurrent", n_seq_max=2)
-    assert recurrent.decode(8, "0,1:0+3", all_outputs=True) == 0
-    assert [(1, 3)] == recurrent.sets()
-
-    streams = Bench(rules, "hybrid", n_seq_max=2, cells=32, unified=False)
-    with pytest.raises(UpstreamAbort, match="find_slot"):
-        streams.decode(8, "0,1:0+3", all_outputs=True)
-
-
-@pytest.mark.parametrize(("rules", "first"), [(B9509, [-1, -1]), (B11434, [0, 2])], ids=NAMES)
-def test_a_whole_restore_of_several_streams(rules: MemoryRules, first: list[int]) -> None:
-    b = Bench(rules, "kv", n_seq_max=2, cells=8, unified=False)
-    b.decode(8, "0:0+3 1:0+5")
-    saved = b.save(-1)
-    b.context.clear(data=True)
-
-    assert b.load(saved, -1)
-    assert (first, [0, 4]) == (b.pos(0), b.pos(1))
-
-
-@both
-def test_a_whole_restore_brings_all_rows_of_the_last_stream_back(rules: MemoryRules) -> None:
-    lab = Lab("dense", rules, n_seq_max=2, cells=1024, unified=False, n_ubatch=512)
-    assert lab.go_on(0, 500)
-    assert lab.go_on(1, 700)
-    saved = lab.context.state_write(-1)
-    lab.context.clear(data=True)
-
-    assert saved.size == lab.context.state_read(saved, -1)
-    assert lab.go_on(1)
-
-
-@both
-def test_an_empty_state_leaves_the_destination_alone(rules: MemoryRules) -> None:
-    b = Bench(rules, "kv", cells=8)
-    empty = b.save(0)
-    b.decode(8, "0:0+2")
-
-    assert b.load(empty, 0)
-    assert b.pos(0) == [0, 1]
-
-
-@both
-def test_a_restore_that_finds_no_room_costs_the_old_contents(rules: MemoryRules) -> None:
-    b = Bench(rules, "kv", n_seq_max=2, cells=8)
-    b.decode(8, "0:0+5")
-    saved = b.save(0)
-    b.rm(0, 3, -1)
-    b.decode(8, "1:0+4")
-
-    assert not b.load(saved, 0)
-    assert ([-1, -1], [0, 3], 0) == (b.pos(0), b.pos(1), b.head())
-
-
-@both
-def test_a_restore_unshares_cells(rules: MemoryRules) -> None:
-    b = Bench(rules, "kv", n_seq_max=3, cells=8)
-    b.decode(8, "0:0+3")
-    b.context.seq_cp(0, 1, -1, -1)
-    b.decode(8, "0:3+1")
-
-    assert b.load(b.save(0), 0)
-    assert (7, "0{1} 1{1} 2{1} 0{0} 1{0} 2{0} 3{0}") == (b.head(), b.dump())
-
-
-@pytest.mark.parametrize(("rules", "left"), [(B9509, [0, 4]), (B11434, [-1, -1])], ids=NAMES)
-def test_a_state_cut_short_within_its_rows(rules: MemoryRules, left: list[int]) -> None:
-    b = Bench(rules, "kv", n_seq_max=2, cells=16)
-    b.decode(8, "0:0+5")
-    saved = b.save(0)
-    b.decode(8, "1:0+2")
-    before_rows = 4 + 4 + 5 * 12 + rules.attention_header
-
-    assert not b.load(saved.cut(before_rows + 15), 1)
-    assert (left, [0, 4]) == (b.pos(1), b.pos(0))
 
 
 @both
@@ -218,29 +123,12 @@ def test_a_symmetric_window_masks(rules: MemoryRules) -> None:
     assert ["11111."] == b.mask("kv", "0:2+1", causal=False)
 
 
-@both
-def test_shared_cells_are_seen_by_both(rules: MemoryRules) -> None:
-    b = Bench(rules, "kv", n_seq_max=2, cells=5)
-    b.decode(8, "0:0+3")
-    b.context.seq_cp(0, 1, -1, -1)
-    b.decode(8, "0:3+1 1:3+1")
-    assert b.dump() == "0{0,1} 1{0,1} 2{0,1} 3{0} 3{1}"
-
-    assert ["1111."] == b.mask("kv", "0:3+1")
-    assert ["111.1"] == b.mask("kv", "1:3+1")
-
-
 def twenty_four(rules: MemoryRules) -> Bench:
     b = Bench(rules, "iswa", n_seq_max=2, cells=32, swa_cells=8, n_swa=4, swa_type="standard")
     b.decode(8, "0:0+4")
     b.decode(8, "1:0+2")
     assert b.decode(8, "0:4+3 1:2+1") == 0
     return b
-
-
-@both
-def test_a_tight_window_cache_makes_the_pair_split_otherwise(rules: MemoryRules) -> None:
-    assert [["0@4", "1@2"], ["0@5", "0@6"]] == twenty_four(rules).ubatches()
 
 
 @both
