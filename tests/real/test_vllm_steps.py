@@ -140,11 +140,12 @@ def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:
             runs_on_v1({"groups": [group], "drafts": 2, "eagle": eagle}, known.rules)
             for group, eagle in ((STATES, True), (STATES, False), (STATES | {"mode": "all"}, True))
         ]
-        for release in ("0.28.0", "0.31.0", "0.33.0")
+        for release in ("0.28.0", "0.29.0", "0.31.0", "0.33.0")
         for known in [FAMILY.release(release)]
     }
 
     assert [True] * 3 == found["0.28.0"]
+    assert [False, True, False] == found["0.29.0"]
     assert [False, True, True] == found["0.31.0"]
     assert [False] * 3 == found["0.33.0"]
 

@@ -211,9 +211,10 @@ class VllmOptions:
 
     def runs_on_v1(self, rules: Rules) -> bool:
         """Whether a model with states runs on Model Runner V1. Follows `use_v2_model_runner`."""
-        some = self.speculative_method == "ngram" or self.mamba_cache_mode == "all"
         use = rules.runner.model_runner_v1
-        return use == "always" or (use == "n-grams" and some)
+        some = self.speculative_method == "ngram" and use != "never"
+        everywhere = self.mamba_cache_mode == "all" and use == "n-grams-and-all"
+        return use == "always" or some or everywhere
 
     def drops_eagle_block(self, rules: Rules) -> bool:
         """Whether a hit's last block is dropped for a drafter, which ids do not vouch for."""

@@ -14,7 +14,7 @@ MarginBound: TypeAlias = Literal["hit-limit", "hashes"]
 Boundaries: TypeAlias = Literal["prompt-end", "eagle-exact"]
 ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "early-stops", "stops"]
 PromptStop: TypeAlias = Literal["floor", "below-the-end"]
-V1Use: TypeAlias = Literal["never", "n-grams", "always"]
+V1Use: TypeAlias = Literal["never", "n-grams", "n-grams-and-all", "always"]
 Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
 StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
@@ -274,8 +274,9 @@ class RunnerRules:
     drafts, for a decode: it begins from what another request left in its block."""
 
     model_runner_v1: V1Use = "never"
-    """Which models with states run on Model Runner V1: all until 0.28, then those with n-grams or
-    `mamba_cache_mode` all; since 0.32 none."""
+    """Models with states on Model Runner V1: all until 0.28; in 0.29 those with n-grams; in 0.30
+    and 0.31 those with `mamba_cache_mode` all too; since 0.32 none. V2 hands layers in mode all no
+    block of the last step, so that 0.29 ends at the first decode with EAGLE or MTP."""
 
     drafts_in_all_mode: bool = True
     """#41233 (0.22): states of `all` mode go together with drafts; before, the engine core ended
@@ -333,7 +334,7 @@ RULES_0310 = replace(
         RULES_0320.runner,
         plain_path_reads_first=True,
         plain_step_reads_first=True,
-        model_runner_v1="n-grams",
+        model_runner_v1="n-grams-and-all",
         seeds_in_smallest_block=True,
     ),
     modes=("align", "all", "none"),
@@ -350,6 +351,7 @@ RULES_0290 = replace(
     retention=replace(RULES_0300.retention, boundaries="prompt-end"),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
     scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
+    runner=replace(RULES_0300.runner, model_runner_v1="n-grams"),
 )
 
 RULES_0280 = replace(

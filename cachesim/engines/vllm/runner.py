@@ -20,6 +20,7 @@ from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.engines.vllm.pages import ChunkStore, Pages
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.engines.vllm.step import Chunk, Step
+from cachesim.errors import UpstreamAbort
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.model.counts import NOWHERE
@@ -85,6 +86,8 @@ class Runner:
 
     def run(self, step: Step, judge: Judge) -> list[list[int]]:
         """Run a step; what was sampled for each of its chunks, nothing where it read on."""
+        if self.state_groups:
+            self._check_decodes(step)
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         self.drafting = any(chunk.drafts for chunk in step.chunks)
@@ -274,6 +277,15 @@ class Runner:
             store.initial[group] = table[source] if begun and source < len(table) else None
             store.targets[group] = tuple(table[first : first + 1 + drafts])
         return store
+
+    def _check_decodes(self, step: Step) -> None:
+        """End as layers in mode all do where V2 hands a decode no block of the last step."""
+        spec = self._state.speculative_blocks
+        if self.v1 or not spec or self._state.mode != "all":
+            return
+        if any(chunk.start and chunk.count <= 1 + spec for chunk in step.chunks):
+            where = "MambaMixer2.conv_ssm_forward"
+            raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
         drafting = self.drafting or not self.v1

@@ -76,7 +76,8 @@ def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> N
     if fine:  # the engine core knows one size of blocks
         config["groups"][0]["block"] = states[0]["block"]
     mode = rng.choice(("align", "align", *rules.modes)) if states else "align"
-    if mode == "all" and config.get("drafts") and not rules.runner.drafts_in_all_mode:
+    ends = config.get("eagle") and rules.runner.model_runner_v1 == "n-grams"
+    if mode == "all" and config.get("drafts") and (ends or not rules.runner.drafts_in_all_mode):
         mode = "align"
     if mode == "all":  # a step without drafts ends the engine: MambaMixer2 asserts a step before
         for wanted in (each for group in workload["steps"] for each in group):
@@ -103,9 +104,9 @@ def _draft(rng: Random, workload: Entry, rules: Rules) -> None:
 def runs_on_v1(config: Mapping[str, Any], rules: Rules) -> bool:
     """Whether a workload's server has Model Runner V1. Follows `use_v2_model_runner`."""
     modes = [group.get("mode") for group in config["groups"] if group["kind"] == "mamba"]
-    some = "all" in modes or bool(config.get("drafts") and not config["eagle"])
     use = rules.runner.model_runner_v1
-    return use == "always" or (use == "n-grams" and some)
+    some = bool(config.get("drafts") and not config["eagle"]) and use != "never"
+    return use == "always" or some or ("all" in modes and use == "n-grams-and-all")
 
 
 @dataclass(slots=True)

@@ -214,3 +214,22 @@ def test_beside_a_store_one_release_holds_the_last_state_of_each_group(
 
     assert held == most
     assert {} == engine.manager.pins
+
+
+@pytest.mark.parametrize(("method", "release"), [("ngram", "0.29.0"), ("eagle", "0.30.0")])
+@pytest.mark.parametrize("arithmetic", ["ring", "counts"])
+def test_in_all_mode_v2_ends_at_the_first_decode_with_a_drafter(
+    method: str, release: str, arithmetic: Any
+) -> None:
+    """0.29 does not take Model Runner V1 for the mode, and its V2 does not note the last block."""
+
+    def play(profile: str, named: str) -> None:
+        options = ALL_MODE | {"speculative_method": named}
+        model = preset("hybrid")
+        engine = base.Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+        engine.submit(base.Request(prompt=tuple(range(300, 340)), predict=4))
+        engine.run()
+
+    play(f"vllm@{release}", method)
+    with pytest.raises(UpstreamAbort, match="prev_step_d is not None"):
+        play("vllm@0.29.0", "eagle")
