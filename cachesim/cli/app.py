@@ -1,11 +1,12 @@
 """The commands and their options: a thin parser in front of plain functions."""
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from cachesim.cli import Format, version
 from cachesim.cli.outputs import Page
@@ -49,11 +50,20 @@ Settings = Annotated[
 ]
 Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
 
+
+def _usage(error: CycloptsError) -> str:
+    """The parser's message; for a missing argument with the example of the command's help."""
+    found = re.search(r"^ *Example: (.+)", error.target.__doc__ or "", re.MULTILINE)
+    if found is None or not isinstance(error, MissingArgumentError):
+        return f"cachesim: {error}"
+    return f"cachesim: {str(error).removesuffix('.')}, as in: {found[1]}"
+
+
 LOOKS: Final[dict[str, Any]] = {
     "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
     "version": version,
     "help_format": "plaintext",
-    "error_formatter": lambda error: f"cachesim: {error}",
+    "error_formatter": _usage,
     "help_epilogue": "Exit status: 0 all as expected, 1 a check failed, as a wrong answer that"
     " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 130 interrupted.",
 }

@@ -41,7 +41,7 @@ NEUTRAL: Final[dict[str, Any]] = {
 """Fields that two releases may have differently although they decide alike."""
 
 
-class Parting(NamedTuple):
+class FirstDifference(NamedTuple):
     """The first decision that differs: the step it falls in, and what each profile does there."""
 
     step: int
@@ -102,11 +102,11 @@ def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
             *lines,
             Text("two engines decide each in its own words: outcomes alone compare"),
         ]
-    parting = _first_parting(runs[0], runs[1])
-    if parting is None:
+    difference = _first_difference(runs[0], runs[1])
+    if difference is None:
         return [*lines, Text("every decision is the same")]
-    where = Text(f"the first decision that differs is in step {steps[parting.step].name}:")
-    sides = zip(runs, parting.sides, strict=True)
+    where = Text(f"the first decision that differs is in step {steps[difference.step].name}:")
+    sides = zip(runs, difference.sides, strict=True)
     return [*lines, where, *(each for run, event in sides for each in _side(run, event))]
 
 
@@ -173,7 +173,7 @@ def _differ(one: Step, other: Step) -> bool:
     return parked[0] != parked[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
 
 
-def _first_parting(one: Run, other: Run) -> Parting | None:
+def _first_difference(one: Run, other: Run) -> FirstDifference | None:
     """The first event, routine left out, that only one profile has, or has otherwise."""
     for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
         left, right = (_decisions(each) for each in (ours, theirs))
@@ -182,7 +182,7 @@ def _first_parting(one: Run, other: Run) -> Parting | None:
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
             if tag != "equal":
                 sides = (left[i1] if i1 < i2 else None, right[j1] if j1 < j2 else None)
-                return Parting(index, sides)
+                return FirstDifference(index, sides)
     return None
 
 

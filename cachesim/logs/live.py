@@ -14,11 +14,18 @@ from typing import Any, Final
 from cachesim.engines.causes import Loss
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.logs.cures import cure_of
+from cachesim.logs.divergence import (
+    CONVERSATIONS,
+    Candidate,
+    Divergence,
+    Kin,
+    divergence_of,
+    kin_of,
+)
 from cachesim.logs.dump import Recorded
-from cachesim.logs.parting import CONVERSATIONS, Candidate, Kin, Parting, kin_of, parting_of
 from cachesim.logs.player import FAILED, Replayed
 from cachesim.logs.prompts import Prompt, Prompts
+from cachesim.logs.remedies import remedy_of
 from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, others, profile_of
 from cachesim.logs.rerun import elsewhere as played_elsewhere
 from cachesim.logs.segments import BLOCK
@@ -43,7 +50,7 @@ class Understood:
     kin: Kin
     continues: Recorded | None
     earlier: Prompt | None  # the prompt of the one that it continues
-    parting: Parting | None
+    parting: Divergence | None
     taken: SlotAction | None = None  # what took the one that it continues out of its slot
 
 
@@ -216,7 +223,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
         "part": "",
         "by": "the server",
         "example": loss["sentence"],
-        "advice": cure_of(loss["rule"]).advice,
+        "advice": remedy_of(loss["rule"]).advice,
     }
 
 
@@ -308,7 +315,7 @@ class Live:
 
     def _understand(self, request: Recorded) -> Understood:
         kin = self._kin(request)
-        parting = self._parting(request, kin)
+        parting = self._divergence(request, kin)
         prompt = self._made.add(request, kin.begins_like, kin.equal)
         continues = kin.continues if kin.equal or parting else None
         earlier = self._made.made.get(continues.number) if continues is not None else None
@@ -352,12 +359,12 @@ class Live:
         begins_like, equal, continues = request.seen
         return Kin(known.get(begins_like), equal, known.get(continues))
 
-    def _parting(self, request: Recorded, kin: Kin) -> Parting | None:
+    def _divergence(self, request: Recorded, kin: Kin) -> Divergence | None:
         if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.parting):
             return None
         if request.seen is not None:
-            return None if request.parting is None else Parting.from_dict(request.parting)
-        return parting_of(request, kin.continues)
+            return None if request.parting is None else Divergence.from_dict(request.parting)
+        return divergence_of(request, kin.continues)
 
     @property
     def rerun(self) -> Rerun | None:

@@ -138,7 +138,7 @@ def _tokens() -> dict[str, Any]:
     )
 
 
-def _parting() -> dict[str, Any]:
+def _divergence() -> dict[str, Any]:
     return _table(
         "Where it stops being the request that it continues, as seen while the text was there.",
         {
@@ -197,7 +197,7 @@ def requests_schema() -> dict[str, Any]:
                 },
                 "description": "The earlier requests that it was compared with.",
             },
-            "parting": _parting(),
+            "parting": _divergence(),
             "error": {"type": "string", "description": "The server's short word for it."},
             "unread": {"type": "string", "description": "Why its prompt or answer was not read."},
         },

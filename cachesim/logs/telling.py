@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import of_one
-from cachesim.logs.cures import cure_of
 from cachesim.logs.evidence import Lengths
 from cachesim.logs.known import Known
 from cachesim.logs.observed import IK, MLX, Observed
+from cachesim.logs.remedies import remedy_of
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.sizes import WHOSE, how_known
 
@@ -32,7 +32,7 @@ def says_of(
         *_choice(request),
         *_filled(after),
         *_memory(request),
-        *_parting(request, common, lengths),
+        *_divergence(request, common, lengths),
     ]
 
 
@@ -82,7 +82,7 @@ def _tried(o: Observed) -> str:
     return f"{tried} and {more} more" if more > 0 else tried
 
 
-def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
+def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     at, whole = common.value, lengths.prompt.value
     held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
@@ -302,7 +302,7 @@ class Group:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        cure = cure_of(self.cause, self.engine)
+        cure = remedy_of(self.cause, self.engine)
         return {
             "cause": self.cause,
             "tokens": self.tokens,

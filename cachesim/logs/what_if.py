@@ -9,7 +9,6 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.logs.alternatives import workloads_of
-from cachesim.logs.cures import cure_of
 from cachesim.logs.other import (
     Otherwise,
     Workload,
@@ -17,6 +16,7 @@ from cachesim.logs.other import (
     options_for,
     play_workload,
 )
+from cachesim.logs.remedies import remedy_of
 from cachesim.logs.replay import Replay
 from cachesim.logs.rerun import wrong_answers
 from cachesim.logs.settings import RELEASES, Settings, flag_of
@@ -70,7 +70,7 @@ def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
 def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dict[str, Any]]:
     """Of the settings that were tried, own ones first, those that a cause's advice names."""
     own, *others = found
-    named = cure_of(cause, settings.engine).flags
+    named = remedy_of(cause, settings.engine).flags
     return [
         {
             "flag": " ".join(flag_of(FAMILY, name, value) for name, value in each.changes.items()),

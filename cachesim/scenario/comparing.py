@@ -30,7 +30,7 @@ from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
-BOUND: Final = "no cache can beat"
+BOUND: Final = "upper bound"
 
 REFUSED: Final = "refused"
 """The cause of what could have been reused for a request that a row did not answer."""

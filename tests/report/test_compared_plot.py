@@ -6,7 +6,7 @@ from cachesim.report.compared import REUSED, colours_of, plot
 from cachesim.scenario.comparing import Compared
 
 ROWS = (
-    Compared(name="no cache can beat", cached=(0, 30), asked=100),
+    Compared(name="upper bound", cached=(0, 30), asked=100),
     Compared(name="a <b>", cached=(0, 10), asked=100, lost={"state-missing": 15, "pairs": 5}),
     Compared(name="refused", problem="there is no such flag"),
 )
@@ -48,7 +48,7 @@ def test_every_cause_has_a_fill_of_its_own() -> None:
 
 def test_all_rows_have_one_scale() -> None:
     rows = (
-        Compared(name="no cache can beat", cached=(50, 50), asked=200),
+        Compared(name="upper bound", cached=(50, 50), asked=200),
         Compared(name="one refused", cached=(50, None), asked=100, lost={"refused": 50}),
     )
     drawn = ET.fromstring(plot("a title", rows))

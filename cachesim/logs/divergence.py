@@ -452,7 +452,7 @@ ENOUGH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The first place at which a request is not the one it continues."""
 
     kind: str
@@ -502,7 +502,7 @@ class Parting:
         )
 
 
-def parting_of(later: Recorded, earlier: Recorded) -> Parting | None:
+def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
     """First difference of `later` from `earlier`; None where it only appends."""
     equal = 0
     known = earlier.segments
@@ -524,7 +524,7 @@ def parting_of(later: Recorded, earlier: Recorded) -> Parting | None:
                 return None
             known = (*known[:index], whole)
         place = Place(later.segments, known, index, at)
-        return _parting(place, equal + at)
+        return _divergence(place, equal + at)
     return None
 
 
@@ -555,13 +555,13 @@ def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
     return at >= (other.length // BLOCK * BLOCK if other.hashes else other.length)
 
 
-def _parting(place: Place, equal: int) -> Parting:
+def _divergence(place: Place, equal: int) -> Divergence:
     kind = kind_of_rewrite(place)
     before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
     where = place.where(kind)
     rewrite = REWRITES[kind]
     sentence = rewrite.says(where, place.at, before, after)
-    return Parting(
+    return Divergence(
         kind, place.now.part, where, place.at, before, after, sentence, rewrite.advice, equal
     )
 
