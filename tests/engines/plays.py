@@ -2,7 +2,7 @@
 
 A play is a line of `plays/ENGINE.jsonl`: its name, the server, and the calls in order. Prompts are
 texts of tokens, `0-99 700`; a request is named by its number among those that were submitted.
-`CACHESIM_UPDATE_SNAPSHOTS=1` writes `plays/ENGINE.txt`, which holds the answers, anew.
+`CACHESIM_UPDATE_SNAPSHOTS=1` refreshes `plays/ENGINE.txt`, which holds the answers.
 """
 
 import json
