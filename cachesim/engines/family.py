@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_by_name, options_of
-from cachesim.engines.release import Patch, Release
+from cachesim.engines.release import Patch, PatchedRelease, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
 
 if TYPE_CHECKING:
-    from cachesim.engines.profile import Profile
     from cachesim.model.spec import ModelSpec
 
 R = TypeVar("R")
@@ -154,18 +153,18 @@ class Family(Generic[R, S]):
         """The patches that may be laid over a release."""
         return tuple(each.name for each in self.patches if release in each.fits)
 
-    def cures(self, profile: "Profile") -> tuple[Patch[R], ...]:
+    def cures(self, profile: PatchedRelease) -> tuple[Patch[R], ...]:
         """Patches without which a profile gives wrong answers: what was merged comes first."""
         fits = self.fitting(profile.release)
         found = (each for each in self.patches if each.cures and each.name in fits)
         left = (each for each in found if each.name not in profile.patches)
         return tuple(sorted(left, key=lambda each: not each.landed))
 
-    def rules(self, profile: "Profile") -> R:
+    def rules(self, profile: PatchedRelease) -> R:
         """The rules of a release with the patches laid over it, in order."""
         return cast("R", _laid(self, profile))
 
-    def lay(self, profile: "Profile") -> R:
+    def lay(self, profile: PatchedRelease) -> R:
         """The rules of a profile, made anew."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
@@ -225,7 +224,7 @@ class Family(Generic[R, S]):
         """The server's options, those that only programs hand in left out."""
         return tuple(each for each in self.declared if not each.internal)
 
-    def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
+    def read(self, profile: PatchedRelease, given: Mapping[str, Any]) -> S:
         """The options of a server: what is given, checked, and the release's own defaults."""
         made: Any = self.options
         known = options_by_name(made)
@@ -234,7 +233,7 @@ class Family(Generic[R, S]):
             values[name] = self._read_one(profile, known, name, value, "option")
         return self.options(**values)
 
-    def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_fields(self, profile: PatchedRelease, given: Mapping[str, Any]) -> dict[str, Any]:
         """The further fields of a request, checked."""
         if not given:
             return {}
@@ -244,7 +243,7 @@ class Family(Generic[R, S]):
             for name, value in given.items()
         }
 
-    def refuse_internal(self, profile: "Profile", given: Mapping[str, Any]) -> None:
+    def refuse_internal(self, profile: PatchedRelease, given: Mapping[str, Any]) -> None:
         """Refuse options that only programs hand in, as if there were none of that name."""
         shown = {each.name: each for each in self.table()}
         for name in given:
@@ -271,7 +270,7 @@ class Family(Generic[R, S]):
             having = tuple(each for each in having if each in arrived)
         return having
 
-    def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
+    def has(self, option: Option, profile: PatchedRelease, value: object = None) -> bool:
         """True if a profile has an option, or this choice of it."""
         if option.patch:
             return option.patch in profile.patches
@@ -280,7 +279,12 @@ class Family(Generic[R, S]):
         return self.current_name(profile.release) in self.having(option, value)
 
     def _read_one(
-        self, profile: "Profile", known: Mapping[str, Option], name: str, value: object, what: str
+        self,
+        profile: PatchedRelease,
+        known: Mapping[str, Option],
+        name: str,
+        value: object,
+        what: str,
     ) -> Value:
         option = known.get(name)
         if option is None:
@@ -308,7 +312,7 @@ class Family(Generic[R, S]):
 
     # -- the engine --------------------------------------------------------------------------
 
-    def open(self, profile: "Profile", **parts: Any) -> Server:
+    def open(self, profile: PatchedRelease, **parts: Any) -> Server:
         """Start a server: the engine's class is loaded now."""
         made = self.engine
         if isinstance(made, str):
@@ -318,7 +322,7 @@ class Family(Generic[R, S]):
 
 
 @lru_cache(maxsize=256)
-def _laid(family: Family[R, S], profile: "Profile") -> R:
+def _laid(family: Family[R, S], profile: PatchedRelease) -> R:
     return family.lay(profile)
 
 

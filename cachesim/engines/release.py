@@ -2,13 +2,29 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 R = TypeVar("R")
 """An engine's value of rules."""
 
 Rules: TypeAlias = Any
 """The rules of any engine, a part or a field of them."""
+
+
+class PatchedRelease(Protocol):
+    """A release with patches laid over it, as a `Profile` names them."""
+
+    @property
+    def release(self) -> str:
+        """The release's name."""
+        ...
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """The patches in order, with the sign of one that is taken back."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,7 +260,15 @@ class Recurrent:
                 word = 0
                 for tapped in inputs:
                     word = word * self._tap + tapped
-                word, chains = _step(_mixed(word), after[-1][past:])
+                word = word * SCRAMBLER & MASK
+                word ^= word >> 32
+                chains = []
+                for state in after[-1][
+                    past:
+                ]:  # as `_step`, whose calls would take most of the time
+                    gate = word * SCRAMBLER & MASK
+                    word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
+                    chains.append(word)
                 words.append(_mixed(each + word))
                 after.append(inputs[1:] + chains)
             kept.append(after[:0:-1][:planes])
