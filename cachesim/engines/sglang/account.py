@@ -22,7 +22,7 @@ Ends: TypeAlias = dict[int, set[tuple[Hashable, bytes]]]
 
 
 class States:
-    """Where states were saved, whatever became of them."""
+    """Positions at which states were saved, evicted ones too."""
 
     def __init__(self) -> None:
         self._ends: Ends = {}
@@ -55,7 +55,7 @@ def _deepest(ends: Ends, tokens: Integers, extra: Hashable, most: int) -> int:
 
 @dataclass(slots=True)
 class Account:
-    """What was computed, what the tree has had, and where states were saved."""
+    """Tokens computed, tokens kept in the tree, and positions of saved states."""
 
     tree: Tree
     computed: Seen = field(default_factory=Seen)

@@ -23,7 +23,7 @@ CLIP: Final = 4096
 
 @dataclass(slots=True)
 class Adder:
-    """One pass over the queue (`PrefillAdder`)."""
+    """The admission of one pass over the queue (`PrefillAdder`)."""
 
     tree: Tree
     pool: TokenPool
@@ -41,7 +41,7 @@ class Adder:
     window_offset: int = 0
 
     def __post_init__(self) -> None:
-        """What runs already is promised what it may still generate."""
+        """Reserve what running requests may still generate."""
         self.input_left -= self.mixed
         if self.chunk_left is not None:
             self.chunk_left -= self.mixed
@@ -64,7 +64,7 @@ class Adder:
 
     @property
     def page_extra(self) -> int:
-        """What each request gets on top."""
+        """Tokens reserved for each request beside its own."""
         return self.pool.page if self.rules.scheduler.reserves_a_page else 0
 
     def _available(self) -> float:
@@ -95,14 +95,14 @@ class Adder:
         return pool.windows.available + self.tree.evictable[PART] - self.window_offset
 
     def _window_tokens(self, extend: int, new: int, limit: int | None, on_host: int = 0) -> int:
-        """What a request takes of the windows at most. Follows `estimate_swa_kv_tokens`."""
+        """The maximum of window slots of a request. Follows `estimate_swa_kv_tokens`."""
         window, page = self.tree.shape.window, self.pool.page
         allocated = extend if limit is None else min(extend, limit)
         loaded = self.ceil(on_host)
         return max(allocated - window, 0) + min(extend + new, window) + page + loaded
 
     def state(self) -> Verdict:
-        """Whether anything more can be taken. Follows `budget_state`."""
+        """The verdict on admitting more. Follows `budget_state`."""
         pool = self.own_windows
         if self.total_left <= 0 or self.current_left <= 0:
             return "no-token"
@@ -149,7 +149,7 @@ class Adder:
         return req if cut else None
 
     def add(self, req: Req) -> Verdict:
-        """One waiting request, whole or cut to what is left of the chunk. Follows `add_one_req`."""
+        """Admit a waiting request, whole or cut to the rest of the chunk. Follows `add_one_req`."""
         new = min(max(req.max_new_tokens - req.num_output, 0), CLIP)
         extend = req.num_tokens - req.prefix
         total = extend + new + self.page_extra
@@ -196,7 +196,7 @@ class Adder:
         return came
 
     def _select(self, req: Req, total: int, new: int, *, on_host: bool) -> Chosen | Verdict:
-        """How much of a request this pass would compute. Follows `_select_prefill_admission`."""
+        """Select the tokens of a request for this pass. Follows `_select_prefill_admission`."""
         prefix = req.prefix + (req.on_host if on_host else 0)
         extend = req.num_tokens - prefix
         whole = self.ceil(extend)
@@ -225,7 +225,7 @@ class Adder:
         return extend, promised, is_cut
 
     def _fits(self, whole: int, total: int, new: int, on_host: int = 0) -> tuple[bool, int | None]:
-        """Whether a request fits, and the longest chunk of it. Follows `check_prefill`."""
+        """Check that a request fits; the longest chunk of it. Follows `check_prefill`."""
         if total >= self.total_left and not self.rules.scheduler.loads_before_it_fits:
             return False, None
         pool, limit = self.own_windows, self.chunk_left

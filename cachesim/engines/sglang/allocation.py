@@ -32,7 +32,7 @@ class Allocation:
             self.tree.evict(tokens=count if whole else count - pool.available)
 
     def available(self) -> int:
-        """What can be allocated now."""
+        """Free slots, of both pools."""
         if isinstance(self.pool, WindowPool):
             return min(self.pool.available, self.pool.windows.available)
         return self.pool.available
@@ -71,7 +71,7 @@ class Allocation:
         return req.prefix, req.fill, last
 
     def for_decode(self, reqs: Sequence[Req]) -> None:
-        """One slot for each. Follows `alloc_for_decode`."""
+        """Allocate a slot for each request. Follows `alloc_for_decode`."""
         page = self.pool.page
         self.make_room(len(reqs) * page)
         if page == 1:

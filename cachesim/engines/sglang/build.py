@@ -22,7 +22,7 @@ CHUNK: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many slots there are."""
+    """Numbers of slots."""
 
     tokens: int
     window_tokens: int = 0
@@ -30,7 +30,7 @@ class Sizes:
 
 
 def grid_of(page: int) -> int:
-    """Where states are saved: multiples of the kernel's chunk and of the page."""
+    """The grid of saved states: a multiple of the kernel's chunk and of the page."""
     return math.lcm(max(CHUNK, page), page)
 
 

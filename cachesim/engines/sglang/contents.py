@@ -1,4 +1,4 @@
-"""What lies in the slots: keys, values and states of the network's layers.
+"""Contents of the slots: keys, values and states of the network's layers.
 
     slot of attention     a key and a value per attention layer
     slot of a window      a key and a value per window layer
@@ -37,7 +37,7 @@ class Contents:
                 self.values[shape.layer] = np.zeros((1, *shape.value), shape.dtype)
 
     def cells(self, place: Place, slots: Integers) -> Integers:
-        """Where a place's layers keep what belongs to attention's slots."""
+        """The cells of attention's slots in the layers of a place."""
         if self.windows is not None and place == "window":
             return self.windows.mapping[slots]
         return slots
@@ -100,7 +100,7 @@ class Contents:
 def copy_slots(
     source: Contents, target: Contents, part: int, at: Integers, to: Integers, *, device: Contents
 ) -> None:
-    """What lies in some slots of one memory goes into slots of another one; the device knows which
+    """Copy the contents of some slots of one memory to slots of another one; the device knows which
     layers a part has.
 
     The slots are those of the part itself: a window's, not attention's. Follows `L2TransferEngine`.
@@ -128,7 +128,7 @@ class _Sight(NamedTuple):
     def of(
         cls, contents: Contents, place: Place, row: Integers, start: int, count: int
     ) -> "_Sight":
-        """What a piece `[start, start + count)` of a request's row meets in a place's layers."""
+        """The cells of a piece `[start, start + count)` of a request's row."""
         end = start + count
         frame = Frame.of_run(start, end, contents.window if place == "window" else 0)
         written = contents.cells(place, row[start:end])
@@ -137,7 +137,7 @@ class _Sight(NamedTuple):
 
 
 class ChunkStore:
-    """What one request's piece `[start, start + count)` writes and sees, through its row."""
+    """The store of a request's piece `[start, start + count)`, through its row."""
 
     planes = 1
 

@@ -1,4 +1,4 @@
-"""What happens inside SGLang's scheduler and tree, as events."""
+"""Events of SGLang's scheduler and tree."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -38,7 +38,7 @@ class ChunkScheduled(ChunkEvent):
 class PrefixKept(
     Event, tone="gain", says="the tree keeps {tokens} tokens of the request, {fresh} of them new"
 ):
-    """What a request has computed went into the tree."""
+    """The tokens of a request were inserted into the tree."""
 
     tokens: Count
     fresh: Count
@@ -96,7 +96,7 @@ class HostEvent(Event):
 
     @property
     def subject(self) -> str:
-        """What moved, with the verb that it wants."""
+        """The moved part, with its verb."""
         if self.part == "state":
             return f"the state after {self.end} tokens of request {self.request} is"
         tokens = f"tokens {self.start} to {self.end} of request {self.request}"

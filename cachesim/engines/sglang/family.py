@@ -1,4 +1,4 @@
-"""What tools must know of SGLang."""
+"""SGLang's `Family`: the entry for tools."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,9 +14,7 @@ _WINDOWS: Final = frozenset({"window"})
 
 
 def _corners() -> Iterator[Corner]:
-    """Where states and window slots change hands: while prompts are cut, replies go on, or memory
-    is short.
-    """
+    """Options under which states and window slots change owners: short grids, chunks, small pools."""
     for strategy in ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"):
         grid = {strategy: "extra_buffer"}
         yield Corner(flags=grid | {"max_mamba_cache_size": 64}, layers=_STATES, crowd=True)

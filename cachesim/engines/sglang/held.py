@@ -1,4 +1,4 @@
-"""What the tree holds at one moment, in the form that pages are drawn from."""
+"""The contents of the tree at one moment, in the form that pages are drawn from."""
 
 from collections.abc import Iterator, Sequence
 
@@ -109,7 +109,7 @@ def texts(tree: Tree) -> Texts:
 
 
 def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
-    """The same in numbers."""
+    """Amounts of each kind in the tree."""
     sizes = _sizes(spec, tree)
     tokens = window = states = parked = 0
     for node in tree.nodes():

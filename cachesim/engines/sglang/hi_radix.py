@@ -197,7 +197,7 @@ class HiRadixCache(RadixCache):
     # -- leaves ------------------------------------------------------------------------------------
 
     def _update_leaf(self, node: Node) -> None:
-        """Whether the device may give a node up. Follows `_update_leaf_status`."""
+        """Update the set of evictable leaves. Follows `_update_leaf_status`."""
         free = node is not self.root and not node.locks[FULL] and not node.evicted
         if free and all(each.evicted for each in node.children.values()):
             self.leaves.add(node)
@@ -205,7 +205,7 @@ class HiRadixCache(RadixCache):
             self.leaves.discard(node)
 
     def _update_host_leaf(self, node: Node) -> None:
-        """Whether the host may. Follows `_update_host_leaf_status`.
+        """Update the host's set of evictable leaves. Follows `_update_host_leaf_status`.
 
         Trap: it is not asked of a node whose child leaves the device, so that with `write_back` a
         node may go with its children still in the tree; when those go, an assertion fails.
@@ -465,7 +465,7 @@ class HiRadixCache(RadixCache):
         self.occupied += len(tokens)
 
     def _query(self, each: Prefetch) -> bool:
-        """Whether the storage has enough of it. Follows `prefetch_thread_func`."""
+        """Check that the storage has enough of it. Follows `prefetch_thread_func`."""
         keys = hashes_of(each.tokens, each.prior, self.shape.page, bigrams=False)
         found = self.storage.known(keys)
         count = found * self.shape.page
@@ -511,7 +511,7 @@ class HiRadixCache(RadixCache):
         self.revoked, self.released = [], []
 
     def fetched(self, req: Req) -> bool:
-        """Whether a request waits no longer. Follows `check_prefetch_progress`."""
+        """Return true once a request need not wait. Follows `check_prefetch_progress`."""
         each = self.ongoing.get(req.id)
         if each is None:
             return True
@@ -528,7 +528,7 @@ class HiRadixCache(RadixCache):
         return True
 
     def _may_end(self, each: Prefetch) -> bool:
-        """Whether what has come so far is enough. Follows `can_terminate_prefetch`.
+        """Return true where a prefetch may end. Follows `can_terminate_prefetch`.
 
         Trap: what is on its way counts once the storage was asked; until then there is the base
         alone.

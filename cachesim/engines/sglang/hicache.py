@@ -106,13 +106,13 @@ class HostTier:
 
     @staticmethod
     def has(node: Node, part: int) -> bool:
-        """Whether the host has a part of a node."""
+        """Return true where the host has a part of a node."""
         held = (node.host_full, node.host_window, node.host_state)[part]
         return held is not None
 
     @staticmethod
     def on_device(node: Node, part: int) -> bool:
-        """Whether the device has it."""
+        """Return true where the device has it."""
         return (node.value is not None, node.window, node.state is not None)[part]
 
     def left(self, node: Node, part: int) -> None:
@@ -126,7 +126,7 @@ class HostTier:
             self.lru(part).remove(node)
 
     def update_leaf(self, node: Node) -> None:
-        """Whether the host may drop a node with all its parts. Follows `_is_host_leaf`."""
+        """Update the host's set of evictable leaves. Follows `_is_host_leaf`."""
         here = node.evicted and node.host_full is not None
         if here and not node.children and not any(node.locks):
             self.leaves.add(node)
@@ -134,7 +134,7 @@ class HostTier:
             self.leaves.discard(node)
 
     def track_twice(self, node: Node) -> None:
-        """Whether both have attention's slots, and no copy is under way. Follows
+        """Track nodes of which both have attention's slots, without a copy under way. Follows
         `_update_duplicate_tracking`.
         """
         both = node.value is not None and node.host_full is not None
@@ -146,7 +146,7 @@ class HostTier:
     # -- holding -----------------------------------------------------------------------------------
 
     def hold(self, node: Node) -> HostHold:
-        """Nothing of what a load reads may be dropped. Follows `inc_host_lock_ref`."""
+        """Lock what a load reads. Follows `inc_host_lock_ref`."""
         held = HostHold(node)
         if node is self.tree.root:
             return held
@@ -177,7 +177,7 @@ class HostTier:
             yield each
 
     def release(self, held: HostHold) -> None:
-        """The same back: a node that was divided meanwhile is still as many tokens.
+        """Unlock as many tokens, of a node that may have been divided meanwhile.
 
         Follows `dec_host_lock_ref`.
         """
@@ -456,7 +456,7 @@ class HostTier:
     # -- nodes that are divided, and leaves that the device gives up -------------------------------
 
     def split(self, new: Node, child: Node) -> None:
-        """What the host has of a node is divided with it; its state stays below.
+        """Divide the host's slots of a node with it; its state stays below.
 
         Follows `redistribute_on_node_split`, `_replace_pending_write_through_node`.
         """

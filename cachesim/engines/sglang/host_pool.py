@@ -34,7 +34,7 @@ Copy = Callable[[int, Integers, Integers], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShape:
-    """How much the host holds, and when something goes there (`--hicache-*`)."""
+    """Sizes of the host, and when nodes are copied there (`--hicache-*`)."""
 
     tokens: int
     window_tokens: int = 0
@@ -45,12 +45,12 @@ class HostShape:
 
     @property
     def writes_back(self) -> bool:
-        """Whether nodes are copied only when the device gives them up."""
+        """True where nodes are copied only when the device evicts them."""
         return self.policy == "write_back"
 
     @property
     def threshold(self) -> int:
-        """How often a node is walked over until it is copied (`write_through_threshold`)."""
+        """Hits of a node until it is copied (`write_through_threshold`)."""
         return 1 if self.policy == "write_through" else 2
 
 
@@ -73,7 +73,7 @@ class HostPool:
         return self.size - self._unused + self._back.count
 
     def alloc(self, count: int) -> Integers | None:
-        """So many slots, or none."""
+        """Allocate slots, all or none."""
         if count > self.available:
             return None
         first, self._unused = self._unused, min(self._unused + count, self.size)
@@ -98,14 +98,14 @@ class Ack:
 
 @dataclass(slots=True)
 class Transfers:
-    """What is under way in one direction: queued, submitted, done (`HiCacheAck`)."""
+    """Copies in one direction: queued, submitted, done (`HiCacheAck`)."""
 
     lag: int = 0
     queued: list[int] = field(default_factory=list)
     submitted: list[Ack] = field(default_factory=list)
 
     def submit(self) -> None:
-        """Everything queued goes as one copy (`merge_ops`)."""
+        """Submit the queue as one copy (`merge_ops`)."""
         if self.queued:
             self.submitted.append(Ack(self.queued, self.lag))
             self.queued = []
@@ -132,7 +132,7 @@ class Transfers:
 
 @dataclass(slots=True)
 class Underway:
-    """One node's copy: what is locked for it, and whose parts it covers."""
+    """The copy of a node: its lock, and the nodes whose parts it covers."""
 
     node: Node
     covers: list[Node]
@@ -142,7 +142,7 @@ class Underway:
 
 @dataclass(slots=True)
 class HostHold:
-    """What a load has locked on the host, from a node upwards: so many tokens of each part."""
+    """The lock of a load on the host, from a node upwards: tokens of each part."""
 
     node: Node
     full: int = 0
@@ -150,5 +150,5 @@ class HostHold:
 
 
 def rows(nodes: Sequence[Node]) -> int:
-    """How many tokens some nodes have."""
+    """The sum of the nodes' tokens."""
     return sum(map(len, nodes))

@@ -52,7 +52,7 @@ class Clock:
 
 
 class Node:
-    """One node; `request` is the number of the request whose tokens made it."""
+    """A node; `request` is the number of the request whose tokens made it."""
 
     __slots__ = (
         "child_key",
@@ -116,7 +116,7 @@ class Node:
 
     @property
     def evicted(self) -> bool:
-        """Whether attention's slots are gone from the device, and the node stays."""
+        """True where the device has evicted attention's slots, and the node stays."""
         return self.value is None and self.parent is not None
 
     @property
@@ -132,7 +132,7 @@ class Node:
             node = node.parent
 
     def depth(self) -> int:
-        """How many tokens lead to its end."""
+        """Tokens from the root to its end."""
         return sum(len(each.key) for each in self.path())
 
 

@@ -22,7 +22,7 @@ STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangOptions:
-    """What the server was started with; the defaults are upstream's, the pools are a toy's."""
+    """Flags of the server; the defaults are upstream's, the pools are a toy's."""
 
     page_size: int = option(
         "--page-size",
@@ -346,13 +346,13 @@ class SglangOptions:
         return STATES_PER_RUNNING + (1 if one else 2)
 
     def mixes(self, rules: Rules) -> bool:
-        """Whether those that decode go on beside a chunk of a prompt."""
+        """True where decoding requests join a prefill."""
         if not self.enable_mixed_chunk or self.chunked_prefill_size <= 0:
             return False
         return self.speculative_algorithm == "none" or rules.scheduler.drafts_may_mix
 
     def extra_buffer(self, rules: Rules) -> bool:
-        """Whether states are tracked in slots of their own; `auto` is the release's business."""
+        """True where states are tracked in slots of their own; the release resolves `auto`."""
         given = {self.mamba_scheduler_strategy, self.mamba_radix_cache_strategy} - {"auto"}
         if given:
             return "extra_buffer" in given

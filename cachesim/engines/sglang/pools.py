@@ -80,13 +80,13 @@ class TokenPool:
         return self.free_pages.count * self.page
 
     def alloc(self, count: int) -> Integers | None:
-        """So many slots, of page 1."""
+        """Allocate slots, of page 1."""
         if count > self.free_pages.count:
             return None
         return self.free_pages.take(count)
 
     def alloc_pages(self, count: int) -> Integers | None:
-        """So many slots in whole pages, for what comes back from the host."""
+        """Allocate slots in whole pages, for loads from the host."""
         page = self.page
         if count > self.available:
             return None
@@ -131,7 +131,7 @@ class TokenPool:
             self.free_pages.put_first(np.unique(slots // self.page))
 
     def begin_group(self) -> None:
-        """What is freed from now on is freed together."""
+        """Collect what is freed until `end_group`."""
         self._group = []
 
     def end_group(self) -> None:

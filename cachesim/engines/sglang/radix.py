@@ -10,7 +10,7 @@ from cachesim.units import Integers
 
 
 class RadixCache(Tree):
-    """One slot per token; leaves go in the order of a policy (`RadixCache`)."""
+    """A tree with a slot per token; leaves go in the order of a policy (`RadixCache`)."""
 
     def _begin(self) -> None:
         self.leaves: set[Node] = set()
@@ -69,7 +69,7 @@ class RadixCache(Tree):
         return total
 
     def _update_leaf(self, node: Node) -> None:
-        """Whether a node may be evicted. Follows `_update_leaf_status`."""
+        """Update the set of evictable leaves. Follows `_update_leaf_status`."""
         if node is self.root or node.locks[FULL] or node.children:
             self.leaves.discard(node)
         else:

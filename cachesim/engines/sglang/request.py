@@ -13,7 +13,7 @@ from cachesim.units import Integers, Token, Tokens
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """One request: its tokens, what of them is computed, and where it lies.
+    """A request: its tokens, its computed prefix, and its slots.
 
     Upstream's `prefix_indices` is `prefix`, `fill_ids` the first `fill` tokens, and its line of
     `req_to_token` is `row`.
@@ -87,7 +87,7 @@ class Req:
 
     @property
     def fill(self) -> int:
-        """Where the chunk ends."""
+        """The end of the chunk."""
         return self.prefix + self.extend
 
     def append(self, token: int) -> bool:
@@ -124,13 +124,13 @@ class Req:
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """One request's evidence."""
+    """A request's reply and ledger."""
 
     req: Req | None = None
 
     @property
     def generated(self) -> Tokens:
-        """What was sampled."""
+        """The sampled tokens."""
         if self.req is None:
             return ()
         found = self.req.tokens[self.req.num_prompt : self.req.num_tokens]
@@ -139,7 +139,7 @@ class Job(job.Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one batch may hold."""
+    """Limits of a batch."""
 
     chunk: int = 8192  # chunked_prefill_size
     max_prefill: int = 16384  # max_prefill_tokens
@@ -161,7 +161,7 @@ class Batch:
     is_full: bool = False
 
     def reads(self, req: Req) -> bool:
-        """Whether it holds a piece of the request's prompt; else the request decodes."""
+        """True where it has a chunk of the request's prompt; else the request decodes."""
         return self.extend and req not in self.decoding
 
     def keep(self, excluded: Sequence[Req] = ()) -> bool:

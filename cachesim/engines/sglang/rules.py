@@ -1,4 +1,4 @@
-"""What SGLang's scheduler and trees do at one release, as data.
+"""Rules of SGLang's scheduler and trees at one release, as data.
 
 One field per difference, named after what it does. The logic never asks for a release: it asks for
 a rule. The defaults are those of the newest release.
@@ -158,7 +158,7 @@ class SchedulerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRules:
-    """What the model runner makes of it; each is a defect that was reported."""
+    """The model runner; each is a defect."""
 
     offset_of_first: bool = False
     """#31833, #33450: the state tracked for a later request of a prefill batch is read at the

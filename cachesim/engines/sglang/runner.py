@@ -69,7 +69,7 @@ class Runner:
             self._move(self.contents, self.host, part, at, to)
 
     def from_host(self, part: int, at: Integers, to: Integers) -> None:
-        """And back."""
+        """Copy slots of the host to slots of the device."""
         self._catch_up()
         self._move(self.host, self.contents, part, at, to)
 
@@ -90,7 +90,7 @@ class Runner:
             self._move(self.host, self.shelf, part, at, to)
 
     def from_storage(self, part: int, to: Integers, at: Integers) -> None:
-        """And back, to other slots of the host."""
+        """Copy a part of a page from the storage to slots of the host."""
         if self.shelf is not None:
             self._move(self.shelf, self.host, part, at, to)
 

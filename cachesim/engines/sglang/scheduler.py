@@ -1,4 +1,4 @@
-"""One batch after another: a prefill where anything can be read, else a token for each request.
+"""Batches in turn: a prefill where a prompt can be processed, else a token for each request.
 
 First come, first served; chunked prefill; when memory runs out in decode, the requests that have
 generated least start over (retraction). Follows `Scheduler.get_next_batch_to_run` and
@@ -62,12 +62,12 @@ class Scheduler:
     on_chunk: Stashing | None = None
 
     def __post_init__(self) -> None:
-        """What makes room."""
+        """Make the allocator."""
         self.room = Allocation(self.tree, self.pool, self.rules)
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not done."""
+        """True while any request is not done."""
         return bool(self.waiting or self.running.reqs or self.chunked or self._of_last())
 
     def _of_last(self) -> bool:
@@ -188,7 +188,7 @@ class Scheduler:
         return batch
 
     def _mix(self, batch: Batch) -> None:
-        """Who decodes joins a prefill; where memory is short, 0.5.23 lets them sit it out.
+        """Join decoding requests to a prefill; 0.5.23 leaves them out where memory is short.
 
         Follows `mix_with_running` and what is around it.
         """
@@ -209,7 +209,7 @@ class Scheduler:
         self.running = Batch([], is_full=running.is_full)
 
     def _touch_waiting(self) -> None:
-        """What requests in the queue would match counts as used. Follows
+        """Count the matches of the first waiting requests as used. Follows
         `_touch_waiting_prefixes`.
         """
         if not self.waiting:
@@ -266,7 +266,7 @@ class Scheduler:
             self.on_match(req, match)
 
     def _look_up(self, req: Req, *, copies: bool = True) -> Match:
-        """What the tree has of a request, with a slot for the state that it continues from.
+        """Match a request, and allocate a slot for the state that it continues from.
 
         Follows `init_next_round_input`.
         """

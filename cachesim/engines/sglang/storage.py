@@ -28,7 +28,7 @@ LEAST_PRIORITY: Final = -(2**63 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageShape:
-    """When a prefetch is worth it, and who waits for it (`--hicache-storage-*`)."""
+    """Thresholds, policy and timeouts of prefetches (`--hicache-storage-*`)."""
 
     policy: PrefetchPolicy = "best_effort"
     threshold: int = 256  # tokens
@@ -49,7 +49,7 @@ def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
 
 
 def namespace(extra: Hashable) -> bytes | None:
-    """What a chain of keys starts from under an extra key (`storage_namespace_seed`)."""
+    """The seed of the keys under an extra key (`storage_namespace_seed`)."""
     return None if extra is None else hashlib.sha256(f"namespace {extra!r}".encode()).digest()
 
 
@@ -70,7 +70,7 @@ class Storage:
         self.parts = (self.places, dict[bytes, int](), dict[bytes, int]())
 
     def put(self, key: bytes, part: int = FULL) -> int | None:
-        """Where a part of a page goes; None where it is there already."""
+        """Store a part of a page; its place, None where it is there already."""
         places = self.parts[part]
         if key in places:
             return None
@@ -78,7 +78,7 @@ class Storage:
         return place
 
     def known(self, keys: Sequence[bytes]) -> int:
-        """How many of some keys are there, up to the first that is not (`batch_exists`)."""
+        """Count the keys up to the first that is not there (`batch_exists`)."""
         for count, key in enumerate(keys):
             if key not in self.places:
                 return count
@@ -87,7 +87,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Backup:
-    """One node's pages on their way to the storage, as they were when it was asked for."""
+    """A node's pages on their way to the storage, as they were when it was queued."""
 
     node: Node
     slots: Integers
@@ -96,7 +96,7 @@ class Backup:
 
 @dataclass(slots=True, eq=False)
 class Prefetch:
-    """One request's pages on their way to the host."""
+    """A request's pages on their way to the host."""
 
     request: int
     node: Node  # last_host_node
@@ -115,7 +115,7 @@ Each = TypeVar("Each")
 
 @dataclass(slots=True)
 class Line(Generic[Each]):
-    """What was asked of a thread, first come, first served."""
+    """The queue of a thread, first come, first served."""
 
     lag: int = 0
     waiting: list[tuple[int, Each]] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Line(Generic[Each]):
         self.waiting.append((self.lag, each))
 
     def due(self) -> list[Each]:
-        """What is done by this look."""
+        """Operations that are done by this look."""
         ready = [each for looks, each in self.waiting if not looks]
         self.waiting = [(looks - 1, each) for looks, each in self.waiting if looks]
         return ready

@@ -34,7 +34,7 @@ BATCH: Final = 128
 
 
 def drained(queue: list[T]) -> list[T]:
-    """What a queue holds, which it then holds no more."""
+    """Empty a queue; its former entries."""
     found = queue[:]
     queue.clear()
     return found
@@ -55,7 +55,7 @@ class PartFetch:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """One request's span of tokens on its way to the host (`PrefetchOperation`)."""
+    """A request's span of tokens on its way to the host (`PrefetchOperation`)."""
 
     request: int
     anchor: Node  # last_host_node
@@ -95,7 +95,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class Ongoing:
-    """What the tree knows of a request's fetch (`_OngoingPrefetch`)."""
+    """The tree's entry of a request's fetch (`_OngoingPrefetch`)."""
 
     fetch: Fetch
     slots: Integers | None = None
@@ -113,20 +113,20 @@ class Ack:
 
 @dataclass(slots=True)
 class Wait:
-    """How long a request has waited, since a poll first found it blocked."""
+    """The wait of a request, since a poll first found it blocked."""
 
     since: int | None = None
     limit: float = 0.0
     expired: bool = False
 
     def over(self, now: int) -> bool:
-        """Whether it waits no longer."""
+        """True once the wait is over."""
         return self.expired or (self.since is not None and now - self.since > self.limit)
 
 
 @dataclass(slots=True)
 class Retry:
-    """One request that is to ask again; `due` is a pass, None: not said yet."""
+    """A request that queries again; `due` is a pass, None: not yet set."""
 
     known_until: int | None = None  # storage_hit_end
     due: int | None = None
@@ -150,7 +150,7 @@ class Retries:
         self.pending.pop(request, None)
 
     def ready(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
-        """Who asks in this pass (`pop_ready`). Trap: the head of the queue never asks again."""
+        """Requests that query again in this pass (`pop_ready`). Trap: never the queue's head."""
         self.step += 1
         if not waiting or not self.pending:
             return []
@@ -176,7 +176,7 @@ class Retries:
 
 @dataclass(slots=True)
 class NodeBackup:
-    """One node on its way to the storage, as it was when it was asked for."""
+    """A node on its way to the storage, as it was when it was queued."""
 
     node: Node
     held: HostHold
@@ -210,12 +210,12 @@ class Threads:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way or not taken note of."""
+        """True while any operation or its news is under way."""
         lines = (self.backups.waiting, self.queries.waiting, self.transfers.waiting)
         return any((*lines, self.saved, self.found, self.untold, self.news))
 
     def run(self) -> None:
-        """What is due by this look."""
+        """Run the threads' functions on what is due."""
         for backup in self.backups.due():
             self._save(backup)
         for fetch in self.queries.due():
@@ -232,7 +232,7 @@ class Threads:
             self.released.append((part, slots))
 
     def release_parts(self, parts: Sequence[PartFetch]) -> None:
-        """The same of what a fetch holds besides attention's."""
+        """Release the slots of a fetch's windows and state."""
         for each in parts:
             self.release(each.part, each.slots)
 
@@ -259,7 +259,7 @@ class Threads:
         return hashes_of(fetch.key, prior, self.page, bigrams=self.bigrams)
 
     def known(self, key: Integers, extra: Hashable) -> int:
-        """How many tokens of a key from its front on have their attention there."""
+        """Count the tokens of a key, from its start, whose attention is stored."""
         whole = key[: len(key) // self.page * self.page]
         keys = hashes_of(whole, namespace(extra), self.page, bigrams=self.bigrams)
         return self.storage.known(keys) * self.page
@@ -305,7 +305,7 @@ class Threads:
         return count == len(fetch.keys)
 
     def _transfer_parts(self, fetch: Fetch) -> dict[int, int]:
-        """How many pages of each part came. Follows `_page_transfer_sidecar`."""
+        """Transfer windows and states; pages of each. Follows `_page_transfer_sidecar`."""
         hits: dict[int, int] = {}
         for each in fetch.parts:
             each.keys = _trailing(fetch.keys, len(fetch.keys), each)

@@ -1,4 +1,4 @@
-"""What every radix tree does, whatever its nodes carry.
+"""Methods of all radix trees, whatever their nodes carry.
 
     match      walk down; where the match ends inside an edge, divide the node there
     insert     walk the same way, then hang the rest below
@@ -48,7 +48,7 @@ STRATEGIES: dict[str, Priority] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a tree is made of."""
+    """Parameters of a tree."""
 
     page: int = 1
     bigrams: bool = False  # is_eagle
@@ -62,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a match found: slots and node to go on from, and how far attention alone goes."""
+    """The result of a match: slots, node, and the length that attention alone matches."""
 
     slots: Integers
     node: Node
@@ -87,19 +87,19 @@ class Match:
 
 
 class OneTier:
-    """What a scheduler asks of a tree with a host beside it; most trees have none."""
+    """Methods of a tree with a host or a storage; most trees have none."""
 
     def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
-        """Who copies what lies in the slots, and who hears of it."""
+        """Set the callbacks that copy slots and receive deeds."""
 
     def look(self) -> None:
         """Copies to and from the host that are done are taken note of (`check_hicache_events`)."""
 
     def flush(self) -> None:
-        """What is queued for the host is submitted (`flush_pending_backups`)."""
+        """Submit the queued copies to the host (`flush_pending_backups`)."""
 
     def begin_loading(self) -> None:
-        """What is queued for the device is submitted (`ready_to_load_host_cache`)."""
+        """Submit the queued loads (`ready_to_load_host_cache`)."""
 
     def held_by_host(self) -> Iterator[Node]:
         """Nodes that are locked because a copy is under way."""
@@ -113,18 +113,18 @@ class OneTier:
     """Whether there is a storage below the host (`enable_hicache_storage`)."""
 
     def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
-        """Who copies between the host's slots and the storage's."""
+        """Set the callbacks that copy between host and storage."""
 
     def prefetch(self, req: Req, match: "Match", known_until: int | None = None) -> None:
         """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
 
     def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
-        """Who is to ask the storage once more, and up to where it is known to have it."""
+        """Requests that query the storage again, and the end up to which it has them."""
         del waiting
         return []
 
     def shrank(self, req: Req) -> bool:
-        """Whether a match is shorter than when the storage was asked, and may be asked again."""
+        """True where a match is shorter than at the last query, and another query is allowed."""
         del req
         return False
 
@@ -132,18 +132,18 @@ class OneTier:
         """A request is taken in (`finish_storage_prefetch_admission`)."""
 
     def settle(self) -> None:
-        """What is on its way to the storage gets there, as on a server that idles."""
+        """Finish the copies to the storage, as a server that idles does."""
 
     def fetched(self, req: Req) -> bool:
-        """Whether a request waits for the storage no longer (`check_prefetch_progress`)."""
+        """Return true once a request need not wait for the storage (`check_prefetch_progress`)."""
         del req
         return True
 
     def stop_fetching(self, req: Req) -> None:
-        """Nobody waits for it any more (`release_aborted_request`)."""
+        """Drop the fetch of an aborted request (`release_aborted_request`)."""
 
     def stored(self, key: Integers, extra: Hashable) -> int:
-        """How much of a key the storage has, whole pages from its front on."""
+        """The tokens of a key in the storage, whole pages from its start."""
         del key, extra
         return 0
 
@@ -191,7 +191,7 @@ class Tree(OneTier, ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """What a kind of tree has more of."""
+        """Make the fields of a kind of tree."""
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Tree(OneTier, ABC):
         return plain if extra is None else (extra, plain)
 
     def key_of(self, tokens: Integers, limit: int | None = None) -> Integers:
-        """What is compared of some tokens: pairs with EAGLE, and whole pages."""
+        """The key of some tokens: pairs with EAGLE, and whole pages."""
         key = as_key(tokens, bigrams=self.shape.bigrams)[:limit]
         return key[: len(key) // self.shape.page * self.shape.page]
 
@@ -291,7 +291,7 @@ class Tree(OneTier, ABC):
         """The longest usable prefix of a key."""
 
     def match_tokens(self, tokens: Integers, req: Req, *, copies: bool = True) -> Match:
-        """What a request may go on from; its state is copied where there is one."""
+        """Match a request; its state is copied where there is one."""
         match = self.match(self.key_of(tokens), req.extra_key)
         if copies:
             self.take_state(req, match.best or match.node)
@@ -306,7 +306,7 @@ class Tree(OneTier, ABC):
         del req, length
 
     def track_interval(self, interval: int) -> int:
-        """How often a decoding request saves its state."""
+        """Tokens between two saved states of a decoding request."""
         return interval
 
     @abstractmethod
@@ -384,7 +384,7 @@ def joined(parts: Sequence[Integers]) -> Integers:
 
 
 def matching(node: Node, key: Integers, page: int) -> int:
-    """How many numbers of a node's key are another key's, in whole pages. Follows
+    """The common length of a node's key and another one, in whole pages. Follows
     `_key_match_paged`.
     """
     return common_numbers(node.key, key) // page * page

@@ -1,4 +1,4 @@
-"""One tree for every kind of model: what requests leave, and a storage below the host.
+"""The tree for every kind of model: insertion of requests, and a storage below the host.
 
     arrival   ask for what the tree lacks         no memory is taken yet
     a look    the storage has so much of it       the host's slots are taken for that
@@ -196,11 +196,11 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     @property
     def _unpaired(self) -> int:
-        """How many tokens at the end have no key of their own (#34870)."""
+        """Tokens at the end without a key of their own (#34870)."""
         return int(self.shape.bigrams and not self.rules.tree.windows_go_by_tokens)
 
     def _length_to_cache(self, req: Req, until: int) -> tuple[int, int | None, int | None]:
-        """How much goes in, with the state to donate and its track where a request is done.
+        """The length to insert, with the state to donate and its track where a request is done.
 
         Follows `prepare_for_caching_req` of each part.
         """
@@ -235,7 +235,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return length, req.tracks[kept], kept
 
     def _state_to_donate(self, req: Req) -> int:
-        """What a running request gives: a copy of its state, or the track, with a new slot in turn.
+        """The state of a running request: a copy, or the track, with a new slot in turn.
 
         Follows `donate_mamba_ping_pong_slot`.
         """
@@ -388,7 +388,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.occupied += len(key)
 
     def _parts(self, anchor: Node, pages: int) -> list[PartFetch]:
-        """What has to come besides attention. Follows `prepare_prefetch` of each part.
+        """The windows and the state of a fetch. Follows `prepare_prefetch` of each part.
 
         Trap: less than a window below a node is fetched without one, and no match ends there.
         """
@@ -401,11 +401,11 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return parts
 
     def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
-        """Who asks in this pass. Follows `_process_storage_prefetch_retries`."""
+        """Follows `_process_storage_prefetch_retries`."""
         return self.retries.ready(waiting)
 
     def shrank(self, req: Req) -> bool:
-        """Whether a match is shorter than at the last asking. Follows
+        """True where a match is shorter than at the last query. Follows
         `_prefetch_after_device_hit_loss`.
         """
         matched = req.prefix + req.on_host
@@ -419,7 +419,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- looks -------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What the threads have done since is taken note of. Follows `check_hicache_events` and
+        """Take the results of the threads. Follows `check_hicache_events` and
         `_drain_storage_control_queues_impl`.
 
         Slots that are given back by this look are free after the next one.
@@ -452,7 +452,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             self.look()
 
     def _take_hit(self, fetch: Fetch) -> None:
-        """So much is stored: is it worth it, and is there room? Follows
+        """Allocate the host's slots for a hit that is long enough. Follows
         `_drain_and_alloc_storage_hit`.
         """
         info = self.ongoing.get(fetch.request)
@@ -524,7 +524,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- what a waiting request gets ---------------------------------------------------------------
 
     def fetched(self, req: Req) -> bool:
-        """Whether a request waits no longer. Follows `check_prefetch_progress`."""
+        """Return true once a request need not wait. Follows `check_prefetch_progress`."""
         info = self.ongoing.get(req.id)
         if info is None:
             return True
@@ -546,7 +546,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return True
 
     def _may_end(self, fetch: Fetch) -> bool:
-        """Whether it is over although it has not come. Follows `_can_terminate_prefetch`."""
+        """Return true where a fetch ends without its result. Follows `_can_terminate_prefetch`."""
         settings = self.settings
         if settings.policy != "timeout":
             return settings.policy == "best_effort"
@@ -560,7 +560,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return False
 
     def _handle(self, info: Ongoing) -> None:
-        """What has come goes into the tree. Follows `_handle_prefetch_result`."""
+        """Insert the result of a fetch. Follows `_handle_prefetch_result`."""
         fetch, page, done = info.fetch, self.shape.page, info.fetch.completed
         slots = NO_SLOTS if info.slots is None else info.slots
         whole = done == len(fetch.keys) * page and all(
@@ -584,7 +584,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.occupied -= len(fetch.key)
 
     def _revoke(self, request: int) -> None:
-        """Nothing comes of it. Follows `revoke_pending_prefetch`."""
+        """Revoke a fetch. Follows `revoke_pending_prefetch`."""
         info = self.ongoing.get(request)
         if info is not None:
             self._retire(info.fetch, NO_SLOTS, info.fetch.parts)
@@ -634,7 +634,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
 @dataclass(slots=True)
 class Grafted:
-    """What came of it (`InsertResult`)."""
+    """The result of an insertion (`InsertResult`)."""
 
     known: int = 0  # prefix_len: tokens whose slots are not needed
     total: int = 0
@@ -644,7 +644,7 @@ class Grafted:
 
 @dataclass(slots=True)
 class Graft:
-    """One fetch that is hung into the tree."""
+    """The insertion of a fetch into the tree."""
 
     tree: UnifiedRadixCache
     host: HostTier
@@ -722,7 +722,7 @@ class Graft:
         self.host.tell("fetched", STATE, node)
 
     def _commit_window(self, each: PartFetch, made: Grafted) -> None:
-        """One window, whole or not at all. Follows `_commit_prefetch`.
+        """Commit a window, whole or not at all. Follows `_commit_prefetch`.
 
         anchor ... [ node ........ )[ node ... )
                          loaded_start ........ total

@@ -69,7 +69,7 @@ class UnifiedTreeCore(Tree):
         return node
 
     def update_leaf(self, node: Node) -> None:
-        """Whether a node may go with all its parts. Follows `_update_evictable_leaf_sets`."""
+        """Update the sets of evictable leaves. Follows `_update_evictable_leaf_sets`."""
         if self.host is not None:
             self.host.update_leaf(node)
             taken = node.value is None or any(each.value is not None for each in _below(node))
@@ -290,7 +290,7 @@ class UnifiedTreeCore(Tree):
             self.delete_leaf(node, gone)
 
     def drop(self, node: Node, part: int, gone: list[int]) -> None:
-        """One part of a node."""
+        """Evict a part of a node."""
         if part == FULL:
             self.give_back(node.slots)
             gone[FULL] += len(node)
@@ -406,7 +406,7 @@ def _below(node: Node) -> Collection[Node]:
 
 
 class Insertion:
-    """One insert. `own` tokens are the tree's already, `gone` have lost their window."""
+    """An insert. `own` tokens are the tree's already, `gone` have lost their window."""
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ class SWARadixCache(Tree):
         return total
 
     def _overlap(self, node: Node, slots: Integers, gone: int, extra: Hashable) -> None:
-        """What becomes of slots whose tokens the tree has.
+        """Free or exchange slots whose tokens the tree has.
 
         node     [ tombstone ............ )
         slots    [ gone ... | alive ..... )     the alive ones replace the tree's

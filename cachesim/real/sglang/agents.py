@@ -16,7 +16,7 @@ LONGEST: Final = (2000, 4000, 8000)
 
 
 def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """One workload: users whose agents ask in turn, or all at once."""
+    """Draw a workload: users whose agents send requests in turn, or all at once."""
     rng = Random(f"sglang agents {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice(LONGEST)
@@ -31,7 +31,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 
 class _Office(Office):
-    """One to three users at their agents."""
+    """Requests of one to three users' agents."""
 
     def __init__(self, rng: Random, kind: str, users: int, longest: int) -> None:
         super().__init__(rng, users, longest)

@@ -62,7 +62,7 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
         return None
 
     def stream_output(self, *_: Real, **__: Real) -> None:
-        """Nobody listens."""
+        """Print nothing."""
 
     maybe_collect_routed_experts = maybe_collect_customized_info = stream_output
     report_prefill_stats = log_prefill_stats = log_decode_stats = stream_output
@@ -70,7 +70,7 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
     _abort_on_waiting_timeout = _abort_on_running_timeout = stream_output
 
     def maybe_prepare_mlp_sync_batch(self, batch: Real, *_: Real, **__: Real) -> Real:
-        """One worker needs no agreement."""
+        """Return the batch: one worker synchronizes with none."""
         return batch
 
     def _add_request_to_queue(self, req: Real, *, is_retracted: bool = False) -> None:
@@ -82,7 +82,7 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
 
 
 class Core:
-    """What the releases have in common: pools, allocator, and how a request is made."""
+    """The part that releases have in common: pools, allocator, requests."""
 
     rust: RustNodes | None = None
     """The nodes of a tree core in Rust, which has none that Python could walk."""
@@ -238,7 +238,7 @@ class Core:
         )
 
     def _attributes(self) -> Json:
-        """What the scheduler's own `__init__` would have set."""
+        """Attributes that the scheduler's own `__init__` sets."""
         window = self.config.get("window") if self.has_windows else None
         model = Bag(
             vocab_size=1 << 30,
@@ -382,7 +382,7 @@ class OnePerKind(Core):
         return self.tree.root_node
 
     def held(self, node: Real) -> list[int]:
-        """Whether a node has its state, or its window; with a host, where attention's slots are."""
+        """Flags of a node: state, or window; with a host, attention on the device and the host."""
         if self.host is not None:
             return [int(node.value is not None), int(node.host_value is not None)]
         if self.has_states:
@@ -391,7 +391,7 @@ class OnePerKind(Core):
 
     @staticmethod
     def span(request: Real) -> tuple[int, int]:
-        """Where this chunk begins and ends."""
+        """Start and end of this chunk."""
         start = len(request.prefix_indices)
         return start, start + request.extend_input_len
 
@@ -405,7 +405,7 @@ class OnePerKind(Core):
         return self.scheduler.get_next_batch_to_run()
 
     def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        """What the model sampled."""
+        """Process the sampled tokens."""
         scheduler, result = self.scheduler, self._result(tokens)
         if self.config.get("mixes"):  # what a prefill mixes in is fed again
             batch.output_ids = result.next_token_ids
@@ -559,7 +559,7 @@ class Unified(Core):
         return self.tree.tree_core.root_node
 
     def held(self, node: Real) -> list[int]:
-        """Whether a node has its state, or its window."""
+        """Flags of a node: state and window, with a host on both tiers."""
         kinds = find("ComponentType", "mem_cache.unified_cache.components")
         asked = [(self.has_states, kinds.MAMBA), (self.has_windows, kinds.SWA)]
         if self.host is None:
@@ -573,7 +573,7 @@ class Unified(Core):
 
     @staticmethod
     def span(request: Real) -> tuple[int, int]:
-        """Where this chunk begins and ends."""
+        """Start and end of this chunk."""
         return request.prefix_len, request.extend_end
 
     def branch(self, request: Real) -> Real:
@@ -592,7 +592,7 @@ class Unified(Core):
         return found.batch_to_run
 
     def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        """What the model sampled."""
+        """Process the sampled tokens."""
         processor, result = self.processor, self._result(tokens)
         if extends:
             processor.process_batch_result_prefill(batch, result)
@@ -635,6 +635,6 @@ def _stand_in_for_page_kernels() -> None:
 
 
 def core_of(root: Path) -> type[Core]:
-    """How this release is set up."""
+    """The class for a release."""
     is_unified = (root / "sglang/srt/mem_cache/unified_radix_cache.py").exists()
     return Unified if is_unified else OnePerKind

@@ -41,7 +41,7 @@ UNUSED: Final = (
 
 
 def flags(wanted: Json) -> Json:
-    """What a user would write for the host tier that a workload names."""
+    """Flags of the host tier that a workload names."""
     if wanted is None:
         return {}
     given = {
@@ -160,14 +160,14 @@ STORAGE = "sglang.srt.mem_cache.hicache_storage"
 
 
 def install_storage(wanted: Json) -> None:
-    """What the controller makes for itself: a backend, and threads that do nothing."""
+    """Install a storage backend, and threads that do nothing."""
     if wanted is None:
         return
     _install_backend(importlib.import_module(STORAGE).HiCacheStorage, {})
 
 
 def install_unified_storage(wanted: Json) -> None:
-    """The same where a page has parts: the release's own `HiCacheFile` finds out what is there."""
+    """Install a storage under the release's own `HiCacheFile`, which knows parts of pages."""
     if wanted is None:
         return
     importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(
@@ -262,7 +262,7 @@ class Threads:
         self.lines: dict[str, list[list[Real]]] = {}
 
     def run(self, name: str, function: Real, *, lag: int | None = None) -> None:
-        """What is due of a queue is done by its thread's function."""
+        """Run a thread's function on what is due of its queue."""
         queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
         while not queue.empty():
             line.append([self.lag if lag is None else lag, queue.get_nowait()])
@@ -302,8 +302,8 @@ def step_by_looks(tree: Real, lag: int) -> None:
 
 
 def step_by_looks_unified(tree: Real, lag: int, acks: int) -> None:
-    """The same before the tree counts what its queues hold; a transfer tells of itself piece by
-    piece, and at most so many pieces are heard of in one look.
+    """Run the threads before the tree counts its queues; a transfer reports in pieces, of which at
+    most `acks` are received in one look.
     """
     controller, check = tree.cache_controller, tree.check_hicache_events
     clock: Real = Bag(looks=0)

@@ -1,4 +1,4 @@
-"""One sequence of requests on the simulated scheduler, told as the real one's vectors are.
+"""A sequence of requests on the simulated scheduler, in the form of the real one's vectors.
 
 The steps are those that drive the real scheduler: requests of a group are added in order, then it
 runs until all are done; tokens are forced.

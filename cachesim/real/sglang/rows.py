@@ -139,7 +139,7 @@ class Rows(Player):
 
 
 def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
-    """What the simulated model runner reads and writes in a workload."""
+    """The rows of a workload on the simulated model runner."""
     player = Rows(workload["config"], rules)
     for group in workload["steps"]:
         if "error" in player.play(group):
@@ -149,7 +149,7 @@ def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
 
 @dataclass(slots=True)
 class Compared:
-    """What was compared, and the first difference."""
+    """Counts of a comparison, and the first difference."""
 
     release: str
     workloads: int = 0
@@ -186,7 +186,7 @@ class Compared:
 
 
 def is_compared(workload: Mapping[str, Any]) -> bool:
-    """Whether its model has states, all of them on the device."""
+    """Return true where the model has states, all of them on the device."""
     config = workload["config"]
     return config["kind"] == "mamba" and "host" not in config
 

@@ -23,7 +23,7 @@ from cachesim.typed import of_kind
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
-    """What the real scheduler is not led through."""
+    """Reasons why a scenario is not played on the real scheduler."""
     return {
         "its steps are never left half done": any(
             step.do == "cancel" or step.turns for step in scenario.step
@@ -32,7 +32,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
 
 
 def config_of(server: Engine) -> dict[str, Any]:
-    """What the real scheduler is told of a simulated server."""
+    """The configuration of a simulated server for the real scheduler."""
     engine = of_kind(Sglang, server)
     shape, pool, limits = engine.tree.shape, engine.tree.pool, engine.scheduler.limits
     config: dict[str, Any] = {
@@ -154,7 +154,7 @@ def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
 
 
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:
-    """Where the configurations of drawn workloads differ from those of a server's start."""
+    """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
     drawn = (draw, draw_mixed, draw_agents)
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]

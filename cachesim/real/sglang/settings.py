@@ -28,7 +28,8 @@ OVERRIDES: Final = {
     "device": "the scheduler runs on the CPU; it only places its tensors there",
     "disable_overlap_schedule": (
         "results do depend on it: simulator and real scheduler both run `event_loop_normal`, which "
-        "takes each batch's tokens before it forms the next"
+        "takes each batch's tokens before it forms the next; with overlap, prompts are inserted "
+        "and finished requests free their slots one batch later"
     ),
     "attention_backend": (
         "0.5.9 writes the slots of a request by a Triton kernel, or for this backend in Python"
@@ -120,7 +121,7 @@ def configuration_of(core: UnpackedWheel) -> UnpackedWheel:
 
 
 def overrides_of(configs: list[Json], process: WorkerProcess) -> list[Override]:
-    """Where the configurations of some workloads differ from those of a server's start."""
+    """Differences of workloads' configurations from those of a server's start."""
     found: dict[str, Override] = {}
     for config in configs:
         made = process.order({"config": config, "settings": True})

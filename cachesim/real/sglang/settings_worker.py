@@ -156,7 +156,7 @@ class Start:
         return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
-        """What a user would write to start a server as a workload names it."""
+        """Flags of a server as a workload names it."""
         given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
         given["model_path"] = self.model(config["kind"])
         given["max_running_requests"] = config.get("requested", config.get("max_running"))

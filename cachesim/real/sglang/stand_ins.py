@@ -83,7 +83,7 @@ class Stream:
         pass
 
     def synchronize(self, *_: Real) -> None:
-        """Nothing is under way."""
+        """Return at once."""
 
     wait_stream = wait_event = record_event = synchronize
 

@@ -34,7 +34,7 @@ GRID: Final = 64
 
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """One workload; the same seed and number ask the same of every release that can."""
+    """Draw a workload; a seed and a number give the same to every release that can."""
     rng = Random(f"sglang {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice((40, 90, 200, 400) if kind != "pressure" else (20, 40, 90))
@@ -156,7 +156,7 @@ def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
 
 
 def policies(rules: Rules) -> tuple[str, ...]:
-    """What `--radix-eviction-policy` may be."""
+    """Values of `--radix-eviction-policy`."""
     both = ("lru", "lfu", "fifo", "mru", "filo", "priority")
     return (*both, "slru") if rules.tree.counts_hits else both
 
@@ -192,7 +192,7 @@ class _Writer(Writer):
     """Requests with a key and a priority."""
 
     def request(self, *, long: bool) -> dict[str, Any]:
-        """One request, with its reply, its key and its priority."""
+        """Draw a request, with its reply, its key and its priority."""
         rng = self.rng
         wanted = self.ask((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
         if rng.random() < 0.1:
