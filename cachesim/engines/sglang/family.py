@@ -14,7 +14,7 @@ _WINDOWS: Final = frozenset({"window"})
 
 
 def _corners() -> Iterator[Corner]:
-    """Options under which states and window slots change owners: short grids, chunks, small pools."""
+    """Options under which states and window slots change owners: short grids, small pools."""
     for strategy in ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"):
         grid = {strategy: "extra_buffer"}
         yield Corner(flags=grid | {"max_mamba_cache_size": 64}, layers=_STATES, crowd=True)
