@@ -6,18 +6,21 @@ from itertools import groupby
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.scenario.provenance import Piece, cut, part_of, size_of
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.states import (
     CellRun,
     CheckpointState,
     Entry,
     Memory,
+    Piece,
     Pieces,
     SlotState,
     State,
     TreeNode,
     TreeState,
+    cut,
+    part_of,
+    size_of,
 )
 
 Look: TypeAlias = Literal["held", "shared", "again", "wrong", "missing", "gone"]

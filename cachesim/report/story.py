@@ -13,9 +13,8 @@ from cachesim.engines.events import Event, Tone
 from cachesim.report.picture import Texts, tree_rows
 from cachesim.report.ribbon import LEGEND, Parts, prompt_parts, reused_parts, ribbon, scale_of
 from cachesim.report.tables import answer_text
-from cachesim.scenario.provenance import Piece, size_of
 from cachesim.scenario.result import Run, SlotCount, Step
-from cachesim.scenario.states import CellPart, TreeState
+from cachesim.scenario.states import CellPart, Piece, TreeState, size_of
 
 UNDER: Final = re.compile(r", under (the root|\d+)")
 

@@ -103,25 +103,25 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
-    longest = max(len(ids(step)) for step in scenario.step)
+    longest = max(len(step.ids) for step in scenario.step)
     asked = [step.prompt is not None for step in scenario.step]
     size = longest // 2
     while size:
         for first in range(0, longest, size):
             cut = tuple(
-                replace(step, prompt=ids(step)[:first] + ids(step)[first + size :])
+                replace(step, prompt=step.ids[:first] + step.ids[first + size :])
                 if wanted
                 else step
                 for step, wanted in zip(scenario.step, asked, strict=True)
             )
             pairs = zip(scenario.step, cut, strict=True)
-            if not any(ids(one) and not ids(other) for one, other in pairs):
+            if not any(one.ids and not other.ids for one, other in pairs):
                 yield _with_steps(scenario, cut)
         size //= 2
     for index, step in enumerate(scenario.step):
-        size = len(ids(step)) // 2 if asked[index] else 0
+        size = len(step.ids) // 2 if asked[index] else 0
         while size:
-            yield _changed(scenario, index, replace(step, prompt=ids(step)[:-size]))
+            yield _changed(scenario, index, replace(step, prompt=step.ids[:-size]))
             size //= 2
 
 
@@ -214,7 +214,7 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
         tuple(
             replace(
                 step,
-                prompt=tuple(names[token] for token in ids(step)),
+                prompt=tuple(names[token] for token in step.ids),
                 reply=step.reply and tuple(names[int(token)] for token in step.reply),
                 drafts=step.drafts
                 and tuple(tuple(names[int(token)] for token in each) for each in step.drafts),
@@ -227,15 +227,10 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _tokens_of(step: Step) -> Iterator[int]:
-    yield from ids(step)
+    yield from step.ids
     yield from map(int, step.reply or ())
     for draft in step.drafts or ():
         yield from map(int, draft)
-
-
-def ids(step: Step) -> tuple[int, ...]:
-    """The prompt of a generated step: always explicit tokens."""
-    return step.prompt if isinstance(step.prompt, tuple) else ()
 
 
 def _changed(scenario: Scenario, index: int, step: Step) -> Scenario:

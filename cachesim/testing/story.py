@@ -4,7 +4,6 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.scenario.format import Step
 from cachesim.testing.search import Counterexample
-from cachesim.testing.shrink import ids
 from cachesim.testing.workloads import words_of
 
 
@@ -21,7 +20,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         if step.do != "complete":
             lines.append(f"    {_deed(step)}")
             continue
-        prompt = ids(step)
+        prompt = step.ids
         asked = f"a prompt of {counted(len(prompt), 'token')}" if not step.messages else _chat(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""

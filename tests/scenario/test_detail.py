@@ -8,8 +8,8 @@ import pytest
 from cachesim.engines.events import Event, EventLog
 from cachesim.report.html import page
 from cachesim.scenario import full_profile, load, output_schema, run
-from cachesim.scenario.provenance import NOBODY, Origin, pieces
 from cachesim.scenario.shipped import shipped_file, shipped_files
+from cachesim.scenario.states import NOBODY, Origin, pieces
 from tests.scenario.json_schema import errors
 
 

@@ -27,7 +27,6 @@ from cachesim.testing.search import (
     weighs,
     workloads,
 )
-from cachesim.testing.shrink import ids
 from cachesim.testing.workloads import Shape
 from cachesim.units import Array
 
@@ -47,7 +46,7 @@ def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
 ) -> None:
     assert "wrong answer" == found.finding.kind
     assert len(found.scenario.step) <= 4
-    assert sum(len(ids(step)) for step in found.scenario.step) <= 24
+    assert sum(len(step.ids) for step in found.scenario.step) <= 24
 
 
 @pytest.mark.parametrize(

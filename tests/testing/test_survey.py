@@ -15,7 +15,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
 from cachesim.testing.search import Trial, play, workloads
-from cachesim.testing.shrink import ids, simpler
+from cachesim.testing.shrink import simpler
 from cachesim.testing.survey import Cause, Survey, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
 
@@ -45,8 +45,8 @@ def test_what_is_made_small_still_shows_its_own_cause(
     small = made_small(LACKS, found.first[LACKS], WINDOWS, "ring", "wrong")
 
     drawn = found.first[LACKS].scenario
-    assert sum(len(ids(step)) for step in small.scenario.step) < sum(
-        len(ids(step)) for step in drawn.step
+    assert sum(len(step.ids) for step in small.scenario.step) < sum(
+        len(step.ids) for step in drawn.step
     )
     assert "diverged" == run(small.scenario, WINDOWS, arithmetic="ring").steps[-1].answer
     assert str(LACKS) in small.scenario.about
