@@ -69,7 +69,7 @@ class Computed:
         self._earlier, self._tails = self._tails, {}
 
     def equal(self, request: Request) -> tuple[int, str]:
-        """How many leading tokens were computed before, and by whom."""
+        """Return the number of leading tokens that were computed before, and the request."""
         unit, parent, count, by = self.unit, request.root, 0, -1
         for number in request.hashes:
             if number not in self._whole:

@@ -25,7 +25,7 @@ class LoRARequest:
     strengths: Strengths = ()
 
     def keyed(self, salt: object) -> object:
-        """What the ids of a request's blocks begin with (`generate_block_hash_extra_keys`)."""
+        """Extra keys of a request's block hashes. Follows `generate_block_hash_extra_keys`."""
         return (salt, self.name) if self.name else salt
 
 

@@ -66,7 +66,7 @@ class BlockPool:
     # -- the map --------------------------------------------------------------------------------
 
     def block_of(self, key: int) -> int | None:
-        """One block that is cached under a key, the first if there are several."""
+        """First block that is cached under a key."""
         found = self.cached.get(key)
         if found is None or type(found) is int:
             return found
@@ -83,7 +83,7 @@ class BlockPool:
         return blocks
 
     def holds(self, key: int, block: int) -> bool:
-        """Whether a block is cached under a key."""
+        """True if a block is cached under the key."""
         found = self.cached.get(key)
         return found == block if type(found) is int else found is not None and block in found  # type: ignore[operator]
 
@@ -181,7 +181,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """How many blocks are free, cached ones among them."""
+        """Number of free blocks, cached ones among them."""
         return len(self.free)
 
     def get_new_blocks(self, count: int) -> list[int]:
@@ -212,7 +212,7 @@ class BlockPool:
                 self.on_evict(block, key)
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """One more table holds these blocks; a free one leaves the queue."""
+        """Add a reference to blocks; a free one leaves the queue."""
         ref, free = self.ref, self.free
         for block in blocks:
             if block != NULL:
@@ -221,7 +221,7 @@ class BlockPool:
                 ref[block] += 1
 
     def free_blocks(self, ordered: Iterable[int], *, of_window: bool = False) -> None:
-        """One table less holds these blocks; the first will be evicted first."""
+        """Drop a reference to blocks; the first will be evicted first."""
         ref, free, key = self.ref, self.free, self.key
         rule = self.rules.unhashed_first
         plain = self.rules.appends_uncached and not self.enable_caching

@@ -1,4 +1,4 @@
-"""How far the groups' hits agree. Follows `kv_cache_coordinator.py`.
+"""Hits of all groups, and the prefix on which they agree. Follows `kv_cache_coordinator.py`.
 
 Every group answers a candidate length with the longest it can serve that is not above it; when any
 of them lowers the candidate the others are asked again, until a round changes nothing.
@@ -9,11 +9,16 @@ from dataclasses import dataclass
 
 from cachesim.engines.vllm.block_pool import BlockPool
 from cachesim.engines.vllm.groups import FINE, GroupSpec, Sizes, cdiv
-from cachesim.engines.vllm.mamba import Mamba
-from cachesim.engines.vllm.managers import FullAttention, LookUp, Manager
+from cachesim.engines.vllm.managers import (
+    ChunkedLocalAttention,
+    FullAttention,
+    LookUp,
+    Mamba,
+    Manager,
+    SlidingWindow,
+)
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.windows import ChunkedLocalAttention, SlidingWindow
 
 KINDS: dict[str, type[Manager]] = {
     "full": FullAttention,
@@ -35,7 +40,7 @@ class SpecGroup:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a lookup found."""
+    """Result of a lookup."""
 
     blocks: tuple[list[int], ...]
     length: int
@@ -44,7 +49,7 @@ class Hit:
 
 
 def replay_boundaries(rules: Rules, num_prompt: int, block: int, *, eagle: bool) -> tuple[int, ...]:
-    """Where a later request that replays the prompt can resume. Follows `replay_boundaries`."""
+    """Positions at which a request that replays the prompt resumes. Follows `replay_boundaries`."""
     if not eagle or rules.retention.boundaries == "prompt-end":
         return (num_prompt - 1,)
     resend = (num_prompt - 1) // block * block

@@ -1,4 +1,4 @@
-"""Where draft tokens come from: what the request brought, the true continuation, or the prompt."""
+"""Sources of draft tokens: the request, the true continuation, or the prompt."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""What happens inside vLLM's scheduler and runner, as events.
+"""Events of vLLM's scheduler and runner.
 
 Publication and writing are two events: a block has its id as soon as its chunk is scheduled, and
 its content when the chunk has run.
@@ -116,7 +116,7 @@ class RequestPreempted(Event, tone="loss"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsVerified(Event, tone="plain", says="{accepted} of {proposed} drafts are accepted"):
-    """How many of the proposed tokens were accepted."""
+    """Number of proposed tokens that were accepted."""
 
     proposed: int
     accepted: int

@@ -1,4 +1,4 @@
-"""What tools must know of vLLM."""
+"""vLLM's releases, patches, options and capabilities."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a group of layers is, and the sizes that follow from all groups together."""
+"""KV cache groups of layers, and the sizes that follow from all groups together."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class GroupSpec:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What makes two groups' specs equal; the drafter's mark does not."""
+        """Fields in which equal specs agree; the drafter's mark is none."""
         return (
             self.kind,
             self.block,
@@ -84,7 +84,7 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
 def checkpoint_position(
     num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int = 0
 ) -> int:
-    """Where a prefill of so many tokens leaves a state that can be hit again.
+    """Position at which a prefill of so many tokens leaves a state that can be hit again.
 
     Follows `get_mamba_prefill_checkpoint_position`: the last token is left to compute, and those
     that the id covers; a drafter whose block is dropped resumes one unit lower.

@@ -1,4 +1,4 @@
-"""What the pool holds at one moment, in the form that pages are drawn from."""
+"""Content of the pool, in the form that pages are drawn from."""
 
 from collections import Counter
 

@@ -159,7 +159,7 @@ class KVCacheManager:
         return replace(hit, blocks=cut, length=length)
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
-        """Whether a hit is a state that this step is to write."""
+        """True if a hit is a state that this step is to write."""
         return any(each.is_of_this_step(hit[each.group]) for each in self.coordinator.mamba)
 
     def tables_of(self, request: Request) -> tuple[list[int], ...]:
@@ -219,7 +219,7 @@ class KVCacheManager:
             manager.tails = []
 
     def written(self, request: Request) -> None:
-        """What was published for a request has been written."""
+        """Mark what was published for a request as written."""
         self.unwritten.pop(request.id, None)
 
     def take_copies(self) -> list[tuple[int, int, int]]:

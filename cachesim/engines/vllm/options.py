@@ -26,7 +26,7 @@ MOST: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """What the server was started with; the defaults are upstream's, the pool is a toy's."""
+    """Options of a server; the defaults are upstream's, the pool is a toy's."""
 
     block_size: int = option(
         "--block-size",
@@ -189,7 +189,7 @@ class VllmOptions:
 
     @property
     def use_eagle(self) -> bool:
-        """Whether a drafter reads the target's hidden states."""
+        """True if a drafter reads the target's hidden states."""
         return self.speculative_method in {"eagle", "mtp"}
 
     @property
@@ -210,18 +210,18 @@ class VllmOptions:
         return int(used and rules.lookup.lookahead_hashes)
 
     def runs_on_v1(self, rules: Rules) -> bool:
-        """Whether a model with states runs on Model Runner V1. Follows `use_v2_model_runner`."""
+        """True if a model with states runs on Model Runner V1. Follows `use_v2_model_runner`."""
         use = rules.runner.model_runner_v1
         some = self.speculative_method == "ngram" and use != "never"
         everywhere = self.mamba_cache_mode == "all" and use == "n-grams-and-all"
         return use == "always" or some or everywhere
 
     def drops_eagle_block(self, rules: Rules) -> bool:
-        """Whether a hit's last block is dropped for a drafter, which ids do not vouch for."""
+        """True if a hit's last block is dropped for a drafter, which ids do not vouch for."""
         return self.use_eagle and not self.hash_lookahead(rules)
 
     def limits(self, rules: Rules) -> Limits:
-        """What one step may hold, as the scheduler takes it."""
+        """Limits of a step, as the scheduler takes them."""
         return Limits(
             budget=self.max_num_batched_tokens,
             max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`

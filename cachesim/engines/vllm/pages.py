@@ -1,4 +1,4 @@
-"""What lies in the blocks: keys, values and states of the network's layers, block by block.
+"""Content of the blocks: keys, values and states of the network's layers.
 
 Groups share the blocks of the pool, each of which is one page of memory: what a group writes into
 a block destroys what another group had there. What a block held before it was taken stays in it
@@ -124,7 +124,7 @@ class Pages:
                 self.keys[layer][rows], self._values[layer][rows] = parts
 
     def state(self, layer: int, block: int) -> Array:
-        """One row."""
+        """Row of a block."""
         row: Array = self._states[layer][block]
         return row
 
@@ -138,7 +138,7 @@ class Pages:
 
 
 class ChunkStore:
-    """What one request's chunk writes and sees, through its block tables."""
+    """Reads and writes of a request's chunk, through its block tables."""
 
     def __init__(
         self, pages: Pages, tables: Sequence[Sequence[int]], start: int, count: int, planes: int

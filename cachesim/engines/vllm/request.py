@@ -66,7 +66,7 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Where it stands under the policy `priority`: equals in the order they came."""
+        """Rank under the policy `priority`: equals in the order they came."""
         return self.priority, self.id
 
     @property
@@ -76,11 +76,11 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        """What was generated."""
+        """Number of generated tokens."""
         return len(self.tokens) - self.num_prompt
 
     def append(self, token: int) -> None:
-        """One more token was sampled; a block that has all tokens of its id gets it."""
+        """Append a sampled token; a block that has all tokens of its id gets it."""
         self.tokens.append(token)
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root)
@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """One request's evidence."""
+    """Evidence of a request."""
 
     request: Request | None
     drafts: tuple[Tokens, ...] | None
@@ -96,7 +96,7 @@ class Job(job.Job):
 
     @property
     def generated(self) -> Tokens:
-        """What was sampled."""
+        """Sampled tokens."""
         if self.request is None:
             return ()
         return tuple(Token(each) for each in self.request.tokens[self.request.num_prompt :])

@@ -1,4 +1,4 @@
-"""What vLLM's cache manager and scheduler do at one release, as data.
+"""Rules of vLLM's cache manager, scheduler and runner at a release, as data.
 
 One field per difference, named after what it does; its docstring names the change that made it
 where the change is known. The logic never asks for a release: it asks for a rule. The defaults are
@@ -39,7 +39,7 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupRules:
-    """How far the groups' hits agree."""
+    """Hits of groups, and the prefix on which they agree."""
 
     eagle_drop: EagleDrop = "once"
     """#33270, #32802 (0.20): the look-ahead block is dropped once for each candidate length;
@@ -258,7 +258,7 @@ class SchedulerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRules:
-    """Where the model runner reads and writes states."""
+    """Reads and writes of states in the model runner."""
 
     plain_path_reads_first: bool = False
     """#39273, #40875, until 0.31: gated-delta layers of a request without drafts read the first
@@ -294,7 +294,7 @@ class RunnerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """One release."""
+    """Rules of a release."""
 
     runner: RunnerRules = RunnerRules()
 

@@ -30,7 +30,7 @@ from cachesim.units import Array
 
 @dataclass(slots=True)
 class CachedRequestState:
-    """What the runner keeps of a request: its tables only ever grow."""
+    """State of a request in the runner: its tables only ever grow."""
 
     tables: list[list[int]]
     state_index: int | None = None  # entry of the state table that holds the running state

@@ -1,4 +1,4 @@
-"""What one step may hold, and what it hands to the runner. Follows `sched/output.py`."""
+"""Steps, chunks and their limits. Follows `sched/output.py`."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ PLACEHOLDER = -1
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one request computes in a step: tokens `[start, start + count)`, drafts last."""
+    """Tokens of a request in a step: `[start, start + count)`, drafts last."""
 
     request: Request
     start: int
@@ -22,12 +22,12 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """One past the last token."""
+        """Position after the last token."""
         return self.start + self.count
 
     @property
     def tokens(self) -> list[int]:
-        """What it computes; a slot without a proposal holds token 0."""
+        """Tokens to compute; a slot without a proposal holds token 0."""
         drafts = [max(draft, 0) for draft in self.drafts]
         return self.request.tokens[self.start : self.end] + drafts
 
@@ -40,7 +40,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """What goes to the runner."""
+    """Chunks, copies and preemptions of a step, for the runner."""
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, source, target
@@ -48,7 +48,7 @@ class Step:
     running: tuple[Chunk, ...] = ()  # those of requests that ran before this step
 
     def has(self, request: Request) -> bool:
-        """Whether a chunk of the request is in it."""
+        """True if it has a chunk of the request."""
         return any(each.request is request for each in self.chunks)
 
     def drop(self, request: Request) -> list[Chunk]:
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one step may hold."""
+    """Limits of a step."""
 
     budget: int = 8192  # max_num_batched_tokens
     max_seqs: int = 256

@@ -47,7 +47,7 @@ class Connector:
         return cls(manager, runner.pages, LOADS[options.connector])
 
     def find(self, request: Request, local: int) -> int:
-        """How many tokens beyond the hit the store promises, in whole scheduler blocks.
+        """Return the tokens that the store promises beyond the hit, in whole scheduler blocks.
 
         Follows `get_num_new_matched_tokens`: one number for all groups.
         """

@@ -16,7 +16,7 @@ LONGEST: Final = (1500, 4000, 8000)
 
 
 def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """One workload: users whose agents ask in turn, or all at once."""
+    """Workload of users whose agents ask in turn, or all at once."""
     rng = Random(f"vllm agents {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice(LONGEST)

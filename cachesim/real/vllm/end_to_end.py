@@ -69,7 +69,7 @@ def wheel() -> CpuWheel:
 
 
 def prompts() -> dict[str, list[int]]:
-    """What is asked, in order."""
+    """Prompts in order."""
     chance = Random("vllm end to end")
 
     def fresh(count: int) -> list[int]:
@@ -87,7 +87,7 @@ def prompts() -> dict[str, list[int]]:
 
 @dataclass(slots=True)
 class Played:
-    """What the wheel answered on one model."""
+    """Answers of the wheel with a model."""
 
     model: str
     block: int = 0
@@ -97,15 +97,15 @@ class Played:
     expected: dict[str, int] = field(default_factory=dict)  # cached tokens, simulated
 
     def apart(self, name: str) -> float:
-        """How far the cached answer to a prompt lies from the cold one."""
+        """Distance of the cached answer to a prompt from the cold one."""
         return apart(self.cached[name], self.cold[name])
 
     def blindness(self) -> list[str]:
-        """What could be spoiled without anybody seeing it."""
+        """Memory that can be spoiled without a difference."""
         return [what for what, each in self.spoiled.items() if self.moved(each) < VISIBLE]
 
     def moved(self, spoiled: Mapping[str, Any]) -> float:
-        """How far spoiled memory moved the answer to its prompt."""
+        """Distance by which spoiled memory moved the answer to its prompt."""
         return apart(spoiled, self.cold[spoiled["name"]])
 
     @property
@@ -142,7 +142,7 @@ def simulated(model: str, block: int, asked: Mapping[str, list[int]]) -> dict[st
 
 
 def play(model: str, environment: CpuWheel) -> Played:
-    """One model, from cold start to spoiled memory."""
+    """Play a model, from cold start to spoiled memory."""
     played, asked = Played(model), prompts()
     with tempfile.TemporaryDirectory() as folder:
         wanted = json.dumps({"folder": folder, "config": MODELS[model], "prompts": asked})

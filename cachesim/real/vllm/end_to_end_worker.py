@@ -55,7 +55,7 @@ def scale_weights() -> None:
 
 
 class Model:
-    """One tiny model in the real engine."""
+    """Tiny model in the real engine."""
 
     def __init__(self, folder: str, config: Json) -> None:
         vllm: Real = importlib.import_module("vllm")
@@ -85,7 +85,7 @@ class Model:
         return int(self.engine.llm_engine.vllm_config.cache_config.block_size)
 
     def ask(self, prompt: list[int]) -> Json:
-        """How much was cached, what was said, and how probable each likely token was."""
+        """Return cached tokens, generated tokens, and the likely tokens' probabilities."""
         [answer] = self.engine.generate([{"prompt_token_ids": prompt}], self.wishes, use_tqdm=False)
         said = answer.outputs[0]
         return {

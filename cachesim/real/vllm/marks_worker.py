@@ -40,7 +40,7 @@ class Model:
 
     @cached_property
     def copies(self) -> Real:
-        """How its two states are copied: window and state."""
+        """Copies of its two states: window and state."""
         module: Real = importlib.import_module("vllm.model_executor.layers.mamba.mamba_utils")
         return module.get_conv_copy_spec, module.get_temporal_copy_spec
 
@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
 
 
 class Layer:
-    """What a layer of the network keeps."""
+    """Memory of a layer of the network."""
 
     def __init__(self, kv_cache: Real) -> None:
         self.kv_cache = kv_cache
@@ -161,7 +161,7 @@ class Marks:
         return {phase: found for phase, found in copies.items() if found}
 
     def rows(self, step: Prepared) -> Json:
-        """What each row reads and writes, by request.
+        """Reads and writes of each row, by request.
 
         To be called where the network would run: the metadata looks at memory of the runner.
         """

@@ -1,4 +1,4 @@
-"""One sequence of requests on the simulated scheduler, told as the real one's vectors are.
+"""Sequences of requests on the simulated scheduler, in the form of the real one's vectors.
 
 The steps are those that drive the real scheduler: requests of a group are added in order, then it
 runs until all are done; tokens are forced, and drafts are the true continuation.
@@ -25,7 +25,7 @@ MOST_STEPS: Final = 20_000
 
 
 def group_of(given: Mapping[str, Any]) -> GroupSpec:
-    """One of the groups of a configuration."""
+    """Group of a configuration."""
     return GroupSpec(
         kind=given["kind"],
         block=given["block"],

@@ -157,7 +157,7 @@ class _Model:
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: Real) -> Real:
-        """One number for the convolution, one for the state."""
+        """A number for the convolution, and one for the state."""
         del vllm_config
         return (1, 1), (1, 1)
 

@@ -24,7 +24,7 @@ from cachesim.typed import of_kind
 
 
 def config_of(server: Engine) -> dict[str, Any]:
-    """What the real scheduler is told of a simulated server."""
+    """Configuration of the real scheduler for a simulated server."""
     engine = of_kind(Vllm, server)
     options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
     return {
@@ -65,7 +65,7 @@ def _layers_of(groups: Sequence[GroupSpec], count: int) -> list[int]:
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
-    """What the real scheduler is not led through."""
+    """Reasons for which a scenario is not played on the real scheduler."""
     options = scenario.engine.options
     return {
         "its steps are never left half done": bool(options.get("async_scheduling"))
@@ -184,7 +184,7 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 
 
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:
-    """What the configurations of drawn workloads differ in from those of a server's start."""
+    """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
     drawn = (draw, draw_async, draw_agents)
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]

@@ -102,7 +102,7 @@ def _draft(rng: Random, workload: Entry, rules: Rules) -> None:
 
 
 def runs_on_v1(config: Mapping[str, Any], rules: Rules) -> bool:
-    """Whether a workload's server has Model Runner V1. Follows `use_v2_model_runner`."""
+    """True if a workload's server has Model Runner V1. Follows `use_v2_model_runner`."""
     modes = [group.get("mode") for group in config["groups"] if group["kind"] == "mamba"]
     use = rules.runner.model_runner_v1
     some = bool(config.get("drafts") and not config["eagle"]) and use != "never"
@@ -152,7 +152,7 @@ class Recorder(Runner):
         return np.zeros(0)
 
     def entry(self, copies: Sequence[tuple[int, int, int]]) -> Entry:
-        """What was noted of a step, in the form of the real runner's."""
+        """Notes of a step, in the form of the real runner's."""
         noted, self.copies = self.copies, {}
         rows, self.rows = self.rows, {}
         pages = [[target, source, source, 0] for _, source, target in copies]
@@ -224,7 +224,7 @@ def _of_step(real: Entry, ours: Entry) -> str:
 
 @dataclass(slots=True)
 class Compared:
-    """How many workloads and steps the real runner and ours play alike."""
+    """Counts of workloads and steps that the real runner and ours play alike."""
 
     release: str
     workloads: int = 0
@@ -262,7 +262,7 @@ class Compared:
 
 
 def mode_of(config: Mapping[str, Any]) -> str:
-    """How a workload's server keeps states."""
+    """Cache mode of a workload's states."""
     modes = [group["mode"] for group in config["groups"] if group["kind"] == "mamba"]
     return modes[0] if modes else "no states"
 
@@ -311,5 +311,5 @@ def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
 
 
 def packages_of(python: Path) -> Path:
-    """Where an environment keeps its packages."""
+    """Folder of an environment's packages."""
     return next(python.parents[1].glob("lib/python*/site-packages"))

@@ -93,7 +93,7 @@ class RunnerV1:
         return Prepares
 
     def seen(self) -> Prepared:
-        """What the layers of the network would read and write."""
+        """Reads and writes of the network's layers."""
         self.marks.settle("before")
         context: Real = importlib.import_module("vllm.forward_context").get_forward_context()
         runner, batch = self.runner, self.runner.input_batch

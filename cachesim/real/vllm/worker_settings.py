@@ -161,7 +161,7 @@ class Start:
         return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
-        """What a user would write to start a server as a workload names it."""
+        """Flags that start a server as a workload names it."""
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         given: dict[str, Real] = {
             "model": self.model("hybrid" if states else "dense"),

@@ -29,7 +29,7 @@ KINDS: Final = (
 
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """One workload; the same seed and number ask the same of every release that can."""
+    """Draw a workload; the same seed and number ask the same of every release that can."""
     rng = Random(f"vllm {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     config = config_of(rng, kind, rules)
@@ -189,7 +189,7 @@ class _Writer(Writer):
         self.largest = 0  # tokens of the longest request so far, its reply included
 
     def request(self, drafts: int) -> dict[str, Any]:
-        """One request, with its reply, its salt, and how many drafts are accepted each time."""
+        """Draw a request, with its reply, its salt, and the numbers of accepted drafts."""
         rng, wanted = self.rng, self.ask(self.replies)
         self.largest = max(self.largest, sum(map(len, self.known[-1])))
         if rng.random() < 0.1:

@@ -11,7 +11,7 @@ from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Request
-from cachesim.engines.vllm.splitter import Splitter
+from cachesim.engines.vllm.scheduler import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 

@@ -16,12 +16,12 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.groups import GroupKind, GroupSpec
 from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.manager import KVCacheManager
+from cachesim.engines.vllm.managers import SlidingWindow
 from cachesim.engines.vllm.pages import ChunkStore, Pages
 from cachesim.engines.vllm.request import Request as ScheduledRequest
 from cachesim.engines.vllm.server import Vllm
 from cachesim.engines.vllm.step import Chunk
 from cachesim.engines.vllm.store import _ends
-from cachesim.engines.vllm.windows import SlidingWindow
 from cachesim.model.build import build
 from cachesim.model.presets import preset, tiny
 
