@@ -29,6 +29,9 @@ REPLACED = [
     ("why", LOG, "--report"),
     ("why", RECORDED, "--report"),
     ("compare", STALE, "--plot"),
+    ("compare", STALE, "--report"),
+    ("diff", "b9538", "b11549", STALE, "--arithmetic", "ring", "--report"),
+    ("replay", "made:9", "-p", "vllm@0.33.0", "--model", "dense", "--report"),
 ]
 
 
