@@ -19,7 +19,7 @@ from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
 from cachesim.real.prompts import unspell
 from cachesim.real.sglang import agents as sglang
 from cachesim.real.sglang.playing import play as play_sglang
-from cachesim.real.vllm import agents as vllm
+from cachesim.real.vllm import workloads as vllm
 from cachesim.real.vllm.playing import play as play_vllm
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.session import CANCELLED

@@ -14,10 +14,9 @@ from cachesim.engines.vllm.server import Vllm
 from cachesim.real.environment import Environment
 from cachesim.real.schedules import RealScheduler, wanted_of
 from cachesim.real.settings import Override
-from cachesim.real.vllm.agents import draw_agents
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.worker_settings import OVERRIDES, PRETENDED
-from cachesim.real.vllm.workloads import draw, draw_async
+from cachesim.real.vllm.workloads import draw, draw_agents, draw_async
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record
 from cachesim.typed import of_kind
