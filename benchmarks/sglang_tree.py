@@ -1,9 +1,9 @@
 """Requests of 2,000 tokens a second through scheduler and tree, beside SGLang's own in one run.
 
 Twenty shared prefixes of 1,500 tokens in turn, each request with 500 tokens of its own and a token
-of reply; no model, one core, processor time. The real scheduler has NumPy where it has torch
-elsewhere, which is faster for tensors of this size. The best of some runs counts, because a
-machine is never slow by itself.
+of reply; no model, one core, processor time. The real scheduler runs with PyTorch's CPU build, on
+which it allocates pages in Python. The best of some runs counts, because a machine is never slow by
+itself.
 """
 
 import time
