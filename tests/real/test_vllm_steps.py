@@ -111,6 +111,16 @@ def test_in_model_runner_v1_a_longer_first_chunk_before_it_makes_it_a_prefill() 
     assert [None, None] == read(steps_of(workload(longer, one, drafts=0), "0.28.0"), "delta")
 
 
+@pytest.mark.parametrize(("other", "fresh"), [("11-13", True), ("11-14", False)])
+def test_in_model_runner_v2_a_chunk_as_long_as_drafts_make_it_is_no_decode_beside_one_token(
+    other: str, fresh: bool
+) -> None:
+    one, longer = ({"prompt": each, "generate": 1, "reply": "101"} for each in ("7", other))
+    [first, *_] = steps_of(workload(one, longer, eagle=True), "0.30.0")
+
+    assert fresh == (first["rows"]["0"]["delta"]["1"][0] is None)
+
+
 @pytest.mark.parametrize(("release", "reused"), [("0.26.0", 1), ("0.27.1", 0), ("0.28.0", 1)])
 def test_without_prefix_caching_027_takes_new_blocks_before_freed_ones(
     release: str, reused: int

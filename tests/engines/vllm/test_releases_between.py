@@ -233,3 +233,13 @@ def test_in_all_mode_v2_ends_at_the_first_decode_with_a_drafter(
     play(f"vllm@{release}", method)
     with pytest.raises(UpstreamAbort, match="prev_step_d is not None"):
         play("vllm@0.29.0", "eagle")
+
+
+def test_a_windows_run_ends_where_the_blocks_of_all_groups_end() -> None:
+    groups = [GroupSpec(kind="full", block=32), GroupSpec(kind="window", block=16, window=17)]
+    manager = KVCacheManager(groups, FAMILY.release("0.33.0").rules, num_blocks=30)
+    prefixes = Prefixes(16, 0)
+    first, again = (Request.make(at, prefixes, range(10, 90), max_tokens=1) for at in (0, 1))
+    assert manager.allocate_slots(first, 80) is not None
+
+    assert 64 == manager.get_computed_blocks(again).length
