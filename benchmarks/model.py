@@ -27,6 +27,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.gguf import write_model
+from cachesim.lab.real.llama_cpp.logits import drawn_prompt
+from cachesim.lab.real.llama_cpp.server import Played, RealServer
+from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.layers.attention import Attention
@@ -38,12 +44,6 @@ from cachesim.model.layers.ssm import Ssm
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.logits import drawn_prompt
-from cachesim.real.llama_cpp.server import Played, RealServer
-from cachesim.real.llama_cpp.workload import Release
 from cachesim.scenario.format import Step
 from cachesim.units import Array, Tokens
 

@@ -25,9 +25,9 @@ from cachesim.cli.jobs import jobs_of
 from cachesim.cli.run import play as play_jobs
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.profile import Profile
+from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.real.llama_cpp.logits import drawn_prompt
 from cachesim.testing.search import play, workloads
 
 SERVER: Final = "llama.cpp@b9538"

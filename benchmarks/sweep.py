@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.cli.workers import cluster, processes
+from cachesim.lab.traces.plan import plan_of
+from cachesim.lab.traces.replay import Cell, told
+from cachesim.lab.traces.store import open_store
+from cachesim.lab.traces.sweep import Hands, flat, play_cells
 from cachesim.report.sweep import as_csv
-from cachesim.traces.plan import plan_of
-from cachesim.traces.replay import Cell, told
-from cachesim.traces.store import open_store
-from cachesim.traces.sweep import Hands, flat, play_cells
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -15,9 +15,9 @@ from rich.table import Table
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.request import Request
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.vllm.playing import Player, spell
-from cachesim.real.vllm.scheduler import SCHEDULER
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.vllm.playing import Player, spell
+from cachesim.lab.real.vllm.scheduler import SCHEDULER
 
 RELEASE: Final = "0.33.0"
 REQUESTS: Final = 300

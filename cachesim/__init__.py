@@ -11,12 +11,12 @@ from cachesim.lazily import lazily
 if TYPE_CHECKING:
     from cachesim.engines import Engine, Profile, Reply, Request
     from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
+    from cachesim.lab.traces.sweep import sweep
     from cachesim.model.presets import preset
     from cachesim.model.spec import ModelSpec
     from cachesim.report.notebook import show
     from cachesim.scenario import Scenario, load, run, run_scenario
     from cachesim.scenario.result import Run, Step
-    from cachesim.traces.sweep import sweep
 
 HOMES: Final = {
     "CachesimError": "errors",

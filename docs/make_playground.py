@@ -50,7 +50,7 @@ PYODIDE: Final = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LEFT_OUT: Final = ("cli", "real", "record", "logs", "traces", "testing")
+LEFT_OUT: Final = ("cli", "lab", "testing")
 """Rooms that a browser has no use for."""
 
 OPENINGS: Final = (

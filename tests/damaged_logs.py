@@ -11,7 +11,7 @@ from io import BytesIO
 from random import Random
 
 from cachesim.errors import InputError
-from cachesim.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
 from tests.logs.test_damaged import damaged, logs
 
 EVERY = 5_000

@@ -24,7 +24,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
-from cachesim.lessons import lessons
+from cachesim.lab.lessons import lessons
 from cachesim.model.presets import PRESETS
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.result import Run

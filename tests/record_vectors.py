@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
-from cachesim.real.sglang.scheduler import SCHEDULER
-from cachesim.real.sglang.workloads import KINDS, draw
-from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.real.vllm.workloads import KINDS as VLLM_KINDS
-from cachesim.real.vllm.workloads import draw as draw_vllm
-from cachesim.real.worker_process import WorkerProcess
+from cachesim.lab.real.sglang.scheduler import SCHEDULER
+from cachesim.lab.real.sglang.workloads import KINDS, draw
+from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
+from cachesim.lab.real.vllm.workloads import draw as draw_vllm
+from cachesim.lab.real.worker_process import WorkerProcess
 
 SEED: Final = 37
 DRAWN: Final = {

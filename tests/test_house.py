@@ -70,8 +70,17 @@ def imported_names(path: Path) -> set[str]:
     return names
 
 
+LAB = {"logs", "real", "record", "traces", "lessons"}
+"""The packages below `cachesim/lab`."""
+
+
 def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    first, *further = path.relative_to(PACKAGE).parts
+    return (further[0] if first == "lab" else first).removesuffix(".py")
+
+
+def room_named(module: str) -> str:
+    return module.removeprefix("cachesim.").removeprefix("lab.").split(".")[0]
 
 
 def upward(path: Path) -> set[str]:
@@ -79,12 +88,19 @@ def upward(path: Path) -> set[str]:
     room = room_of(path)
     if room not in MAY_IMPORT:
         return set()
-    rooms = {name.split(".")[1] for name in imported_names(path) if name.startswith("cachesim.")}
+    rooms = {room_named(name) for name in imported_names(path) if name.startswith("cachesim.")}
     return rooms & MAY_IMPORT.keys() - MAY_IMPORT[room] - {room}
 
 
 def test_imports_point_one_way() -> None:
     assert {} == broken(upward)
+
+
+def test_the_core_imports_nothing_of_the_lab() -> None:
+    core = MAY_IMPORT.keys() - LAB - {"cli"}
+    assert set() == {room for name in core for room in MAY_IMPORT[name]} & LAB
+    below = {path.name for path in (PACKAGE / "lab").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert below == LAB
 
 
 def imported_modules() -> dict[str, set[str]]:

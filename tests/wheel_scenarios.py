@@ -23,13 +23,13 @@ from rich.console import Console
 from cachesim.engines import FAMILIES
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
-from cachesim.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
-from cachesim.real.llama_cpp.workload import SILENT
-from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.real.sglang.rows import differs_in as sglang_differs_in
-from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
-from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.real.vllm.steps import differs_in as vllm_differs_in
+from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
+from cachesim.lab.real.llama_cpp.workload import SILENT
+from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
+from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
+from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.scenario import Scenario, load, run
 from cachesim.scenario.labels import digest
 from cachesim.scenario.result import CLAIMS

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
-from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Outcome, Release, workload
+from cachesim.lab.real.llama_cpp.server import RealServer
+from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens
 

@@ -230,7 +230,7 @@ def bisect(
     Example: cachesim bisect llama.cpp-24411-first-turn-again
     """
     from cachesim.cli.bisect import bisect_command
-    from cachesim.logs.whole import Wanted
+    from cachesim.lab.logs.whole import Wanted
 
     wanted = Wanted(profile=profile, model=model, window=window)
     return bisect_command(name, arithmetic=arithmetic, real=real, wanted=wanted, report=report)

@@ -12,9 +12,9 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.outputs import page_at, print_report, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
-from cachesim.logs.dump import is_dump
-from cachesim.logs.extract import worst_scenario
-from cachesim.logs.whole import Wanted, open_log, read_files, replays_of
+from cachesim.lab.logs.dump import is_dump
+from cachesim.lab.logs.extract import worst_scenario
+from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.document import FittingTable
 from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
@@ -100,7 +100,7 @@ def _as_given(scenario: Scenario) -> Scenario:
 def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
-    from cachesim.real.llama_cpp.scenarios import on_the_wheels
+    from cachesim.lab.real.llama_cpp.scenarios import on_the_wheels
 
     return on_the_wheels(scenario)
 

@@ -21,9 +21,9 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import free_name
+from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS
-from cachesim.real.hunt.proof import proof_command
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.document import FittingTable
 from cachesim.scenario.labels import label_of_release

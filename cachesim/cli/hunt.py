@@ -11,11 +11,11 @@ from cachesim.cli.check import MOST_MINUTES, Budget, bar, check_folder
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
+from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt
+from cachesim.lab.real.hunt.proof import prover_of
+from cachesim.lab.real.hunt.report import write
+from cachesim.lab.real.playing import comparing
 from cachesim.model.presets import PRESETS
-from cachesim.real.hunt.loop import Findings, ProvenFinding, hunt
-from cachesim.real.hunt.proof import prover_of
-from cachesim.real.hunt.report import write
-from cachesim.real.playing import comparing
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable
 

@@ -14,10 +14,10 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.errors import InputError
-from cachesim.logs.dump import DumpReader, Recorded, is_dump
-from cachesim.logs.mlx_debug import as_dump, has_bodies
-from cachesim.logs.what_if import value_of
-from cachesim.logs.whole import Wanted, open_log
+from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
+from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
+from cachesim.lab.logs.what_if import value_of
+from cachesim.lab.logs.whole import Wanted, open_log
 from cachesim.packed import unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN

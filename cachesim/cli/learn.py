@@ -7,7 +7,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.lessons import (
+from cachesim.lab.lessons import (
     Asked,
     ToldExercise,
     ToldLesson,

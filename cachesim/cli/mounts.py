@@ -53,7 +53,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
     """Hang in what the arguments ask for; a list of all commands names each in any case."""
     real = App(name="real", help="Play the same requests on the real engines.")
     if arguments[:1] == ["real"]:
-        commands = importlib.import_module("cachesim.real.commands")
+        commands = importlib.import_module("cachesim.lab.real.commands")
         real.command(real_gguf, name="gguf")
         for name, function in real_functions(commands).items():
             real.command(function, name=name)
@@ -90,7 +90,7 @@ def real_gguf(
 
     Example: cachesim real gguf hybrid -o hybrid.gguf
     """
-    commands = importlib.import_module("cachesim.real.commands")
+    commands = importlib.import_module("cachesim.lab.real.commands")
     done = commands.real_gguf(preset, output=output, seed=seed, window=window, adapter=adapter)
     return int(done)
 

@@ -14,17 +14,17 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.logs.live import Live, causes_of, told_of_live
-from cachesim.logs.whole import Wanted
-from cachesim.record.file import RecordFile
-from cachesim.record.plan import Plan, check_no_circle, place_of, upstream_of
+from cachesim.lab.logs.live import Live, causes_of, told_of_live
+from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.record.file import RecordFile
+from cachesim.lab.record.plan import Plan, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.live import LiveView
 from cachesim.report.recorded import dump_report
 
 if TYPE_CHECKING:
-    from cachesim.record.passage import Passage
-    from cachesim.record.session import Row, Session
+    from cachesim.lab.record.passage import Passage
+    from cachesim.lab.record.session import Row, Session
 
 EXTRA: Final = (
     "cachesim record needs aiohttp, which is not installed here: pip install 'cachesim[record]'"
@@ -79,9 +79,9 @@ def record(
 
 
 def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
-    from cachesim.record.asking import Asker
-    from cachesim.record.serving import serve
-    from cachesim.record.session import Session
+    from cachesim.lab.record.asking import Asker
+    from cachesim.lab.record.serving import serve
+    from cachesim.lab.record.session import Session
 
     live = Live(about, forgets=True)
     live.check()

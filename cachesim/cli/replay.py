@@ -20,17 +20,17 @@ from cachesim.cli.jobs import setting
 from cachesim.cli.outputs import Page, page_at, print_report, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
+from cachesim.lab.traces.limits import Measured
+from cachesim.lab.traces.reading import Clock
+from cachesim.lab.traces.replay import BOUND, Cell, play, told
+from cachesim.lab.traces.source import Source
+from cachesim.lab.traces.store import open_store
+from cachesim.lab.traces.sweep import play_cells
+from cachesim.lab.traces.verifying import Verified, verified
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes
 from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
-from cachesim.traces.limits import Measured
-from cachesim.traces.reading import Clock
-from cachesim.traces.replay import BOUND, Cell, play, told
-from cachesim.traces.source import Source
-from cachesim.traces.store import open_store
-from cachesim.traces.sweep import play_cells
-from cachesim.traces.verifying import Verified, verified
 
 MOST_WRONG: Final = 5
 """Wrong answers that are named."""

@@ -344,7 +344,7 @@ def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index:
     """
     if source is None:
         return []
-    from cachesim.real.hunt.proof import proof_command
+    from cachesim.lab.real.hunt.proof import proof_command
 
     command = proof_command(scenario, profile, source, index)
     return [(PROVE, command)] if command else []

@@ -14,12 +14,12 @@ from cachesim.cli.replay import progress
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
+from cachesim.lab.traces.plan import read_plan
+from cachesim.lab.traces.replay import told
+from cachesim.lab.traces.store import open_store
+from cachesim.lab.traces.sweep import Hands, default_store, flat, play_cells
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
-from cachesim.traces.plan import read_plan
-from cachesim.traces.replay import told
-from cachesim.traces.store import open_store
-from cachesim.traces.sweep import Hands, default_store, flat, play_cells
 
 
 def sweep_command(

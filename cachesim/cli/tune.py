@@ -20,8 +20,8 @@ from cachesim.cli.inputs import (
 from cachesim.cli.outputs import Page, page_at, print_report, write_page
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
-from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.logs.tuning import (
+from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
+from cachesim.lab.logs.tuning import (
     Life,
     Trial,
     Tried,
@@ -34,7 +34,7 @@ from cachesim.logs.tuning import (
     together,
     tried,
 )
-from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes
 from cachesim.report.tune import tune_report

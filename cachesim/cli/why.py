@@ -25,25 +25,25 @@ from cachesim.cli.tune import swept
 from cachesim.engines.rope import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
-from cachesim.logs.dump import Recorded
-from cachesim.logs.extract import worst_of_recording, worst_scenario
-from cachesim.logs.following import Following
-from cachesim.logs.live import Live, told_of_dump
-from cachesim.logs.other import workload_of
-from cachesim.logs.replay import Replay
-from cachesim.logs.rerun import asked_of
-from cachesim.logs.telling import worst as worst_of
-from cachesim.logs.tuning import of_log, summary
-from cachesim.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
-from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
-from cachesim.logs.whole import why as why_of
+from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
+from cachesim.lab.logs.following import Following
+from cachesim.lab.logs.live import Live, told_of_dump
+from cachesim.lab.logs.other import workload_of
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.rerun import asked_of
+from cachesim.lab.logs.telling import worst as worst_of
+from cachesim.lab.logs.tuning import of_log, summary
+from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
+from cachesim.lab.logs.whole import Read, Wanted, open_log, read_files, replays_of
+from cachesim.lab.logs.whole import why as why_of
+from cachesim.lab.traces.reading import line_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
 from cachesim.report.why import why_report
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.writing import to_toml
-from cachesim.traces.reading import line_of
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
 from cachesim.cli.mounts import MOUNTED, real_functions
-from cachesim.real import commands as real_commands
+from cachesim.lab.real import commands as real_commands
 
 INTRODUCTION = """\
 # Commands

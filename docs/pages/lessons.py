@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cachesim.lessons import Lesson, page, told
-from cachesim.lessons import lessons as all_lessons
+from cachesim.lab.lessons import Lesson, page, told
+from cachesim.lab.lessons import lessons as all_lessons
 from pages.tables import linked
 
 NAMED: Final = re.compile(r"\b(ik_llama\.cpp|llama\.cpp|mlx-lm) #\d+(?:, #\d+)*")

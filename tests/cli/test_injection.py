@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.playing import console, not_compared
 from cachesim.printable import STEERING, printable
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import console, not_compared
 
 HOSTILE = """
 format = 1

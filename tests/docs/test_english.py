@@ -54,7 +54,7 @@ READ: Final = sorted(
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "docs" / "playground").iterdir(),
-        *(ROOT / "cachesim" / "lessons" / "texts").glob("*.md"),
+        *(ROOT / "cachesim" / "lab" / "lessons" / "texts").glob("*.md"),
         *(ROOT / "scenarios").rglob("*.toml"),
     )
     if not {"_generated", "_build"} & set(path.parts)

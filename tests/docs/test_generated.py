@@ -9,7 +9,7 @@ from pages import commands, events, ports, releases, schemas
 from cachesim.cli import listing
 from cachesim.cli.app import COMMANDS
 from cachesim.engines import Engine, Request
-from cachesim.lessons import lessons
+from cachesim.lab.lessons import lessons
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
 

@@ -23,11 +23,11 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.profile import Profile
-from cachesim.logs.settings import flag_of
-from cachesim.real.hunt.proof import PROVERS
-from cachesim.real.hunt.report import commands as report_lines
-from cachesim.real.llama_cpp.server import environment_for
-from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
+from cachesim.lab.logs.settings import flag_of
+from cachesim.lab.real.hunt.proof import PROVERS
+from cachesim.lab.real.hunt.report import commands as report_lines
+from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files

@@ -16,7 +16,7 @@ from cachesim.cli.app import COMMANDS
 from cachesim.cli.check import check
 from cachesim.cli.hunt import hunt_command
 from cachesim.cli.mounts import real_functions
-from cachesim.real import commands as real
+from cachesim.lab.real import commands as real
 from tests.end_to_end.program import PROGRAM
 
 ROOT: Final = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.calls import RealServerError
-from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.random_flags import draw_preset
-from cachesim.real.llama_cpp.server import RealServer
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.calls import RealServerError
+from cachesim.lab.real.llama_cpp.gguf import write_model
+from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.server import RealServer
+from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Model, Step
 from cachesim.scenario.models import spec_of
 from tests.end_to_end.client import Answer, Call, post

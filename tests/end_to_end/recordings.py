@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.random_flags import draw_preset
-from cachesim.real.llama_cpp.server import RealServer, environment_for
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.gguf import write_model
+from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.format import Model
 from cachesim.scenario.models import spec_of
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench

@@ -21,15 +21,15 @@ from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
-from cachesim.logs.dump import is_dump
-from cachesim.logs.live import Live, told_of_dump, told_of_live
-from cachesim.logs.telling import worst as worst_of
-from cachesim.logs.whole import Wanted, read_files, replays_of
-from cachesim.logs.whole import why as why_of
+from cachesim.lab.logs.dump import is_dump
+from cachesim.lab.logs.live import Live, told_of_dump, told_of_live
+from cachesim.lab.logs.telling import worst as worst_of
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.whole import why as why_of
+from cachesim.lab.real.vectors.replay import kind_of, line_of, played
+from cachesim.lab.record.answer import AnswerReader
+from cachesim.lab.record.session import numbers_of
 from cachesim.model.presets import preset
-from cachesim.real.vectors.replay import kind_of, line_of, played
-from cachesim.record.answer import AnswerReader
-from cachesim.record.session import numbers_of
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario

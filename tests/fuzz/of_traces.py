@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final
 
+from cachesim.lab.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
+from cachesim.lab.traces.reading import FIELDS, KNOWN
+from cachesim.lab.traces.replay import BOUND, Cell, play, told
+from cachesim.lab.traces.source import Source
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
-from cachesim.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
-from cachesim.traces.reading import FIELDS, KNOWN
-from cachesim.traces.replay import BOUND, Cell, play, told
-from cachesim.traces.source import Source
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
 
 ROOT: Final = Path(__file__).parents[2]

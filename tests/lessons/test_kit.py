@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.lessons.kit import (
+from cachesim.lab.lessons.kit import (
     SMALL,
     Memory,
     apart,

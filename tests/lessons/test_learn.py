@@ -5,7 +5,7 @@ import io
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lessons import lesson, lessons, told
+from cachesim.lab.lessons import lesson, lessons, told
 
 Capture = pytest.CaptureFixture[str]
 

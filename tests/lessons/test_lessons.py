@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from cachesim.errors import ContractError, InputError
-from cachesim.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
-from cachesim.lessons.drawing import Control, Drawn
-from cachesim.lessons.lesson import parsed
+from cachesim.lab.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
+from cachesim.lab.lessons.drawing import Control, Drawn
+from cachesim.lab.lessons.lesson import parsed
 from cachesim.report.consoles import plain_text
 from cachesim.scenario import run_scenario
 from cachesim.scenario.shipped import shipped_files

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from cachesim.lessons.drawing import Drawn
-from cachesim.lessons.server_log import EXAMPLE, drawn, example, last_of
+from cachesim.lab.lessons.drawing import Drawn
+from cachesim.lab.lessons.server_log import EXAMPLE, drawn, example, last_of
 from tests.test_house import ROOT
 
 COUNTS = [0, 2639, 2869, 0, 3259]
@@ -68,4 +68,4 @@ def test_an_installed_package_carries_the_log() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = build["targets"]["wheel"]["force-include"]
 
-    assert f"cachesim/lessons/{EXAMPLE}" == included[f"docs/examples/{EXAMPLE}"]
+    assert f"cachesim/lab/lessons/{EXAMPLE}" == included[f"docs/examples/{EXAMPLE}"]

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.lines import LONGEST_LINE, lines_of, pieces_of
-from cachesim.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.lines import LONGEST_LINE, lines_of, pieces_of
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.logs.evidence import Interval, counts_of
+from cachesim.lab.logs.evidence import Interval, counts_of
 
 
 @given(st.integers(1, 300_000), st.data())

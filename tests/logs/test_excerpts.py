@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.live import told_of_dump
-from cachesim.logs.replay import Replay
-from cachesim.logs.what_if import answers, asked_by
-from cachesim.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.live import told_of_dump
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.what_if import answers, asked_by
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
 from cachesim.report.recorded import dump_report

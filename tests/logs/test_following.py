@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cachesim.logs.following import Following
-from cachesim.logs.player import Player
-from cachesim.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.following import Following
+from cachesim.lab.logs.player import Player
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 

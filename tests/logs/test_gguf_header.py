@@ -7,9 +7,9 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.logs.sizes import read_header, sizes_of_fields, sizes_of_gguf
+from cachesim.lab.logs.sizes import read_header, sizes_of_fields, sizes_of_gguf
+from cachesim.lab.real.llama_cpp.gguf import model_keys, write_model
 from cachesim.model.presets import preset
-from cachesim.real.llama_cpp.gguf import model_keys, write_model
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.logs.mlx_debug import as_dump, has_bodies
-from cachesim.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
 
 POST = '127.0.0.1 - - [20/Nov/2026 21:49:12] "POST /v1/chat/completions HTTP/1.1" {status} -\n'
 STARTED = "2026-11-20 21:49:11,429 - INFO - Starting httpd at 127.0.0.1 on port 8080...\n"

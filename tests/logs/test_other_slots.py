@@ -3,8 +3,8 @@
 import pytest
 
 from cachesim.engines.rope import Rope
-from cachesim.logs.extract import Origin, scenario_of
-from cachesim.logs.player import Asked, Player
+from cachesim.lab.logs.extract import Origin, scenario_of
+from cachesim.lab.logs.player import Asked, Player
 from cachesim.model.presets import preset
 
 

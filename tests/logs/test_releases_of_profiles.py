@@ -3,7 +3,7 @@
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.logs.other import release_of
+from cachesim.lab.logs.other import release_of
 
 
 @pytest.mark.parametrize(

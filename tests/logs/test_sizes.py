@@ -6,8 +6,8 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.errors import SpecError
-from cachesim.logs.observed import ServerLog
-from cachesim.logs.sizes import (
+from cachesim.lab.logs.observed import ServerLog
+from cachesim.lab.logs.sizes import (
     ASSUMED,
     BOUNDED,
     MIB,
@@ -16,9 +16,9 @@ from cachesim.logs.sizes import (
     sizes_of,
     sizes_of_fields,
 )
+from cachesim.lab.real.llama_cpp.gguf import model_keys
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import Sizes
-from cachesim.real.llama_cpp.gguf import model_keys
 from cachesim.scenario.format import Model
 from cachesim.scenario.models import spec_of
 from cachesim.units import as_tokens

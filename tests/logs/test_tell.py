@@ -11,11 +11,11 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.cli.tune import swept
-from cachesim.logs.known import How
-from cachesim.logs.schema import HOWS, requests_schema, why_schema
-from cachesim.logs.tuning import of_log
-from cachesim.logs.what_if import answers, flags_in_words, of_flags, usual
-from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.known import How
+from cachesim.lab.logs.schema import HOWS, requests_schema, why_schema
+from cachesim.lab.logs.tuning import of_log
+from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, usual
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")

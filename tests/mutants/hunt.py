@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
-from cachesim.real.vectors import mlx_classes, mlx_server, servers
+from cachesim.lab.real.vectors import mlx_classes, mlx_server, servers
 from cachesim.testing.search import play, workloads
 from cachesim.testing.workloads import Shape
 from tests.mutants.switches import Mutant

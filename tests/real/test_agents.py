@@ -10,17 +10,17 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.real.agents import WAYS, Agents, Sizes, Talk
-from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
-from cachesim.real.llama_cpp.simulated import SimulatedServer, observed_step
-from cachesim.real.llama_cpp.worker import tokens_of
-from cachesim.real.llama_cpp.workload import Outcome, grouped, workload
-from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
-from cachesim.real.prompts import unspell
-from cachesim.real.sglang import agents as sglang
-from cachesim.real.sglang.playing import play as play_sglang
-from cachesim.real.vllm import workloads as vllm
-from cachesim.real.vllm.playing import play as play_vllm
+from cachesim.lab.real.agents import WAYS, Agents, Sizes, Talk
+from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
+from cachesim.lab.real.llama_cpp.worker import tokens_of
+from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
+from cachesim.lab.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
+from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.sglang import agents as sglang
+from cachesim.lab.real.sglang.playing import play as play_sglang
+from cachesim.lab.real.vllm import workloads as vllm
+from cachesim.lab.real.vllm.playing import play as play_vllm
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.session import CANCELLED
 from cachesim.units import as_tokens

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cachesim.real.llama_cpp.agents import ROOM, draw_arrival, draw_pinned
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Release, grouped
+from cachesim.lab.real.llama_cpp.agents import ROOM, draw_arrival, draw_pinned
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
+from cachesim.lab.real.llama_cpp.workload import Release, grouped
 
 BATCH = 2048
 

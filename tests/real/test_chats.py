@@ -3,9 +3,9 @@
 from itertools import pairwise
 from random import Random
 
-from cachesim.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.real.llama_cpp.chats import ChatTree, Said, as_messages, text_of
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
+from cachesim.lab.real.llama_cpp.chats import ChatTree, Said, as_messages, text_of
+from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Step, Turn
 from cachesim.units import as_tokens
 

@@ -8,12 +8,12 @@ from typing import Any, Self
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.llama_cpp import scenarios
-from cachesim.real.llama_cpp.calls import NotStartedError
-from cachesim.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Outcome, workload
-from cachesim.real.llama_cpp.workloads import Setting, draw_setting
+from cachesim.lab.real.llama_cpp import scenarios
+from cachesim.lab.real.llama_cpp.calls import NotStartedError
+from cachesim.lab.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
+from cachesim.lab.real.llama_cpp.workload import Outcome, workload
+from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting
 from cachesim.scenario import scenario_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import as_tokens
@@ -126,9 +126,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
     def setting(*args: Any, **kwargs: Any) -> Setting:
         return replace(draw_setting(*args, **kwargs), options=options, preset="dense", window=0)
 
-    monkeypatch.setattr("cachesim.real.llama_cpp.compare.RealServer", Absent)
-    monkeypatch.setattr("cachesim.real.llama_cpp.compare.draw_setting", setting)
-    monkeypatch.setattr("cachesim.real.llama_cpp.compare.ARRIVALS", 0.0)
+    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.RealServer", Absent)
+    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.draw_setting", setting)
+    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.ARRIVALS", 0.0)
     with SideBySide("b11549") as pair:
         monkeypatch.setattr(pair, "model", lambda *_: Path())
         return pair.play_random(seed=1, number=1, presets=())

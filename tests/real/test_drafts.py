@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from cachesim.model.network import FloatNetwork
-from cachesim.model.presets import tiny
-from cachesim.real.llama_cpp import logits
-from cachesim.real.llama_cpp.logits import (
+from cachesim.lab.real.llama_cpp import logits
+from cachesim.lab.real.llama_cpp.logits import (
     Drafts,
     drawn_prompt,
     expected_drafts,
     generate,
     head_guesses,
 )
+from cachesim.model.network import FloatNetwork
+from cachesim.model.presets import tiny
 
 NETWORK = FloatNetwork(tiny("hybrid-mtp"))
 PROMPT = drawn_prompt(np.random.default_rng(1), 12)

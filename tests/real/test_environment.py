@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cachesim.errors import ProfileError
-from cachesim.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.real.llama_cpp.server import as_release, environment_for
+from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.lab.real.llama_cpp.server import as_release, environment_for
 
 
 @pytest.fixture

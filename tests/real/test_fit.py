@@ -6,15 +6,15 @@ from typing import Self
 
 import pytest
 
-from cachesim.real.fit.search import Change, Search, changes, rule_fields, value_of
-from cachesim.real.llama_cpp.compare import SideBySide
-from cachesim.real.llama_cpp.fit import recordings as kept_by
-from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under
-from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
-from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.trial import Trial, known_trials
-from cachesim.real.llama_cpp.workload import Outcome, workload
-from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.lab.real.fit.search import Change, Search, changes, rule_fields, value_of
+from cachesim.lab.real.llama_cpp.compare import SideBySide
+from cachesim.lab.real.llama_cpp.fit import recordings as kept_by
+from cachesim.lab.real.llama_cpp.fit.probes import open_changes, probe, server_under
+from cachesim.lab.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
+from cachesim.lab.real.llama_cpp.trial import Trial, known_trials
+from cachesim.lab.real.llama_cpp.workload import Outcome, workload
+from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.real.agreement import Difference
-from cachesim.real.fit.newest import Found, Played, explain
-from cachesim.real.fit.search import rule_fields, value_of
-from cachesim.real.mlx_lm.classes import draw, played_of
-from cachesim.real.schedules import RealScheduler
-from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG
-from cachesim.real.vectors.mlx_classes import mismatch
-from cachesim.real.vectors.mlx_classes import played as classes_played
-from cachesim.real.vllm.scheduler import SCHEDULER as VLLM
+from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.fit.newest import Found, Played, explain
+from cachesim.lab.real.fit.search import rule_fields, value_of
+from cachesim.lab.real.mlx_lm.classes import draw, played_of
+from cachesim.lab.real.schedules import RealScheduler
+from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG
+from cachesim.lab.real.vectors.mlx_classes import mismatch
+from cachesim.lab.real.vectors.mlx_classes import played as classes_played
+from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM
 
 
 def scheduled(scheduler: RealScheduler[Any], release: str, numbers: range) -> list[Played[Any]]:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from cachesim.real.llama_cpp.calls import call_for
-from cachesim.real.llama_cpp.workload import hurdle, in_one_call
+from cachesim.lab.real.llama_cpp.calls import call_for
+from cachesim.lab.real.llama_cpp.workload import hurdle, in_one_call
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 
 SAID = Step(prompt=(300,), reply=(400, 401))

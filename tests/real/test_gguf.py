@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
-from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import ModelSpec
-from cachesim.model.weights import draw
-from cachesim.real.llama_cpp.gguf import (
+from cachesim.lab.real.llama_cpp.gguf import (
     ALIGNMENT,
     architecture,
     f32,
@@ -24,6 +21,9 @@ from cachesim.real.llama_cpp.gguf import (
     write_gguf,
     write_model,
 )
+from cachesim.model.presets import PRESETS, preset
+from cachesim.model.spec import ModelSpec
+from cachesim.model.weights import draw
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 

@@ -9,11 +9,11 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import Profile
-from cachesim.real.hunt import loop as room
-from cachesim.real.hunt import proof
-from cachesim.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
-from cachesim.real.hunt.proof import PROVERS, ProofResult, on_the_wheel
-from cachesim.real.hunt.report import commands, write
+from cachesim.lab.real.hunt import loop as room
+from cachesim.lab.real.hunt import proof
+from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
+from cachesim.lab.real.hunt.proof import PROVERS, ProofResult, on_the_wheel
+from cachesim.lab.real.hunt.report import commands, write
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import shipped_file

@@ -5,12 +5,12 @@ from random import Random
 from typing import Any, get_args
 
 from cachesim.engines.llamacpp.options import Pooling
-from cachesim.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.real.llama_cpp.compare import features_of
-from cachesim.real.llama_cpp.simulated import SimulatedServer, observed_step
-from cachesim.real.llama_cpp.workload import Outcome
-from cachesim.real.llama_cpp.workload import workload as workload_of
-from cachesim.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
+from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
+from cachesim.lab.real.llama_cpp.compare import features_of
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
+from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.workload import workload as workload_of
+from cachesim.lab.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.session import CANCELLED
 from cachesim.units import Tokens, as_tokens

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
-from cachesim.model.presets import preset, tiny
-from cachesim.model.store import Ubatch
-from cachesim.real.llama_cpp.logits import (
+from cachesim.lab.real.llama_cpp.logits import (
     Agreement,
     agreement,
     as_ggml_computes,
@@ -15,7 +11,11 @@ from cachesim.real.llama_cpp.logits import (
     drawn_prompt,
     generate,
 )
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.model.network import FloatNetwork
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import preset, tiny
+from cachesim.model.store import Ubatch
 from cachesim.units import Token, as_tokens
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.agreement import Difference, differing
-from cachesim.real.vectors import memory as memory_vectors
-from cachesim.real.vectors.replay import replay
+from cachesim.lab.real.agreement import Difference, differing
+from cachesim.lab.real.vectors import memory as memory_vectors
+from cachesim.lab.real.vectors.replay import replay
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}

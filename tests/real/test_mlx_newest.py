@@ -2,8 +2,8 @@
 
 import pytest
 
-from cachesim.real.mlx_lm import commands
-from cachesim.real.mlx_lm.process import environment_for, played_by
+from cachesim.lab.real.mlx_lm import commands
+from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 
 
 def test_another_version_stands_in_for_a_release_and_goes_again() -> None:

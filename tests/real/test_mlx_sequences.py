@@ -5,16 +5,16 @@ from typing import Any, Self
 import pytest
 
 from cachesim.errors import ProfileError
-from cachesim.real.mlx_lm import classes as room
-from cachesim.real.mlx_lm.classes import (
+from cachesim.lab.real.mlx_lm import classes as room
+from cachesim.lab.real.mlx_lm.classes import (
     GROUPS,
     RealClasses,
     compare_classes,
     draw,
     draw_cache_sequence,
 )
-from cachesim.real.mlx_lm.process import environment_for
-from cachesim.real.vectors.mlx_classes import played
+from cachesim.lab.real.mlx_lm.process import environment_for
+from cachesim.lab.real.vectors.mlx_classes import played
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 

@@ -17,17 +17,17 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
+from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
+from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
+from cachesim.lab.real.mlx_lm.server import shrunk
+from cachesim.lab.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
+from cachesim.lab.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
+from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
+from cachesim.lab.real.mlx_lm.state import ColdStates
+from cachesim.lab.real.playing import releases_of
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
-from cachesim.real.agreement import Difference
-from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
-from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
-from cachesim.real.mlx_lm.server import shrunk
-from cachesim.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
-from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
-from cachesim.real.mlx_lm.server_workloads import draw_workload
-from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.real.playing import releases_of
 from cachesim.scenario.checks import scenario_of
 from cachesim.units import as_tokens
 

@@ -6,14 +6,14 @@ from typing import Self
 import pytest
 
 from cachesim.errors import ProfileError
-from cachesim.real.commands import LlamaCppFlags, real_llama_cpp
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp import differences, newest, wheels
-from cachesim.real.llama_cpp.calls import RealServerError
-from cachesim.real.llama_cpp.compare import Difference, Played
-from cachesim.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
-from cachesim.real.llama_cpp.workload import Outcome, workload
-from cachesim.real.registry import read_versions
+from cachesim.lab.real.commands import LlamaCppFlags, real_llama_cpp
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.llama_cpp import differences, newest, wheels
+from cachesim.lab.real.llama_cpp.calls import RealServerError
+from cachesim.lab.real.llama_cpp.compare import Difference, Played
+from cachesim.lab.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
+from cachesim.lab.real.llama_cpp.workload import Outcome, workload
+from cachesim.lab.real.registry import read_versions
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from cachesim.engines import FAMILIES
-from cachesim.real import schedules
-from cachesim.real.agreement import Agreement, Difference
-from cachesim.real.fit.newest import Played
-from cachesim.real.schedules import RealScheduler
-from cachesim.real.sglang.commands import real_sglang
-from cachesim.real.vllm.commands import real_vllm
-from cachesim.real.worker_process import WorkerError
+from cachesim.lab.real import schedules
+from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.fit.newest import Played
+from cachesim.lab.real.schedules import RealScheduler
+from cachesim.lab.real.sglang.commands import real_sglang
+from cachesim.lab.real.vllm.commands import real_vllm
+from cachesim.lab.real.worker_process import WorkerError
 
 LOOKED_UP = ("9.9.9", "9.9.8")
 COMMANDS = {"vllm": real_vllm, "sglang": real_sglang}

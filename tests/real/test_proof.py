@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from cachesim.real.llama_cpp.calls import call_for
-from cachesim.real.llama_cpp.scenarios import Proof, alone_of, parted
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.calls import call_for
+from cachesim.lab.real.llama_cpp.scenarios import Proof, alone_of, parted
+from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
 

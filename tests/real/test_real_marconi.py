@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.marconi.commands import draw, play, real_marconi
+from cachesim.lab.real.marconi.commands import draw, play, real_marconi
 
 TREE = """
 from types import SimpleNamespace as N

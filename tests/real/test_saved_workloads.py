@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cachesim.real.llama_cpp.abilities import Abilities
-from cachesim.real.llama_cpp.agents import draw_arrival, draw_pinned
-from cachesim.real.llama_cpp.compare import first_difference
-from cachesim.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
-from cachesim.real.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
-from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
+from cachesim.lab.real.llama_cpp.compare import first_difference
+from cachesim.lab.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
+from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
+from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.scenario import files, run_scenario
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn
 from cachesim.scenario.session import CANCELLED

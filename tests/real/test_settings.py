@@ -6,13 +6,13 @@ import pytest
 
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.real.llama_cpp import settings as llama_cpp
-from cachesim.real.llama_cpp.flags import NO_FLAGS
-from cachesim.real.llama_cpp.server import environment_for
-from cachesim.real.llama_cpp.workloads import BARE, draw_setting
-from cachesim.real.mlx_lm import settings as mlx_lm
-from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.real.settings import show_overrides
+from cachesim.lab.real.llama_cpp import settings as llama_cpp
+from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
+from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
+from cachesim.lab.real.mlx_lm import settings as mlx_lm
+from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
+from cachesim.lab.real.settings import show_overrides
 
 
 class Answering:

@@ -7,10 +7,10 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.real.sglang.rows import RUNNER, Compared, compare_rows, is_compared, rows_of
-from cachesim.real.sglang.settings import configuration_of
-from cachesim.real.sglang.workloads import draw
-from cachesim.real.vllm.scheduler import PACKAGES
+from cachesim.lab.real.sglang.rows import RUNNER, Compared, compare_rows, is_compared, rows_of
+from cachesim.lab.real.sglang.settings import configuration_of
+from cachesim.lab.real.sglang.workloads import draw
+from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 

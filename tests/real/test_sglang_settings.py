@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.real.settings import show_overrides
-from cachesim.real.sglang.scheduler import SCHEDULER, overrides
-from cachesim.real.sglang.scheduler_worker import differences
-from cachesim.real.sglang.settings import (
+from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.sglang.scheduler import SCHEDULER, overrides
+from cachesim.lab.real.sglang.scheduler_worker import differences
+from cachesim.lab.real.sglang.settings import (
     OVERRIDES,
     PRETENDED,
     configuration_of,
     overrides_of,
 )
-from cachesim.real.vllm.scheduler import PACKAGES
+from cachesim.lab.real.vllm.scheduler import PACKAGES
 
 
 class Answering:

@@ -9,13 +9,13 @@ import pytest
 from cachesim.engines.profile import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.real.agreement import Agreement
-from cachesim.real.schedules import count
-from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.rust_core import MAMBA, RustNodes
-from cachesim.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
-from cachesim.real.sglang.workloads import KINDS, draw
-from cachesim.real.vllm.scheduler import PACKAGES
+from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.schedules import count
+from cachesim.lab.real.sglang.playing import play
+from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
+from cachesim.lab.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
+from cachesim.lab.real.sglang.workloads import KINDS, draw
+from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
 

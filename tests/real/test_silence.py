@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.real.llama_cpp import server as room
-from cachesim.real.llama_cpp.server import Worker
+from cachesim.lab.real.llama_cpp import server as room
+from cachesim.lab.real.llama_cpp.server import Worker
 
 
 @pytest.fixture(name="worker")

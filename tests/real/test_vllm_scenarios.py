@@ -8,10 +8,10 @@ import pytest
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.real.schedules import StepPlayed
-from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
-from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scheduler import SCHEDULER, config_of, group_of
+from cachesim.lab.real.schedules import StepPlayed
+from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
+from cachesim.lab.real.vllm.playing import play
+from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
 from cachesim.scenario.format import Step
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all

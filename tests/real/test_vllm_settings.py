@@ -9,10 +9,10 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.family import family_of
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.settings import Override, show_overrides
-from cachesim.real.vllm import scheduler
-from cachesim.real.vllm.scheduler import SCHEDULER, overrides
-from cachesim.real.vllm.worker_settings import OVERRIDES, PRETENDED, fields_of
+from cachesim.lab.real.settings import Override, show_overrides
+from cachesim.lab.real.vllm import scheduler
+from cachesim.lab.real.vllm.scheduler import SCHEDULER, overrides
+from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED, fields_of
 
 SOME = [*FAMILY.real()[:-1:4], FAMILY.real()[-1]]
 
@@ -116,7 +116,7 @@ def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
 def test_settings_of_the_newest_release_are_printed_where_none_is_named(
     engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = import_module(f"cachesim.real.{engine}.commands")
+    commands = import_module(f"cachesim.lab.real.{engine}.commands")
     monkeypatch.setattr(commands, "overrides", lambda *_: [])
 
     assert 0 == main(["real", engine, "--settings"])

@@ -8,8 +8,8 @@ import pytest
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
-from cachesim.real.vllm.scheduler import PACKAGES, SCHEDULER
-from cachesim.real.vllm.steps import (
+from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
+from cachesim.lab.real.vllm.steps import (
     KERNELS,
     Compared,
     compare_steps,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.prompts import spell, unspell
-from cachesim.real.vectors.schedulers import mismatch
+from cachesim.lab.real.prompts import spell, unspell
+from cachesim.lab.real.vectors.schedulers import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 5

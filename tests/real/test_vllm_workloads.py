@@ -1,11 +1,11 @@
 import pytest
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.agreement import Agreement
-from cachesim.real.schedules import count
-from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scheduler import SCHEDULER
-from cachesim.real.vllm.workloads import KINDS, draw
+from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.schedules import count
+from cachesim.lab.real.vllm.playing import play
+from cachesim.lab.real.vllm.scheduler import SCHEDULER
+from cachesim.lab.real.vllm.workloads import KINDS, draw
 
 NEWEST = FAMILY.release("0.33.0").rules
 

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[record]")
 
-from cachesim.logs.live import Live
-from cachesim.logs.whole import Wanted
-from cachesim.record.asking import Asker
-from cachesim.record.file import RecordFile
-from cachesim.record.plan import Plan
-from cachesim.record.serving import running
-from cachesim.record.session import Row, Session
+from cachesim.lab.logs.live import Live
+from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.record.asking import Asker
+from cachesim.lab.record.file import RecordFile
+from cachesim.lab.record.plan import Plan
+from cachesim.lab.record.serving import running
+from cachesim.lab.record.session import Row, Session
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: Fake\r\nContent-Type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cachesim.logs.live import told_of_dump
+from cachesim.lab.logs.live import told_of_dump
 from tests.dumps import read_dump
 from tests.record.kit import HEAD, Call, chunk, recorder, upstream
 

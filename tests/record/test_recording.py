@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.live import told_of_dump
-from cachesim.record.plan import check_no_circle, place_of, upstream_of
+from cachesim.lab.logs.live import told_of_dump
+from cachesim.lab.record.plan import check_no_circle, place_of, upstream_of
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,

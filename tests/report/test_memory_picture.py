@@ -5,8 +5,8 @@ import tomllib
 from xml.parsers import expat
 
 from cachesim import run_scenario
-from cachesim.lessons.drawing import drawn
-from cachesim.lessons.kit import serve
+from cachesim.lab.lessons.drawing import drawn
+from cachesim.lab.lessons.kit import serve
 from cachesim.report.picture import Bar, Picture, Row, after, moment, story
 from cachesim.report.picture_text import legend, rows
 from cachesim.report.story import memory_facts

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from cachesim.logs.sizes import ASSUMED, WHOSE
+from cachesim.lab.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
 from cachesim.report.tune import tune_report
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.lab.traces.asked import TraceError
+from cachesim.lab.traces.reading import Clock, open_trace
+from cachesim.lab.traces.replay import Cell, play, told
+from cachesim.lab.traces.source import UNIT, Source, made_requests
 from cachesim.report.sweep import title_of
-from cachesim.traces.asked import TraceError
-from cachesim.traces.reading import Clock, open_trace
-from cachesim.traces.replay import Cell, play, told
-from cachesim.traces.source import UNIT, Source, made_requests
 
 ROOT = Path(__file__).parents[2]
 
@@ -369,7 +369,7 @@ def test_messages_of_standard_input_name_it(
 def test_a_line_without_an_end_is_not_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachesim.traces.reading.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("cachesim.lab.traces.reading.MOST_CHARACTERS", 1000)
     path = tmp_path / "trace.jsonl"
     path.write_text("[" * 5000)
 

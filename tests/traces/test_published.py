@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.traces.reading import open_trace
-from cachesim.traces.replay import Cell, play
-from cachesim.traces.source import Source
+from cachesim.lab.traces.reading import open_trace
+from cachesim.lab.traces.replay import Cell, play
+from cachesim.lab.traces.source import Source
 from tests.published import COLUMN, least_recent, main
 
 SHORT = Path(__file__).parent / "data" / "conversation-300.jsonl.gz"

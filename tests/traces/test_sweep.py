@@ -16,15 +16,15 @@ import pytest
 import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
+from cachesim.lab.traces import sweep as sweeping
+from cachesim.lab.traces.plan import plan_of
+from cachesim.lab.traces.replay import Cell, play, scaled, told
+from cachesim.lab.traces.source import Source, made_requests
+from cachesim.lab.traces.store import key_of, open_store
+from cachesim.lab.traces.sweep import attempt, flat, play_cells
 from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report
-from cachesim.traces import sweep as sweeping
-from cachesim.traces.plan import plan_of
-from cachesim.traces.replay import Cell, play, scaled, told
-from cachesim.traces.source import Source, made_requests
-from cachesim.traces.store import key_of, open_store
-from cachesim.traces.sweep import attempt, flat, play_cells
 
 SMALL: Final[dict[str, Any]] = {
     "format": 1,

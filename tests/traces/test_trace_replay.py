@@ -9,12 +9,12 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
+from cachesim.lab.traces.asked import Asked, TraceError
+from cachesim.lab.traces.reading import open_trace
+from cachesim.lab.traces.replay import Cell, play, scaled
+from cachesim.lab.traces.source import Source
 from cachesim.scenario.session import Session
 from cachesim.testing.search import workloads
-from cachesim.traces.asked import Asked, TraceError
-from cachesim.traces.reading import open_trace
-from cachesim.traces.replay import Cell, play, scaled
-from cachesim.traces.source import Source
 
 LINES = [
     {"timestamp": 0, "input_length": 1100, "output_length": 40, "hash_ids": [0, 1, 2]},

@@ -7,9 +7,9 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.rope import Rope
 from cachesim.errors import InputError
-from cachesim.traces.replay import Cell
-from cachesim.traces.source import Source
-from cachesim.traces.verifying import Spelling, spread, verified
+from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.source import Source
+from cachesim.lab.traces.verifying import Spelling, spread, verified
 
 SERVERS = (
     "llama.cpp@b11549", "ik_llama.cpp@8337e4cd3", "mlx-lm@0.32.2", "vllm@0.33.0",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.real.vectors.servers import mismatch, play
+from cachesim.lab.real.vectors.servers import mismatch, play
 
 FILE = Path(__file__).parents[2] / "vectors" / "server-ik-d2da6da05.jsonl.gz"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.real.vectors.servers import mismatch
+from cachesim.lab.real.vectors.servers import mismatch
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

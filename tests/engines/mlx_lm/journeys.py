@@ -11,9 +11,9 @@ from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import FIELDS
 from cachesim.engines.profile import Profile
+from cachesim.lab.real.mlx_lm.state import ColdStates
+from cachesim.lab.real.vectors.mlx_server import spec_of
 from cachesim.model.build import build
-from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.real.vectors.mlx_server import spec_of
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
 

@@ -87,7 +87,7 @@ def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
 
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("cachesim/engines/mlx_lm", "cachesim/real", "tests/engines/mlx_lm", "tests/real")
+ROOMS = ("cachesim/engines/mlx_lm", "cachesim/lab/real", "tests/engines/mlx_lm", "tests/real")
 
 
 @pytest.mark.parametrize("name", ["plamo2", "jamba"])

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
-from cachesim.real.mlx_lm.server_workloads import (
+from cachesim.lab.real.mlx_lm.server_workloads import (
     PLAYED,
     Workload,
     draw_workload,

@@ -10,7 +10,7 @@ from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
     checkpoint_positions,
 )
-from cachesim.real.mlx_lm.cache_player import feed
+from cachesim.lab.real.mlx_lm.cache_player import feed
 
 RULES = FAMILY.release("after-906").rules.caches
 R923 = SnapshotRules()

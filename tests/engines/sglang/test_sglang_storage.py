@@ -9,9 +9,9 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.storage import LEAST_PRIORITY, Line, Storage, hashes_of
+from cachesim.lab.real.sglang.playing import play
+from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.model.presets import tiny
-from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.units import Integers, Tokens, as_tokens
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import Workload

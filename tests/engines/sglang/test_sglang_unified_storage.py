@@ -7,8 +7,8 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.storage_threads import Retries
-from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.lab.real.sglang.playing import play
+from cachesim.lab.real.sglang.workloads import KINDS, draw
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import PRESETS, Workload
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.vllm.playing import play
+from cachesim.lab.real.vllm.playing import play
 
 FULL = {"kind": "full", "block": 4}
 WINDOW = {"kind": "window", "block": 4, "window": 4}

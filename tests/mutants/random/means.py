@@ -17,8 +17,8 @@ from _pytest.runner import runtestprotocol
 from cachesim.engines import Profile
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError
+from cachesim.lab.real.vectors.replay import kind_of
 from cachesim.model.presets import PRESETS
-from cachesim.real.vectors.replay import kind_of
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files

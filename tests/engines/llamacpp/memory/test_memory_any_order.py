@@ -14,7 +14,7 @@ from cachesim.engines.llamacpp.memory.lanes import MARGIN, LanePlan, plan_lanes,
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import UpstreamAbort
-from cachesim.real.vectors.memory import MemoryPlayer
+from cachesim.lab.real.vectors.memory import MemoryPlayer
 
 ids = st.integers(0, 2)
 places = st.integers(-1, 14)

@@ -1,0 +1,1 @@
+"""The laboratory: real engines, logs, recordings, traces and lessons, built on the core."""

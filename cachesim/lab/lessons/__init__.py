@@ -1,0 +1,26 @@
+"""Lessons that run: prose and code in one file each, every number computed when it is told.
+
+`texts/` holds them, as Markdown. A block of Python is run, and what it prints stands below it;
+`{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.
+"""
+
+from cachesim.lab.lessons.lesson import Lesson, lesson, lessons
+from cachesim.lab.lessons.marking import Mark, is_right, mark, questions
+from cachesim.lab.lessons.page import page
+from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson, told
+
+__all__ = [
+    "Asked",
+    "Lesson",
+    "Mark",
+    "Told",
+    "ToldExercise",
+    "ToldLesson",
+    "is_right",
+    "lesson",
+    "lessons",
+    "mark",
+    "page",
+    "questions",
+    "told",
+]

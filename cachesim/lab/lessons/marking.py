@@ -1,0 +1,64 @@
+"""Marking: what a reader predicted beside what the run says."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cachesim.errors import InputError
+from cachesim.lab.lessons.telling import ToldExercise, ToldLesson
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An exercise, marked; `given` may be shorter than the answers, where some were not given."""
+
+    exercise: ToldExercise
+    given: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Every answer was given, and is what the run says."""
+        return tuple(map(_plain, self.given)) == tuple(map(_plain, self.exercise.answers))
+
+    @property
+    def is_open(self) -> bool:
+        """No answer was given."""
+        return not self.given
+
+
+def questions(lesson: ToldLesson) -> int:
+    """Number of answers of a lesson."""
+    return sum(len(each.answers) for each in lesson.exercises)
+
+
+def mark(lesson: ToldLesson, given: Sequence[str]) -> tuple[Mark, ...]:
+    """Give each exercise its share of the answers, in order."""
+    most = questions(lesson)
+    if len(given) > most:
+        msg = (
+            f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
+            f"its questions are: {_asked(lesson)}"
+        )
+        raise InputError(msg)
+    return tuple(_marks(lesson, tuple(given)))
+
+
+def _marks(lesson: ToldLesson, given: tuple[str, ...]) -> Iterator[Mark]:
+    for exercise in lesson.exercises:
+        count = len(exercise.answers)
+        yield Mark(exercise=exercise, given=given[:count])
+        given = given[count:]
+
+
+def _asked(lesson: ToldLesson) -> str:
+    return "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
+
+
+def is_right(said: str, answer: str) -> bool:
+    """Check whether one answer is what the run says."""
+    return _plain(said) == _plain(answer)
+
+
+def _plain(word: str) -> str:
+    """`Yes,` is `yes`, and `007` is `7`."""
+    word = word.strip().strip(",;.").lower()
+    return str(int(word)) if word.lstrip("-").isdecimal() else word

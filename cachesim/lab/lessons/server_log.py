@@ -1,0 +1,155 @@
+"""A server's log on the bench: its lines, what `cachesim why` makes of them, the requests again.
+
+The log is that of a real llama-server with a small hybrid model, as `docs/examples` has it.
+"""
+
+import io
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Final
+
+import cachesim
+from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope
+from cachesim.errors import ContractError, InputError
+from cachesim.lab.lessons.drawing import Control, Drawn
+from cachesim.lab.lessons.kit import say
+from cachesim.lab.logs.extract import whole_scenario
+from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
+from cachesim.lab.logs.what_if import answers, asked_by
+from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.whole import why as why_of
+from cachesim.report.picture import Kind, story
+from cachesim.scenario.result import Run, Step
+from cachesim.scenario.runner import run
+
+EXAMPLE: Final = "hybrid.log"
+"""The log's name, in the documentation's examples and in an installed package."""
+
+KINDS: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
+"""What is drawn of a hybrid model: its attention layers never decide."""
+
+WIDE: Final = 74
+
+_ENDS: Final = "release: id"
+_HEAD: Final = re.compile(r"^[\d.]+ [IWE] \w+ +")
+_TASK: Final = re.compile(r"(?P<function>\w+): id +\d+ \| task -?\d+ \| ")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A server's log, read and replayed."""
+
+    lines: tuple[str, ...]
+    replay: Replay
+    told: dict[str, Any]  # what `cachesim why --format json` prints
+    played: dict[Hashable, Run] = field(default_factory=dict, compare=False)  # runs made before
+
+    def request(self, number: int) -> dict[str, Any]:
+        """Report of `why` on one request."""
+        found: dict[str, Any] = self.told["requests"][number]
+        return found
+
+    def lines_of(self, number: int) -> list[str]:
+        """A request's lines, from the choice of its slot to its release; there is one slot."""
+        at = int(self.request(number)["line"]) - 1
+        before = [i for i in range(at) if _ENDS in self.lines[i]]
+        after = [i for i in range(at, len(self.lines)) if _ENDS in self.lines[i]]
+        start = before[-1] + 1 if before else at
+        return [_short(line) for line in self.lines[start : after[0] + 1]]
+
+    def show(self, number: int, *words: str) -> None:
+        """Print a request's lines, or those that hold one of some words."""
+        for line in self.lines_of(number):
+            if not words or any(word in line for word in words):
+                say("\n    ".join(wrap(line, WIDE)))
+
+    def what_if(self, *flags: str) -> list[dict[str, Any]]:
+        """The same requests with flags changed one at a time; the first row is the log itself."""
+        return list(answers([self.replay], asked_by(self.replay.settings, flags)))
+
+    def run(self, *, upto: int | None = None, parts_at: int | None = None, **options: int) -> Run:
+        """The requests played with a network and watched.
+
+        `parts_at` moves the place at which the last of them leaves the slot's history.
+        """
+        key = (upto, parts_at, tuple(sorted(options.items())))
+        if key not in self.played:
+            replay = self.replay
+            requests = replay.requests if upto is None else replay.requests[: upto + 1]
+            if parts_at is not None:
+                requests = [*requests[:-1], _parting(requests, parts_at)]
+            scenario = whole_scenario(replace(replay, requests=requests))
+            server = replace(scenario.engine, options={**scenario.engine.options, **options})
+            profile = Profile.parse(replay.settings.profile)
+            self.played[key] = run(
+                replace(scenario, engine=server), profile, arithmetic="ring", detail=True
+            )
+        return self.played[key]
+
+
+@cache
+def example() -> Log:
+    """The log that the documentation shows."""
+    data = _file().read_bytes()
+    read = read_files([(EXAMPLE, io.BytesIO(data))])
+    replays = replays_of(read, Wanted())
+    return Log(tuple(data.decode().splitlines()), replays[0], why_of(read, replays))
+
+
+def _file() -> Path:
+    package = Path(cachesim.__file__).parent
+    places = (package / "lab" / "lessons" / EXAMPLE, package.parent / "docs" / "examples" / EXAMPLE)
+    for place in places:
+        if place.is_file():
+            return place
+    msg = f"{EXAMPLE} is missing from this installation"
+    raise InputError(msg)
+
+
+def _short(line: str) -> str:
+    """A line without its clock, its level and the ids of its slot and task."""
+    return _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
+
+
+def _parting(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
+    """The last request, with so many of its tokens equal to what the slot holds by then."""
+    before, last = requests[-2].asked, requests[-1].asked
+    if before is None or last is None:
+        msg = "a request that was not played leaves no history"
+        raise ContractError(msg)
+    history = before.prompt.copy()
+    history += before.reply
+    prompt = history[:at]
+    prompt += Rope([(text_of(last.number, FRESH), 0, len(last.prompt) - at)])
+    return replace(requests[-1], asked=replace(last, prompt=prompt))
+
+
+def drawn(run: Run) -> Drawn:
+    """Picture of the server's memory after each request of a log."""
+    return Drawn(picture=story(run, kinds=KINDS))
+
+
+def last_of(run: Run) -> Step:
+    """The request that was played last."""
+    return run.steps[-1]
+
+
+def swept(label: str, runs: Iterable[tuple[int, Run]], *, about: int) -> Control:
+    """A run for each value: what became of one request, and of all of them together."""
+    return Control(label=label, shown=tuple(_swept(runs, about)))
+
+
+def _swept(runs: Iterable[tuple[int, Run]], about: int) -> Iterator[tuple[str, str, Drawn]]:
+    for value, played in runs:
+        step = played.steps[about]
+        processed = sum(each.processed or 0 for each in played.steps)
+        told = (
+            f"request {step.name}: {step.cached} of {step.prompt_tokens} cached; "
+            f"{len(played.steps)} requests together: {processed} processed"
+        )
+        yield str(value), told, drawn(played)

@@ -1,0 +1,136 @@
+"""A lesson in a terminal: prose wrapped, code coloured where there is colour, output indented."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.lab.lessons.drawing import Drawn
+from cachesim.lab.lessons.lesson import EXERCISES, Lesson
+from cachesim.lab.lessons.marking import Mark, questions
+from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson
+
+_EMPHASIS: Final = re.compile(r"(\*\*|\*)(\w[^*`]*?)\1")
+_ITEM: Final = re.compile(r"^(-|\d+\.) ", re.MULTILINE)
+
+
+def contents(lessons: Iterable[Lesson]) -> RenderableType:
+    """The list of lessons."""
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(justify="right", style="name")
+    table.add_column(overflow="fold")
+    for each in lessons:
+        table.add_row(str(each.number), Group(Text(each.title, style="name"), Text(each.about)))
+    hint = "cachesim learn 4 shows the fourth lesson; cachesim learn 4 --check marks your answers"
+    return Group(table, Text(""), Text(hint, style="quiet"))
+
+
+def whole(lesson: ToldLesson) -> RenderableType:
+    """A lesson from its title to its last question; answers are kept back."""
+    source = lesson.lesson
+    lines: list[RenderableType] = [
+        _headed(f"{source.number}. {source.title}", line="="),
+        Text(source.about, style="quiet"),
+        Text(""),
+        *_spaced(lesson.parts),
+        _headed(EXERCISES),
+        Text(""),
+        *_spaced(lesson.shared),
+    ]
+    for number, exercise in enumerate(lesson.exercises, 1):
+        lines += asked(number, exercise)
+    example = " ".join("?" * questions(lesson))
+    lines += [Text(f"To have them marked: cachesim learn {source.number} --check {example}")]
+    return Group(*lines)
+
+
+def shared(lesson: ToldLesson) -> list[RenderableType]:
+    """Names that all exercises share."""
+    return list(_spaced(lesson.shared))
+
+
+def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:
+    """A question."""
+    return [
+        Text(f"Exercise {number}: {exercise.title}", style="name"),
+        Text(""),
+        *_spaced(exercise.question),
+    ]
+
+
+def marked(number: int, each: Mark) -> RenderableType:
+    """An exercise: what was said, what the run says, and why."""
+    answers, given = ", ".join(each.exercise.answers), ", ".join(each.given)
+    title = f"Exercise {number}: {each.exercise.title}: "
+    if each.is_open:
+        return Group(Text(f"{title}not answered", style="lost"), Text(""))
+    if each.is_right:
+        verdict = Text(f"{title}right, {answers}", style="right")
+    else:
+        verdict = Text(f"{title}wrong, you said {given}; it is {answers}", style="wrong")
+    parts = (each.exercise.run, *each.exercise.explanation)
+    return Group(verdict, Text(""), *_spaced(parts))
+
+
+def until_questions(lesson: ToldLesson) -> Iterator[tuple[RenderableType, Asked | None]]:
+    """A lesson in pieces, each up to a question that is to be answered before it goes on."""
+    source = lesson.lesson
+    held: list[Told] = []
+    title = _headed(f"{source.number}. {source.title}", line="=")
+    before: list[RenderableType] = [title, Text(source.about, style="quiet"), Text("")]
+    for told in lesson.parts:
+        if told.asks is None:
+            held.append(told)
+            continue
+        yield Group(*before, *_spaced(held)), told.asks
+        held, before = [], []
+    yield Group(*before, *_spaced(held)), None
+
+
+def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
+    for told in parts:
+        match told.part.kind:
+            case "question":
+                yield Text(f"Before it runs: {told.text}", style="name")
+            case "picture" | "control":
+                shown = told.shown
+                if isinstance(shown, Drawn):
+                    yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
+                elif shown is not None:
+                    yield Text(f"{shown.label}:", style="name")
+                    for value, said, _ in shown.shown:
+                        yield Padding(Text(f"{value:>4}  {said}"), (0, 0, 0, 2))
+            case "heading":
+                yield _headed(told.text.lstrip("# "))
+            case "prose":
+                yield _prose(told.text)
+            case "console":
+                yield Padding(Text(told.text), (0, 0, 0, 4))
+            case _:
+                code = Syntax(told.text, "python", theme="ansi_dark", word_wrap=True)
+                yield Padding(code, (0, 0, 0, 4))
+                if told.output:
+                    yield Text("")
+                    yield Padding(Text(told.output, style="computed"), (0, 0, 0, 2))
+        yield Text("")
+
+
+def _headed(text: str, *, line: str = "-") -> Text:
+    return Text(f"{text}\n{line * len(text)}", style="name")
+
+
+def _prose(text: str) -> RenderableType:
+    """A paragraph that the screen wraps; items of a list hang behind their marks."""
+    plain = _EMPHASIS.sub(r"\2", text)
+    if not _ITEM.match(plain):
+        return Text(" ".join(plain.split()))
+    table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    marks = list(_ITEM.finditer(plain))
+    for mark, end in zip(marks, [*(each.start() for each in marks[1:]), len(plain)], strict=True):
+        table.add_row(mark[1], Text(" ".join(plain[mark.end() : end].split())))
+    return table

@@ -1,0 +1,137 @@
+"""Alternative workloads that a log allows, to see which numbers depend on the choice.
+
+open                  where messages begin that no line shows; which conversation was loaded;
+                      whether prompts that meet in nothing begin with the same few tokens
+one answer from all   the log settles it
+several answers       it is told as bounds
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cachesim.lab.logs.other import Workload, play_workload, workload_of
+from cachesim.lab.logs.passes import other_candidates
+from cachesim.lab.logs.player import Asked, Replayed
+from cachesim.lab.logs.replay import FRESH, Replay, text_of
+
+SHORT: Final = 8
+"""New tokens in which no message can begin and leave room for its marks."""
+
+
+PLACES: Final = (0.0, 0.5, 1.0)
+"""Where in what a request brings a message is tried: early, in the middle, late."""
+
+ROUNDS: Final = 6
+"""Times that messages are taken away until the log's numbers come out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A number of one request over all workloads that a log allows."""
+
+    low: int
+    high: int
+
+    @property
+    def is_sure(self) -> bool:
+        return self.low == self.high
+
+
+def workloads_of(replay: Replay) -> list[Workload]:
+    """The likeliest workload, then others that the log allows."""
+    likeliest = workload_of(replay)
+    found = [likeliest]
+    found += _with_other_starts(replay, likeliest)
+    other = other_candidates(replay)
+    if other is not None:
+        found.append(workload_of(other))
+    return found
+
+
+def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
+    """Messages may begin anywhere in what a request brings, or nowhere in it."""
+    told_of_chats = any(each.is_chat for each in replay.log.requests)
+    open_ = [
+        each.observed.number
+        for each in replay.requests
+        if each.asked is not None and (each.observed.is_chat or not (told_of_chats or each.is_told))
+    ]
+    if not open_:
+        return
+    for part in PLACES:
+        starts = {number: _start_in(workload.asked[number], part) for number in open_}
+        told = {number: at for number, at in starts.items() if at is not None}
+        other = _as_logged(replay, workload, told)
+        if other is not None:
+            yield other
+    if any(asked.user_starts for asked in workload.asked.values()):
+        asked = {n: replace(each, user_starts=()) for n, each in workload.asked.items()}
+        without = replace(workload, asked=asked)
+        if not _wrong(replay, without):
+            yield without
+
+
+def _as_logged(
+    replay: Replay, workload: Workload, starts: dict[int, tuple[int, int]]
+) -> Workload | None:
+    """A workload with more messages that the log's server answers as the log says.
+
+    Where it does not, the newest text in those requests has no message of its own.
+    """
+    for _ in range(ROUNDS):
+        other = _with_starts(workload, starts)
+        wrong = _wrong(replay, other)
+        if not wrong:
+            return other
+        known = {text for text, _ in starts.values()}
+        texts = {
+            max((text for text, _, _ in other.asked[n].prompt.runs if text in known), default=0)
+            for n in wrong
+        }
+        starts = {number: at for number, at in starts.items() if at[0] not in texts}
+    return None
+
+
+def _wrong(replay: Replay, workload: Workload) -> list[int]:
+    """Requests that the log's own server would not have answered as it did."""
+    played = play_workload(workload, workload.profile, replay.settings.values).replayed
+    return [
+        each.observed.number
+        for each in replay.requests
+        if each.asked is not None and played[each.observed.number].cached != each.replayed.cached
+    ]
+
+
+def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
+    """The text and place of a start that is possible in what only this request brings."""
+    own = text_of(asked.number, FRESH)
+    for text, first, last in asked.prompt.runs:
+        if text == own and last - first > SHORT:
+            return own, first + 1 + int(part * (last - first - SHORT))
+    return None
+
+
+def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Workload:
+    places = dict(more.values())
+    asked = {}
+    for number, each in workload.asked.items():
+        at, starts = 0, set(each.user_starts)
+        for text, first, last in each.prompt.runs:
+            place = places.get(text)
+            if place is not None and first <= place < last:
+                starts.add(at + place - first)
+            at += last - first
+        asked[number] = replace(each, user_starts=tuple(sorted(starts)))
+    return replace(workload, asked=asked)
+
+
+def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Settled]:
+    """For each request the least and the most that were cached."""
+    found: dict[int, Settled] = {}
+    for number in played[0]:
+        counts = [each[number].cached for each in played if number in each]
+        known = [count for count in counts if count is not None]
+        if known:
+            found[number] = Settled(min(known), max(known))
+    return found

@@ -1,0 +1,240 @@
+"""The worst miss of a log as a scenario of its own: the same cause in as few requests as possible.
+
+No text of the user's is in it: prompts are spans with lengths, and what they share.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope
+from cachesim.errors import InputError
+from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.live import Live
+from cachesim.lab.logs.other import options_for
+from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed, knows_messages
+from cachesim.lab.logs.replay import Rebuilt, Replay
+from cachesim.lab.logs.rerun import asked_of, spec_for
+from cachesim.lab.logs.whole import Wanted
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Step
+
+ORIGINS: Final = {"log": "a server's log", "recording": "recorded requests"}
+
+MOST_EARLIER: Final = 400
+"""Requests before the worst one that are looked at."""
+
+NOTHING_LOST: Final = "--scenario: no request that the replay explains lost any tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server that is played, and the words for where its requests come from."""
+
+    source: str  # "log", "recording"
+    profile: str
+    spec: ModelSpec
+    options: Mapping[str, Any]
+    preset: str
+    window: int | None
+
+    @classmethod
+    def of_log(cls, replay: Replay) -> "Origin":
+        """The server of a log."""
+        settings = replay.settings
+        window = None if not settings.window.value else int(settings.window.value)
+        preset = str(settings.preset.value)
+        return cls("log", settings.profile, settings.spec, settings.values, preset, window)
+
+
+def worst_scenario(replays: Sequence[Replay]) -> Scenario:
+    """The request that read most again although it was equal, and what it takes to show it."""
+    replay, worst = _worst(replays)
+    origin, steps = Origin.of_log(replay), _before(replay, worst)
+    steps = shrunk(origin, steps, _signature(_last(origin, steps)))
+    return scenario_of(origin, steps, worst.observed.number, _last(origin, steps))
+
+
+def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario:
+    """The same of recorded requests that went to a llama.cpp server."""
+    live = Live(wanted)
+    live.add_all(requests)
+    if live.profile is None or live.rerun is None:
+        msg = "--scenario: the requests name no server; add its release, as in --profile b9538"
+        raise InputError(msg)
+    if Profile.parse(live.profile).engine != FAMILY.name:
+        msg = f"--scenario: only for requests to llama.cpp, and these went to {live.profile}"
+        raise InputError(msg)
+    window, model = wanted.window or None, live.rerun.model
+    spec = spec_for(live.profile, model, window=window)
+    origin = Origin("recording", live.profile, spec, live.options, model, window)
+    played = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    worst, lost = -1, 1
+    for index, prompt in enumerate(played):
+        answer = live.rerun.played.get(prompt.recorded.number, FAILED)
+        agrees = answer.cached is not None and prompt.recorded.cached in {answer.cached, None}
+        if agrees and not prompt.recorded.cancelled and answer.equal - (answer.cached or 0) > lost:
+            worst, lost = index, answer.equal - (answer.cached or 0)
+    if worst < 0:
+        raise InputError(NOTHING_LOST)
+    number = played[worst].recorded.number
+    steps = [_finished(asked_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
+    alone, together = _last(origin, steps), live.rerun.played[number]
+    if _signature(alone) != _signature(together):
+        msg = (
+            f"--scenario: request {number} lost most, and requests at work beside it or actions on "
+            "slots decided that; a scenario plays one request after the other"
+        )
+        raise InputError(msg)
+    steps = shrunk(origin, steps, _signature(alone))
+    return scenario_of(origin, steps, number, _last(origin, steps))
+
+
+def whole_scenario(replay: Replay) -> Scenario:
+    """All requests of a log, one after the other, without what each is expected to reuse."""
+    steps = [_finished(each.asked) for each in replay.requests if each.asked is not None]
+    last = replay.requests[-1].observed.number
+    whole = scenario_of(Origin.of_log(replay), [*replay.invented, *steps], last, None)
+    return replace(
+        whole,
+        about=f"Rebuilt from a server's log: {len(steps)} requests.",
+        source=Source(note="Spans have no text."),
+    )
+
+
+def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
+    best: tuple[int, Replay, Rebuilt] | None = None
+    for replay in replays:
+        for each in replay.requests:
+            cached = each.replayed.cached
+            if not each.agrees or each.asked is None or cached is None or each.observed.cancelled:
+                continue
+            lost = each.replayed.equal - cached
+            if lost > 1 and (best is None or lost > best[0]):
+                best = (lost, replay, each)
+    if best is None:
+        raise InputError(NOTHING_LOST)
+    return best[1], best[2]
+
+
+def _before(replay: Replay, worst: Rebuilt) -> list[Asked]:
+    steps = list(replay.invented)
+    for each in replay.requests:
+        if each.asked is not None:
+            steps.append(_finished(each.asked))
+        if each is worst:
+            break
+    return steps[-MOST_EARLIER:]
+
+
+def _finished(asked: Asked) -> Asked:
+    """A cancelled request as one that ended by itself, with as many tokens in the slot."""
+    if asked.cancel_at is None:
+        return asked
+    length = max(1, asked.cancel_at - len(asked.prompt) + 1)
+    return replace(asked, reply=asked.reply[:length], cancel_at=None)
+
+
+def _last(origin: Origin, steps: Sequence[Asked]) -> Replayed | None:
+    player = Player(origin.profile, origin.spec, origin.options)
+    answer = None
+    for asked in steps:
+        player.launch(asked)
+        answer = player.run_until(asked.number)
+        if player.dead:
+            return None
+    return answer
+
+
+def _signature(answer: Replayed | None) -> tuple[object, ...]:
+    if answer is None:
+        return ()
+    return answer.cached, answer.equal, tuple(each.rule for each in answer.losses)
+
+
+def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> list[Asked]:
+    """Leave out what is not needed: halves first, then smaller pieces, then single requests."""
+    earlier, last = steps[:-1], steps[-1]
+    size = max(1, len(earlier) // 2)
+    while earlier:
+        at, shorter = 0, False
+        while at < len(earlier):
+            fewer = earlier[:at] + earlier[at + size :]
+            if _signature(_last(origin, [*fewer, last])) == wanted:
+                earlier, shorter = fewer, True
+            else:
+                at += size
+        if size == 1 and not shorter:
+            break
+        size = max(1, size // 2)
+    return [*earlier, last]
+
+
+def scenario_of(
+    origin: Origin, steps: Sequence[Asked], worst: int, answer: Replayed | None
+) -> Scenario:
+    """The file: spans for texts, a step for each request, and what the last one reused."""
+    spans, names = _spans(steps)
+    release = origin.profile.partition("@")[2]
+    lost = 0 if answer is None else answer.equal - (answer.cached or 0)
+    equal = 0 if answer is None else answer.equal
+    return Scenario(
+        format=FORMAT,
+        name=f"from-a-{origin.source}",
+        about=(
+            f"Rebuilt from {ORIGINS[origin.source]}: {lost} tokens of the last request matched "
+            f"what the server held ({equal} in all) and were reprocessed."
+        ),
+        kind="lost-reuse",
+        source=Source(note=f"Request {worst} of the {origin.source}. Spans have no text."),
+        model=Model(preset=origin.preset, window=origin.window),
+        engine=Server(
+            name=FAMILY.name, profiles=(release,), options=options_for(release, origin.options)
+        ),
+        spans=spans,
+        step=tuple(_step(asked, names, spans=knows_messages(origin.profile)) for asked in steps),
+        expect=() if answer is None else (_expected(release, steps, answer),),
+    )
+
+
+def _expected(release: str, steps: Sequence[Asked], answer: Replayed) -> Expect:
+    counts: tuple[Any, ...] = (*("any" for _ in steps[:-1]), answer.cached)
+    return Expect(profile=release, cached=counts, answer="any")
+
+
+def _spans(steps: Iterable[Asked]) -> tuple[dict[str, int], dict[int, str]]:
+    lengths: dict[int, int] = {}
+    for asked in steps:
+        for rope in (asked.prompt, asked.reply):
+            for text, _, last in rope.runs:
+                lengths[text] = max(lengths.get(text, 0), last)
+    names = {text: f"t{index}" for index, text in enumerate(lengths, 1)}
+    return {names[text]: length for text, length in lengths.items()}, names
+
+
+def _step(asked: Asked, names: dict[int, str], *, spans: bool) -> Step:
+    """A request as a step; releases without `message_spans` refuse the field."""
+    fields: dict[str, Any] = {}
+    if asked.user_starts and spans:
+        starts = tuple({"role": "user", "start": at} for at in asked.user_starts)
+        fields["options"] = {"message_spans": starts}
+    return Step(
+        name=f"r{asked.number}" if asked.number >= 0 else f"before{-asked.number}",
+        prompt=_pieces(asked.prompt, names),
+        reply=_pieces(asked.reply, names),
+        predict=len(asked.reply),
+        slot=asked.slot,
+        cache_prompt=asked.cache_prompt,
+        **fields,
+    )
+
+
+def _pieces(rope: Rope, names: dict[int, str]) -> str:
+    """A rope in the words of a scenario: `t1[:50] t4`."""
+    words = []
+    for text, first, last in rope.runs:
+        start = "" if first == 0 else str(first)
+        words.append(f"{names[text]}[{start}:{last}]")
+    return " ".join(words)

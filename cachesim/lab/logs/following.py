@@ -1,0 +1,105 @@
+"""A log that grows: each request is told when it has ended, and nothing is played twice.
+
+    new bytes -> whole lines -> reader -> moments -> the same server goes on -> what ended
+
+What a later request shows of an earlier one comes too late here: a request is played once. Where a
+later line shows that the server was taken for another one (a flag, a level that prints more), the
+log is played again from its start, once.
+"""
+
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Final
+
+from cachesim.lab.logs.lines import Tally, lines_of
+from cachesim.lab.logs.observed import ServerLog
+from cachesim.lab.logs.passes import as_printed
+from cachesim.lab.logs.reading import Reader
+from cachesim.lab.logs.rebuild import Rebuilder
+from cachesim.lab.logs.replay import Hints, Rebuilt
+from cachesim.lab.logs.settings import Settings, settings_of
+from cachesim.lab.logs.telling import States, request_entry
+from cachesim.lab.logs.whole import Wanted
+
+LONGEST_REST: Final = 1 << 20
+"""Bytes without a line end that are kept until one comes."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """A server of the log, as far as it has been played."""
+
+    log: ServerLog
+    number: int
+    first: int  # requests of the servers before it
+    settings: Settings | None = None
+    rebuilder: Rebuilder | None = None
+    states: States = field(default_factory=States)
+    told: set[int] = field(default_factory=set)
+
+    def news(self, wanted: Wanted) -> list[dict[str, Any]]:
+        if wanted.chats:
+            self.log.holds_chats()
+        settings = settings_of(
+            self.log,
+            profile=wanted.profile,
+            model=wanted.model,
+            window=wanted.window,
+            given=wanted.options,
+        )
+        if not settings.is_played:
+            ended = [as_printed(each) for each in self.log.requests if each.ended]
+            return [self._entry(each) for each in ended if each.observed.number not in self.told]
+        if self.rebuilder is None or _is_another(self.settings, settings):
+            self.settings, self.states = settings, States()
+            self.rebuilder = Rebuilder(self.log, settings, Hints())
+        numbers = self.rebuilder.advance()
+        ended = [self.rebuilder.replay.requests[number] for number in numbers]
+        return [self._entry(each) for each in ended if each.observed.number not in self.told]
+
+    def _entry(self, each: Rebuilt) -> dict[str, Any]:
+        number = each.observed.number
+        self.told.add(number)
+        entry = request_entry(each, server=self.number, number=self.first + number)
+        return entry | {"stale": self.states.stale(each)}
+
+
+def _is_another(played: Settings | None, shown: Settings) -> bool:
+    return played is None or any(
+        one != other
+        for one, other in (
+            (played.profile, shown.profile),
+            (played.values, shown.values),
+            (played.preset.value, shown.preset.value),
+            (played.window.value, shown.window.value),
+        )
+    )
+
+
+class Following:
+    """Takes a log piece by piece."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._reader, self._tally = Reader(), Tally()
+        self._lives: list[_Life] = []
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[dict[str, Any]]:
+        """Read on; what is to be said of each request that has ended by now."""
+        whole, end, rest = (self._rest + data).rpartition(b"\n")
+        self._rest = rest[-LONGEST_REST:]
+        if end:
+            file = BytesIO(whole + end)
+            self._reader.take(lines_of(file, self._tally, after=self._tally.lines))
+        found: list[dict[str, Any]] = []
+        first = 0
+        servers = [each for each in self._reader.servers if not each.is_empty]
+        for number, server in enumerate(servers):
+            if number == len(self._lives):
+                self._lives.append(_Life(server, number, first))
+            life = self._lives[number]
+            if any(each.ended for each in server.requests[len(life.told) :]):
+                found += life.news(self._wanted)
+            first += len(server.requests)
+        return found

@@ -1,0 +1,494 @@
+"""A recorded request after the other: what it shares with what, and why it was reprocessed.
+
+The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
+
+    request ──> the earlier one it continues ──> where it parts (the client's doing)
+                        └──> rope ──> replay ──> the rule that lowered the number (the engine's)
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cachesim.engines.causes import Loss
+from cachesim.engines.words import counted
+from cachesim.errors import InputError
+from cachesim.lab.logs.divergence import (
+    CONVERSATIONS,
+    Candidate,
+    Divergence,
+    Kin,
+    divergence_of,
+    kin_of,
+)
+from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.player import FAILED, Replayed
+from cachesim.lab.logs.prompts import Prompt, Prompts
+from cachesim.lab.logs.remedies import remedy_of
+from cachesim.lab.logs.rerun import Rerun, full_name, known, opened, options_in, others, profile_of
+from cachesim.lab.logs.rerun import elsewhere as played_elsewhere
+from cachesim.lab.logs.segments import BLOCK
+from cachesim.lab.logs.settings import kind_of
+from cachesim.lab.logs.slot_actions import ADVICE, SLOT_TAKEN, SlotAction, Slots
+from cachesim.lab.logs.telling import FORMAT
+from cachesim.lab.logs.whole import Wanted
+from cachesim.model.presets import PRESETS, preset
+
+RETOKENISED: Final = "reply-retokenised"
+KEEP_TOKENS: Final = (
+    "Nothing in the text: it is unchanged. `/completion` with `return_tokens` returns the sampled "
+    "tokens, and takes them as a prompt."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A request, and what it has to do with earlier ones."""
+
+    prompt: Prompt
+    kin: Kin
+    continues: Recorded | None
+    earlier: Prompt | None  # the prompt of the one that it continues
+    parting: Divergence | None
+    taken: SlotAction | None = None  # what took the one that it continues out of its slot
+
+
+def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
+    """A request: the server's numbers, the replay's, and what lies between."""
+    prompt, kin, parting = understood.prompt, understood.kin, understood.parting
+    request = prompt.recorded
+    total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
+    again = _again_of(understood)
+    agrees = None if request.cached is None else played.cached == request.cached
+    return {
+        "number": request.number,
+        "line": request.line,
+        "prompt_tokens": request.prompt_tokens,
+        "cached": request.cached,
+        "processed": request.processed,
+        "slot": request.slot,
+        "cancelled": request.cancelled,
+        "continues": number_of(understood.continues),
+        "begins_like": number_of(kin.begins_like),
+        "equal_characters": kin.equal,
+        "characters": request.characters,
+        "equal": prompt.equal,
+        "again": again,
+        "tokens_after": None if parting is None else max(0, total - prompt.equal),
+        "known": {
+            "prompt_tokens": "unknown" if request.prompt_tokens is None else "printed",
+            "cached": "unknown" if request.cached is None else "printed",
+            "processed": "unknown" if request.processed is None else "printed",
+            "tokens_after": "unknown" if parting is None else prompt.how,
+            "equal": prompt.how,
+        },
+        "how": prompt.how,
+        "replayed": {"cached": played.cached, "processed": played.processed},
+        "agrees": agrees,
+        "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
+        "parting": None if parting is None else parting.as_dict(),
+        "slot_taken": _taken_of(understood, again),
+        "retokenised": _retokenised(understood, played, again),
+        "why": why_of(understood, played, again),
+    }
+
+
+def number_of(request: Recorded | None) -> int | None:
+    """The number of a request, if there is one."""
+    return None if request is None else request.number
+
+
+def _again_of(understood: Understood) -> int | None:
+    """Tokens that an earlier request had already made the server read, and that were reprocessed.
+
+    earlier   [ equal ][ clock ][ the rest, as before ]
+    later     [ equal ][ clock ][ the rest, as before ][ new ]
+    again               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    """
+    prompt, earlier, parting = understood.prompt, understood.earlier, understood.parting
+    cached = prompt.recorded.cached
+    if cached is None:
+        return None
+    if earlier is None:
+        return 0
+    reach = prompt.equal
+    if understood.kin.begins_like is understood.continues:
+        reach = min(reach, _computed(earlier))
+    if parting is not None and parting.kind not in CONVERSATIONS:
+        reach = max(reach, min(len(prompt.rope), len(earlier.rope)))
+    return max(0, reach - cached)
+
+
+def _computed(earlier: Prompt) -> int:
+    """Tokens of a prompt and its reply that went through the network: the last sampled did not."""
+    return len(earlier.rope) + max(0, len(earlier.reply) - 1)
+
+
+def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
+    """A line: what the client changed, else the engine's rule, else that nothing was lost."""
+    request, continues = understood.prompt.recorded, understood.continues
+    if not request.was_read:
+        return f"the server refused it: status {request.status}"
+    if understood.parting is not None:
+        return understood.parting.sentence
+    if continues is None:
+        return "a new conversation"
+    taken = _taken_of(understood, again) or _retokenised(understood, played, again)
+    if taken is not None:
+        return f"continues request {continues.number}: {taken}"
+    return f"continues request {continues.number}{_engine(understood, played, again)}"
+
+
+def _taken_of(understood: Understood, again: int | None) -> str | None:
+    """That the slot of the request that this one continues was erased or filled, if that cost."""
+    taken = understood.taken
+    if taken is None or not again or understood.parting is not None:
+        return None
+    return f"slot {taken.slot}, which held it, {taken.past}"
+
+
+def _retokenised(understood: Understood, played: Replayed, again: int | None) -> str | None:
+    """The end of reuse inside the earlier reply, where tokens are known and no rule explains it.
+
+    earlier   [ prompt ][ reply ]        the tokens that were sampled
+    later     [ prompt ][ reply ][ ... ] the same text, as the tokenizer cuts it
+    cached    ^^^^^^^^^^^^^^
+    """
+    prompt, earlier = understood.prompt, understood.earlier
+    cached = prompt.recorded.cached
+    if earlier is None or cached is None or not again or understood.parting is not None:
+        return None
+    inside = cached - len(earlier.rope)
+    at_its_end = cached >= _computed(earlier)
+    if prompt.how != "computed" or played.cached == cached or inside <= 0 or at_its_end:
+        return None
+    return (
+        f"reuse ends after {counted(inside, 'token')} of the reply of request "
+        f"{earlier.recorded.number}: its text, tokenised again, need not give the sampled tokens"
+    )
+
+
+def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
+    cached, equal = understood.prompt.recorded.cached, understood.prompt.equal
+    if cached is None:
+        return "; the answer does not report cached tokens"
+    if cached > equal:
+        return f", and {cached - equal:,} tokens more were reused from what is not recorded"
+    if not again:
+        return ""
+    if played.cached is None:
+        return f"; {again:,} tokens were processed again, and no replay shows by which rule"
+    loss = largest(played.losses) if played.cached == cached else None
+    return f": {loss.sentence}" if loss is not None else "; the replay does not show why not all"
+
+
+def largest(losses: tuple[Loss, ...]) -> Loss | None:
+    """The cause that lowered the number most."""
+    return max(losses, key=lambda each: each.before - each.after, default=None)
+
+
+def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Group of a request: the client's rewrite, or the engine's rule."""
+    parting = found["parting"]
+    if parting is not None:
+        return {
+            "kind": parting["kind"],
+            "part": parting["part"],
+            "by": "neither" if parting["kind"] in CONVERSATIONS else "the client",
+            "example": parting["sentence"],
+            "advice": parting["advice"],
+        }
+    if found["slot_taken"] is not None:
+        return {
+            "kind": SLOT_TAKEN,
+            "part": "",
+            "by": "the client",
+            "example": found["slot_taken"],
+            "advice": ADVICE,
+        }
+    if found["retokenised"] is not None:
+        return {
+            "kind": RETOKENISED,
+            "part": "",
+            "by": "the server",
+            "example": found["retokenised"],
+            "advice": KEEP_TOKENS,
+        }
+    if not found["again"] or not found["losses"]:
+        return None
+    loss = max(found["losses"], key=lambda each: each["from"] - each["to"])
+    return {
+        "kind": loss["rule"],
+        "part": "",
+        "by": "the server",
+        "example": loss["sentence"],
+        "advice": remedy_of(loss["rule"]).advice,
+    }
+
+
+KINDS: Final = ("dense", "hybrid", "swa")
+"""What a model may be, where nobody says: what the server reused tells them apart."""
+
+REACH: Final = 64
+"""Earlier requests that a new one is compared with."""
+
+MOST_TEXT: Final = 128 << 20
+"""Characters of earlier requests that are kept at hand, parts that come again counted each time."""
+
+
+COUNTS: Final = ("prompt_tokens", "cached", "processed", "again")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over requests; a number that no answer reports is None, never 0."""
+
+    requests: int = 0
+    answered: int = 0  # those that the server did not refuse
+    comparable: int = 0
+    agreeing: int = 0
+    sums: Counter[str] = field(default_factory=Counter)
+    reported: Counter[str] = field(default_factory=Counter)  # requests with each number
+
+    def add(self, found: Mapping[str, Any], *, answered: bool) -> None:
+        """Add a request."""
+        self.requests += 1
+        self.answered += answered
+        self.comparable += found["agrees"] is not None
+        self.agreeing += found["agrees"] is True
+        for key in COUNTS:
+            if found[key] is not None:
+                self.sums[key] += found[key]
+                self.reported[key] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: the sums, and how many requests each is of."""
+        sums = {key: self.sums[key] if self.reported[key] else None for key in COUNTS}
+        reported = {key: self.reported[key] for key in COUNTS}
+        return {
+            "requests": self.requests,
+            "answered": self.answered,
+            **sums,
+            "reported": reported,
+        }
+
+
+class Live:
+    """Running analysis of recorded requests."""
+
+    def __init__(self, about: Wanted, *, forgets: bool = False, model_how: str = "given") -> None:
+        """`forgets`: only so much is kept as the next requests need, however many come."""
+        self.about = about
+        self._model_how = model_how
+        self.profile: str | None = about.profile and full_name(about.profile)
+        self.profile_how = "given" if about.profile else "unknown"
+        self.options: dict[str, Any] = {}  # of the server that is played
+        self.reruns: list[Rerun] = []  # one for each kind of model that it may be
+        self.prompts: list[Prompt] = []
+        self.totals = Totals()
+        self.groups: dict[tuple[str, str], dict[str, Any]] = {}
+        self._forgets = forgets
+        self._recent: deque[Candidate] = deque()
+        self._size = 0
+        self._made = Prompts()
+        self._slots = Slots()
+
+    def add(self, request: Recorded) -> dict[str, Any]:
+        """Everything that is to be said of one more request, as soon as it has passed."""
+        understood = self._understand(request)
+        for each in self.reruns:
+            each.add(understood.prompt)
+        best = self.rerun
+        return self._tell(understood, FAILED if best is None else best.last)
+
+    def add_all(self, requests: Sequence[Recorded]) -> list[dict[str, Any]]:
+        """The same of many at once: those that were at work together are played so."""
+        understood = [self._understand(each) for each in requests]
+        for each in self.reruns:
+            each.add_all([one.prompt for one in understood])
+        best = self.rerun
+        played = {} if best is None else best.played
+        return [
+            self._tell(one, played.get(one.prompt.recorded.number, FAILED)) for one in understood
+        ]
+
+    def _understand(self, request: Recorded) -> Understood:
+        kin = self._kin(request)
+        parting = self._divergence(request, kin)
+        prompt = self._made.add(request, kin.begins_like, kin.equal)
+        continues = kin.continues if kin.equal or parting else None
+        earlier = self._made.made.get(continues.number) if continues is not None else None
+        if not self.reruns:
+            self._open(request)
+        self.prompts.append(prompt)
+        self._recent.append(Candidate.of(request))
+        self._size += request.characters
+        while len(self._recent) > REACH or (self._size > MOST_TEXT and len(self._recent) > 1):
+            oldest = self._recent.popleft().request
+            self._size -= oldest.characters
+            self._made.forget(oldest.number)
+        if self._forgets:
+            del self.prompts[:-1]
+        return Understood(prompt, kin, continues, earlier, parting)
+
+    def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
+        request = understood.prompt.recorded
+        for action in request.actions:
+            self._slots.act(action)
+        continued = number_of(understood.continues)
+        found = entry_of(replace(understood, taken=self._slots.lost(continued)), played)
+        self._slots.ran(request.number, played.slot if request.slot is None else request.slot)
+        self._count(found, answered=request.was_read)
+        return found
+
+    def check(self) -> None:
+        """Raise InputError where no server can be started as the user says."""
+        if self.profile is not None:
+            opened(
+                self.profile, self.about.model or KINDS[0], self.about.window, self.about.options
+            )
+        elif self.about.model is not None and self.about.model not in PRESETS:
+            preset(self.about.model)
+
+    def _kin(self, request: Recorded) -> Kin:
+        """The earlier requests that it is understood by: as the recorder saw them, if it did."""
+        if request.seen is None:
+            return kin_of(request, reversed(self._recent))
+        known = {each.request.number: each.request for each in self._recent}
+        begins_like, equal, continues = request.seen
+        return Kin(known.get(begins_like), equal, known.get(continues))
+
+    def _divergence(self, request: Recorded, kin: Kin) -> Divergence | None:
+        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.parting):
+            return None
+        if request.seen is not None:
+            return None if request.parting is None else Divergence.from_dict(request.parting)
+        return divergence_of(request, kin.continues)
+
+    @property
+    def rerun(self) -> Rerun | None:
+        """The replay that answers most often as the server did, of those that were tried."""
+        return max(self.reruns, key=lambda each: each.agreeing, default=None)
+
+    @property
+    def model_how(self) -> str:
+        """Source of the model's kind."""
+        if self.about.model:
+            return self._model_how
+        best = self.rerun
+        first = best is None or all(best.agreeing == each.agreeing for each in self.reruns)
+        return "assumed" if first else "computed"
+
+    def _open(self, request: Recorded) -> None:
+        """Start the server that is played, as soon as it is known which one it is."""
+        if self.profile is None:
+            played = profile_of(request)
+            if played is None:
+                return
+            self.profile, self.profile_how = played.profile, played.how
+        self.options = known(self.profile, options_in(request)) | dict(self.about.options)
+        guess = kind_of(str(request.server.get("model") or request.model).rsplit("/", 1)[-1])
+        kinds = dict.fromkeys((guess or KINDS[0], *KINDS))
+        for kind in [self.about.model] if self.about.model else kinds:
+            try:
+                server = opened(self.profile, kind, self.about.window, self.options)
+            except InputError:
+                if self.about.model or not self.reruns:
+                    raise
+                continue  # this engine has no such models
+            self.reruns.append(Rerun(self.profile, kind, server))
+
+    def _count(self, found: Mapping[str, Any], *, answered: bool) -> None:
+        self.totals.add(found, answered=answered)
+        cause = cause_of(found)
+        if cause is None:
+            return
+        group = self.groups.setdefault(
+            (cause["kind"], cause["part"]), {**cause, "tokens": None, "requests": []}
+        )
+        if found["again"] is not None:
+            group["tokens"] = (group["tokens"] or 0) + found["again"]
+        group["requests"].append(found["number"])
+
+
+FEW: Final = 2_000
+"""So many requests are played on other engines too without being asked."""
+
+
+def told_of_dump(
+    requests: Sequence[Recorded],
+    *,
+    source: str,
+    about: Wanted | None = None,
+    what_if: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Everything, as one mapping: what `--format json` prints."""
+    about = about or Wanted()
+    live = Live(about)
+    entries = live.add_all(requests)
+    if live.rerun is not None and live.model_how == "computed":
+        live = Live(replace(about, model=live.rerun.model), model_how="computed")
+        entries = live.add_all(requests)
+    if not any(live.totals.reported.values()) and all(
+        each["continues"] is None and not each["equal_characters"] for each in entries
+    ):
+        msg = (
+            f"{source}: no answer's `usage` or `timings`, and no two requests that begin alike: "
+            "there is nothing to explain; `cachesim record` records the answers too"
+        )
+        raise InputError(msg)
+    found = told_of_live(live, source=source)
+    found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
+    found["requests"] = entries
+    if len(requests) <= FEW or what_if:
+        found["what_if"] = list(elsewhere(live, what_if))
+    return found
+
+
+def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
+    """Totals after some requests, without the requests themselves."""
+    totals = live.totals
+    return {
+        "format": FORMAT,
+        "dump": {"sources": [source], "requests": totals.requests},
+        "server": server_of(live),
+        "totals": totals.as_dict(),
+        "agreement": {
+            "requests": totals.requests,
+            "comparable": totals.comparable,
+            "agreeing": totals.agreeing,
+        },
+        "causes": causes_of(live),
+        "requests": [],
+        "what_if": [],
+    }
+
+
+def server_of(live: Live) -> dict[str, Any] | None:
+    """The server that is played, and how it is known."""
+    if live.rerun is None:
+        return None
+    return {
+        "profile": live.profile,
+        "profile_known": live.profile_how,
+        "model": live.rerun.model,
+        "model_known": live.model_how,
+        "problem": live.rerun.problem,
+    }
+
+
+def causes_of(live: Live) -> list[dict[str, Any]]:
+    """Causes of one kind in one part of the prompt, those that cost most first."""
+    groups = live.groups.values()
+    return sorted(groups, key=lambda g: (-(g["tokens"] or 0), -len(g["requests"]), g["kind"]))
+
+
+def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The same requests on other engines, releases: tokens prefilled, and requests that reuse."""
+    if live.rerun is None or live.profile is None:
+        return
+    for profile in map(full_name, asked) if asked else others(live.profile):
+        yield played_elsewhere(
+            profile, live.rerun.model, live.about.window, live.about.options, live.prompts
+        )

@@ -1,0 +1,137 @@
+"""The same workload on another release, with another patch or another flag.
+
+A workload knows when requests came relative to each other, not how long another server would have
+taken: requests that were at work together still are, one after the other where they were not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
+from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.settings import Settings
+from cachesim.model.spec import ModelSpec
+
+
+@dataclass(slots=True)
+class Otherwise:
+    """Results of all requests on another server."""
+
+    profile: str
+    options: Mapping[str, Any]
+    replayed: dict[int, Replayed] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @property
+    def read(self) -> int:
+        """Tokens that were processed in all."""
+        return sum(each.processed or 0 for n, each in self.replayed.items() if n >= 0)
+
+
+def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a release has; those it lacks are left at its defaults."""
+    profile = Profile.parse(f"llama.cpp@{release}")
+    known = {each.name: each for each in FAMILY.declared}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in known or FAMILY.has(known[name], profile, value)
+    }
+
+
+def default_step(settings: Settings) -> set[str]:
+    """Flags whose value in the log is the default of its release: elsewhere another is."""
+    own = str(settings.release.value)
+    values = settings.values
+    return {
+        each.name
+        for each in FAMILY.declared
+        if each.later and values.get(each.name) == FAMILY.default(each, own)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OnServer:
+    """Requests to a server of this profile with this model."""
+
+    profile: str
+    spec: ModelSpec
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return Profile.parse(self.profile).engine
+
+    @property
+    def release(self) -> str:
+        """The release alone."""
+        return release_of(self.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(OnServer):
+    """Requests in the order in which they came and ended."""
+
+    asked: Mapping[int, Asked]
+    order: tuple[tuple[str, int], ...]
+
+    @property
+    def requests(self) -> int:
+        """Number of requests, without those invented for the time before a log."""
+        return sum(number >= 0 for number in self.asked)
+
+    def outcome(self, options: Mapping[str, Any]) -> "Outcome":
+        """Play it with these settings of its own release."""
+        played = play_workload(self, self.profile, options)
+        answers = [each for number, each in played.replayed.items() if number >= 0]
+        return Outcome(
+            processed=played.read,
+            peak_bytes=played.peak_bytes,
+            failed=sum(each.cached is None for each in answers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one play of all requests."""
+
+    processed: int
+    peak_bytes: int  # of parked conversations and checkpoints
+    failed: int  # requests without an answer
+
+
+def release_of(profile: str) -> str:
+    """The release alone, of a profile in full."""
+    return Profile.parse(profile).release
+
+
+def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
+    """Workload of a replay."""
+    asked = {each.number: each for each in replay.invented}
+    asked |= {each.asked.number: each.asked for each in replay.requests if each.asked is not None}
+    settings = replay.settings
+    return Workload(settings.profile, spec or settings.spec, asked, tuple(replay.order))
+
+
+def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> Otherwise:
+    """Play a workload on a server."""
+    player = Player(profile, workload.spec, options)
+    files = (each.file for each in workload.asked.values())
+    player.saved_after = frozenset(file[0] for file in files if file is not None)
+    found = Otherwise(profile, dict(options))
+    for what, number in workload.order:
+        if what == "launch":
+            player.launch(workload.asked[number])
+        elif what == "erase":
+            player.erase(number)
+        else:
+            found.replayed[number] = player.run_until(number)
+        found.peak_bytes = max(found.peak_bytes, player.held_bytes())
+        if player.dead:
+            break
+    for number in workload.asked:
+        found.replayed.setdefault(number, FAILED)
+    return found

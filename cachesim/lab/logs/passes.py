@@ -1,0 +1,128 @@
+"""A log gone through several times: what a later request shows may concern an earlier one.
+
+request 3 (cancelled)   [ prompt, length unknown ... reply )
+request 4               restores the state of 2 tokens     so 3's prompt had 6: one lies 4 before
+request 9               restores the state of 75 tokens    so a message of the user begins there
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from cachesim.engines.rope import Rope
+from cachesim.lab.logs.evidence import common_with_holder, lengths_of
+from cachesim.lab.logs.observed import Observed, ServerLog
+from cachesim.lab.logs.rebuild import TURN, Rebuilder
+from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
+from cachesim.lab.logs.settings import Settings
+
+PASSES: Final = 4
+"""Times that a log is gone through."""
+
+BEFORE_END: Final = 4
+"""Tokens between the last checkpoint of a prompt and its end."""
+
+
+def rebuild(
+    log: ServerLog,
+    settings: Settings,
+    *,
+    passes: int = PASSES,
+    progress: Callable[[int], None] | None = None,
+) -> Replay:
+    """Play a log; again where a request shows what an earlier one must have been."""
+    best = Rebuilder(log, settings, Hints(), progress).play()
+    for _ in range(passes - 1):
+        no_turn = best.hints.no_turn | best.no_turn
+        one = {
+            text: places - {TURN} if text in no_turn else places
+            for text, places in best.marks.items()
+        }
+        other = _marks_wanted(best)
+        hints = Hints(
+            no_turn=no_turn,
+            openings=best.openings,
+            marks={text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}},
+            prefixes=best.hints.prefixes | best.prefixes,
+            lengths=best.hints.lengths | _lengths_wanted(best),
+            files=best.hints.files,
+        )
+        if hints == best.hints:  # nothing else explains what a slot held
+            hints = replace(hints, files=best.hints.files | best.files)
+        if hints == best.hints:
+            break
+        again = Rebuilder(log, settings, hints, progress).play()
+        if again.agreeing < best.agreeing:
+            break
+        best = again
+    return best
+
+
+def unplayed(log: ServerLog, settings: Settings) -> Replay:
+    """A log whose lines print all that is told of it; nothing is rebuilt or played."""
+    return Replay(log, settings, requests=[as_printed(each) for each in log.requests])
+
+
+def as_printed(request: Observed) -> Rebuilt:
+    """A request of which nothing but its own lines is told."""
+    lengths = lengths_of(request)
+    common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+    holder = f"slot {request.slot}" if common.value else "nothing"
+    return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
+
+
+def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
+    """Requests that resumed from a state the replay lacks, and the text and place of it."""
+    for each in replay.requests:
+        cached, common = each.lengths.cached.value, each.common
+        if each.agrees or each.asked is None or not cached or common.value is None:
+            continue
+        if cached < len(each.asked.prompt) and cached < common.value:
+            yield (each, *place_of(each.asked.prompt, cached))
+        elif cached == common.value:  # what was held went on; the prompt did not
+            text, last = place_of(each.asked.prompt, cached - 1)
+            yield each, text, last + 1
+
+
+def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
+    """A message of the user begins where a state was restored that nothing else explains."""
+    wanted: dict[int, set[int]] = {}
+    for _, text, place in _states_wanted(replay):
+        wanted.setdefault(text, set()).add(place)
+    return wanted
+
+
+def _lengths_wanted(replay: Replay) -> dict[int, int]:
+    """Prompts of cancelled requests, whose length no line has: their last state shows it."""
+    wanted: dict[int, int] = {}
+    for each, text, _ in _states_wanted(replay):
+        number, use = owner_of(text)
+        if use != FRESH or not 0 <= number < each.observed.number:
+            continue
+        owner, cached = replay.requests[number], each.lengths.cached.value or 0
+        held = owner.observed.held_after
+        if owner.observed.cancelled and held is not None and cached + BEFORE_END <= held:
+            wanted[number] = cached + BEFORE_END
+    return wanted
+
+
+HEADER: Final = 3
+"""Tokens with which a template begins every chat: a mark, a role, the end of a line."""
+
+
+def other_candidates(replay: Replay) -> Replay | None:
+    """The same log with the last instead of the first way where several agree with it.
+
+    Prompts that no line compares with anything begin with the same few tokens, as chats do. None
+    where nothing was open, or where the log is not met as well as before.
+    """
+    strangers = {
+        each.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
+        for each in replay.requests[1:]
+        if not each.common.value and each.observed.road in {"age", "id"} and not each.is_told
+    }
+    if not strangers and all(each.candidates < 2 for each in replay.requests):
+        return None
+    hints = replace(replay.hints, prefixes=strangers | replay.hints.prefixes)
+    other = Rebuilder(replay.log, replay.settings, hints, likeliest_first=False).play()
+    return other if other.agreeing >= replay.agreeing else None

@@ -1,0 +1,549 @@
+"""Lines in, servers with their requests out: what happened, in the log's own numbers.
+
+selected slot ...        chooses, for the next launch in that slot
+saving, looking, found   the swap that comes before it
+processing task          launched: from here on the slot's lines are this request's
+...                      depth, checkpoints, timings
+stop processing          released
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from cachesim.lab.logs.lines import Line
+from cachesim.lab.logs.messages import Fields, message_of
+from cachesim.lab.logs.observed import (
+    LLAMA,
+    MLX,
+    Compared,
+    Moment,
+    Observed,
+    Road,
+    Search,
+    ServerLog,
+)
+from cachesim.lab.logs.styles import style_in
+
+RESTART: Final = frozenset({"build", "loading"})
+"""Facts that come once in a server's life."""
+
+FACTS: Final = tuple(
+    (name, words, re.compile(shape))
+    for name, words, shape in (
+        ("build", "build", r"(?:build_info: b|build: |build = |\bbuild=)(?P<value>\d+)"),
+        ("loading", "loading model '", r"loading model '(?P<value>[^']*)'"),
+        ("command", "llama-server", r"(?P<value>\S*llama-server(?:\.exe)?\s+-.*)"),
+        ("slots", "n_slots", r"n_slots ?= ?(?P<value>\d+)"),
+        ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
+        ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
+        ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
+        ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
+        ("n_batch", "n_batch", r"llama_context: n_batch\s+= (?P<value>\d+)"),
+        ("n_ubatch", "n_ubatch", r"llama_context: n_ubatch\s+= (?P<value>\d+)"),
+        ("architecture", "general.architecture", r"str\s+= (?P<value>\S+)"),
+        ("architecture", "print_info: arch ", r"arch\s+= (?P<value>\S+)"),
+        ("n_swa", "print_info: n_swa ", r"n_swa\s+= (?P<value>\d+)"),
+        ("ssm", "print_info: ssm_d_state", r"ssm_d_state\s+= (?P<value>\d+)"),
+        ("cache-off", "prompt cache is disabled", r"(?P<value>disabled)"),
+        ("cache-mib", "prompt cache is enabled", r"size limit: (?P<value>\d+|no limit)"),
+        ("checkpoints", "context checkpoints enabled", r"max = (?P<value>\d+)"),
+        ("checkpoints-off", "context checkpoints disabled", r"(?P<value>disabled)"),
+        ("min-step", "context checkpoints enabled", r"min spacing = (?P<value>-?\d+)"),
+        ("idle-saved", "idle slots will be saved", r"(?P<value>saved)"),
+        ("idle-needs-unified", "requires --kv-unified", r"(?P<value>--kv-unified)"),
+        ("idle-needs-cache", "--cache-idle-slots requires --cache-ram", r"(?P<value>--cache-ram)"),
+        ("draft-mtp", "draft-mtp", r"(?P<value>adding)"),
+        ("draft-mtp", "creating MTP draft context", r"(?P<value>creating)"),
+        ("draft-model", "loading draft model", r"(?P<value>draft)"),
+        ("swa-full", "full-size SWA cache", r"(?P<value>full)"),
+        (
+            "kv-size",
+            "llama_kv_cache: size =",
+            r"size =\s+(?P<value>[\d.]+ MiB \( *\d+ cells, *\d+)",
+        ),
+        ("rs-size", "llama_memory_recurrent: size =", r"size =\s+(?P<value>[\d.]+ MiB \( *\d+)"),
+        ("verbosity", "verbosity = ", r"verbosity = (?P<value>-?\d+)"),
+        ("listening", "listening on http", r"(?P<value>http\S+)"),
+    )
+)
+"""Name, words of the line, shape of the value; several lines may tell the same fact."""
+
+TEXTS: Final = frozenset({"loading", "command"})
+LONGEST, WIDEST = 4000, 40
+"""Characters of a fact: a path or a command line; a number or a word."""
+
+BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft",
+                "idle", "SWA", "verbosity", "listening", "checkpoints enabled")  # fmt: skip
+"""One of these stands in every start-up line: a quick look spares the others."""
+
+
+def facts_of(line: Line) -> list[tuple[str, str]]:
+    """Every fact that a line tells."""
+    text = line.text
+    if line.component == "slot" or not any(word in text for word in BRIEF):
+        return []
+    found = []
+    for name, words, shape in FACTS:
+        if words in text:
+            match = shape.search(text)
+            if match is not None and len(match["value"]) <= (LONGEST if name in TEXTS else WIDEST):
+                found.append((name, match["value"]))
+    return found
+
+
+FOREIGN: Final = (
+    ("vLLM", "Prefix cache hit rate"),
+    ("SGLang", "#cached-token:"),
+)
+"""Servers that are known by their lines, and cannot be replayed from them."""
+
+
+def foreign_in(text: str) -> set[str]:
+    """Which other server a line is of."""
+    return {name for name, words in FOREIGN if words in text}
+
+
+Handler: TypeAlias = Callable[[ServerLog, Observed, Fields], None]
+
+
+def _prompt(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.n_tokens = int(fields["n_tokens"])
+
+
+def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
+    request.swa = int(fields["n_swa"])
+    request.keeps_all = int(fields["pos_min"]) == 0 and request.depth[1] > 1
+    if fields["pos_min"] == str(request.depth[1] - 1):  # nothing but the last position is kept
+        request.spans.append((request.depth[1] - 1, request.depth[1] - 1))
+
+
+def found_in_slot(request: Observed, fields: Fields) -> None:
+    """Common prefix of ik_llama.cpp's slot and the prompt, before the cut."""
+    if request.depth is None:
+        request.depth = int(fields["n_past"]), int(fields["held"]), 0
+        request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
+        request.prints_tries = False
+
+
+def _span(request: Observed, fields: Fields) -> None:
+    """The positions of a checkpoint: one alone is a recurrent state, several are a window."""
+    request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
+
+
+def _checked(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
+
+
+def _restored(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    request.restored_at = int(fields["n_tokens"])
+    request.restored = int(fields.get("n_past", fields["n_tokens"]))
+    server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
+
+
+def _forced(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.forced = True
+
+
+def _erased(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    following = fields.get("pos_next")
+    request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
+    request.swa = int(fields["n_swa"])
+
+
+def _created(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
+    n_tokens = int(fields["n_tokens"])
+    request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
+    server.facts.setdefault("checkpoints", fields["most"])
+    server.checkpoint_mib.append((n_tokens, float(fields["size"])))
+
+
+def _one_token(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.one_token = True
+    if request.n_tokens is None and "n_tokens" in fields:
+        request.n_tokens = int(fields["n_tokens"])
+
+
+def _removed(_: ServerLog, request: Observed, fields: Fields) -> None:
+    p0 = int(fields["p0"])
+    if request.first_cut is None:
+        request.first_cut = p0
+    request.cuts.append(p0)
+
+
+def _refused_cut(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.refused_cut, request.refused_at = True, request.first_cut
+    request.first_cut = 0
+
+
+def _empty(_: ServerLog, request: Observed, fields: Fields) -> None:
+    del fields
+    request.is_empty = True
+    request.n_tokens = request.first_cut = request.processed = request.generated = 0
+
+
+def _read(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.done_at = int(fields["n_tokens"])
+    if request.n_tokens is None:
+        request.n_tokens = request.done_at
+
+
+def _prompt_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
+    request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _reply_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
+    request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _drafts(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.accepted = int(fields["accepted"])
+
+
+def _shifted(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.shifts.append((int(fields["left"]), int(fields["discard"])))
+
+
+def _chunk(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
+
+
+def _released(_: ServerLog, request: Observed, fields: Fields) -> None:
+    request.held_after = int(fields["n_tokens"])
+    request.truncated = fields["truncated"] in {"1", "true"}
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "prompt": _prompt,
+    "depth": _depth,
+    "checked": _checked,
+    "restored": _restored,
+    "forced": _forced,
+    "erased": _erased,
+    "created": _created,
+    "one-token": _one_token,
+    "removed": _removed,
+    "refused-cut": _refused_cut,
+    "empty": _empty,
+    "read": _read,
+    "prompt-time": _prompt_time,
+    "reply-time": _reply_time,
+    "drafts": _drafts,
+    "shifted": _shifted,
+    "chunk": _chunk,
+    "released": _released,
+}
+"""Message -> what a request learns from it."""
+
+
+BACK: Final = 1.0
+"""Seconds by which the clock of one server does not go back; its threads differ by far less."""
+
+
+class Reader:
+    """Takes lines one by one; `servers` is what they have told so far."""
+
+    def __init__(self) -> None:
+        self.servers: list[ServerLog] = []
+        self._open()
+
+    def _open(self, line: int = 1) -> None:
+        self.server = ServerLog(first_line=line)
+        self.servers.append(self.server)
+        self._active: dict[int, Observed] = {}
+        self._last: dict[int, int] = {}  # slot -> the task that it was released from
+        self._chosen: dict[int, tuple[Road, Fields]] = {}
+        self._search = Search()
+        self._slot_common: dict[int, int] = {}
+        self._chats: deque[bool] = deque(maxlen=64)
+        self._timed: Observed | None = None
+        self._posts: deque[int] = deque(maxlen=64)  # lines of requests that no line tells of yet
+        self._reading: list[Observed] = []  # requests of mlx-lm whose prompts are being read
+        self._found: Fields | None = None  # what the next line of a slot has in common with it
+        self._idle = False  # the parking lines that follow belong to idle slots
+
+    def take(self, lines: Iterable[Line]) -> "Reader":
+        """Read them all."""
+        for line in lines:
+            self.read(line)
+        return self
+
+    def read(self, line: Line) -> None:
+        """Read one line."""
+        facts = facts_of(line)
+        if any(name in RESTART and self._has_begun(name) for name, _ in facts):
+            self._open(line.number)
+        self.server.lines += 1
+        seconds = line.seconds
+        if seconds is not None:
+            self.server.went_back += seconds <= self.server.clock - BACK
+            self.server.clock = seconds
+        message = message_of(line)
+        for name, value in facts:
+            self._note(name, value)
+        style = style_in(line.text)
+        if style is not None:
+            self.server.styles.add(style)
+        if message is None and not facts:
+            self.server.foreign |= foreign_in(line.text)
+            return
+        self.server.known_lines += 1
+        if message is None:
+            return
+        name, fields = message
+        if line.component == "slot":
+            self._slot_line(line, name, fields)
+        elif name in {"prompt-time", "reply-time"} and self._timed is not None:
+            HANDLERS[name](self.server, self._timed, fields)
+        elif name in SERVER_HANDLERS:
+            SERVER_HANDLERS[name](self, line, fields)
+
+    def _has_begun(self, name: str) -> bool:
+        return bool(self.server.requests) or name in self.server.facts
+
+    def _note(self, name: str, value: str) -> None:
+        facts = self.server.facts
+        if name in {"loading", "build"}:
+            self.server.begins_at_start = self.server.begins_at_start or not self.server.requests
+        if name == "kv-size" and name in facts:
+            facts["kv-size-2"] = value
+        facts.setdefault(name, value)
+
+    # --- slots
+
+    def _slot_line(self, line: Line, name: str, fields: Fields) -> None:
+        slot = line.slot if line.slot is not None else -1
+        if name in ROADS:
+            self._begin_choice(slot, ROADS[name], fields)
+            return
+        if name == "launched":
+            self._launch(line, slot, fields)
+            return
+        if name == "slot-sim":
+            self._slot_common[slot] = int(fields["common"])
+            return
+        if name == "slot-opened":
+            self.server.facts.setdefault("n_ctx_slot", fields["n_ctx"])
+            opened = int(self.server.facts.get("slots-opened", "0"))
+            self.server.facts["slots-opened"] = str(max(opened, slot + 1))
+            return
+        if name == "idle-saved":
+            self._idle = True
+            return
+        if name == "slot-cleared" and not self._active:  # servers clear them beside other work
+            self.server.moments.append(Moment("erased", -1, slot, line.number))
+        request = self._active.get(slot)
+        if request is None or (line.task not in {None, -1} and request.task != line.task):
+            if line.task in {None, -1} or self._last.get(slot) == line.task:
+                return  # of no request, or of one that has ended
+            request = self._found_running(line, slot)
+        self._timed = request
+        if self._found is not None:
+            found_in_slot(request, self._found)
+            self._found = None
+        handler = HANDLERS.get(name)
+        if handler is not None:
+            handler(self.server, request, fields)
+        if name == "released":
+            request.ended, request.released_at = True, line.seconds
+            if request.generated is None and not request.too_long:
+                request.cancelled = True
+                if self.server.engine != LLAMA:
+                    request.disconnected = None
+            what = "cancelled" if request.cancelled else "released"
+            self.server.moments.append(
+                Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
+            )
+            self._active.pop(slot, None)
+            self._last[slot] = request.task
+
+    def _begin_choice(self, slot: int, road: Road, fields: Fields) -> None:
+        earlier = self._chosen.get(slot)
+        if road != "id" and earlier is not None and earlier[0] == "id":
+            fields = {**earlier[1], **fields}
+            road = "id"
+        self._chosen = {slot: (road, fields)}
+        self._search, self._idle = Search(), False
+
+    def _launch(self, line: Line, slot: int, fields: Fields) -> None:
+        server = self.server
+        request = Observed(
+            number=len(server.requests),
+            line=line.number,
+            slot=slot,
+            task=line.task if line.task is not None else -1,
+            is_child=fields.get("child") == "1",
+            launched_at=line.seconds,
+        )
+        road, said = self._chosen.pop(slot, ("unknown", {}))
+        request.road = road
+        request.sim, request.keep = said.get("sim"), said.get("keep")
+        request.threshold = said.get("threshold")
+        request.search, self._search = self._search, Search()
+        request.slot_common, self._slot_common = self._slot_common, {}
+        request.is_chat = bool(self._chats) and self._chats.popleft()
+        made = tuple((each.number, len(each.created)) for each in self._active.values())
+        server.requests.append(request)
+        server.moments.append(Moment("launched", request.number, slot, line.number, made))
+        self._active[slot] = request
+        self._idle = True
+
+    def _found_running(self, line: Line, slot: int) -> Observed:
+        request = Observed(
+            number=len(self.server.requests),
+            line=line.number,
+            slot=slot,
+            task=line.task if line.task is not None else -1,
+            started_before=True,
+        )
+        self.server.requests.append(request)
+        self.server.moments.append(Moment("launched", request.number, slot, line.number))
+        self._active[slot] = request
+        return request
+
+    # --- the server as a whole
+
+    def _searching(self) -> Search | None:
+        return None if self._idle else self._search
+
+    def on_saving(self, line: Line, fields: Fields) -> None:
+        """A prompt goes to host memory."""
+        del line
+        self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
+        search = self._searching()
+        if search is not None:
+            search.saved, search.happened = int(fields["n_tokens"]), True
+
+    def on_looking(self, line: Line, fields: Fields) -> None:
+        """A search begins; the slot's own ratios are the bar."""
+        del line
+        self._idle = False
+        self._search.keep, self._search.sim = fields["keep"], fields["sim"]
+        self._search.happened = True
+
+    def on_found_in_slot(self, line: Line, fields: Fields) -> None:
+        """ik_llama.cpp: what the slot at work has in common with its prompt; no line of it yet."""
+        del line
+        self._found = fields
+
+    def on_post(self, line: Line, fields: Fields) -> None:
+        """mlx-lm: a request is answered from here on; who it is, later lines say."""
+        if fields["status"] == "200" and self.server.engine == MLX:
+            self._posts.append(line.number)
+
+    def on_progress_of_one(self, line: Line, fields: Fields) -> None:
+        """mlx-lm: some of what a prompt has that no cache had; its lines name no request.
+
+        Two at once are told apart by how much they have to process.
+        """
+        done, whole = int(fields["done"]), int(fields["whole"])
+        for request in self._reading:
+            if request.processed == whole and (request.done_at or 0) < done:
+                break
+        else:
+            request = Observed(
+                number=len(self.server.requests),
+                line=self._posts.popleft() if self._posts else line.number,
+                slot=-1,
+                task=-1,
+                processed=whole,
+            )
+            self.server.requests.append(request)
+            self._reading.append(request)
+        request.done_at = done
+        if done >= whole:
+            request.ended = True
+            self._reading.remove(request)
+
+    def on_slot_kept(self, line: Line, fields: Fields) -> None:
+        """ik_llama.cpp: how much the chosen slot would keep; its launch comes next."""
+        del line
+        self._search.keep = fields["keep"]
+
+    def on_compared(self, line: Line, fields: Fields) -> None:
+        """An entry of the search."""
+        del line
+        self._search.compared.append(Compared(int(fields["n_tokens"]), int(fields["lcp"])))
+
+    def on_found(self, line: Line, fields: Fields) -> None:
+        """An entry is better than the slot."""
+        del line
+        self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
+
+    def on_state(self, line: Line, fields: Fields) -> None:
+        """Size and limit of the prompt cache."""
+        del line
+        self.server.facts.setdefault("cache-limit-mib", fields["limit"])
+        self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
+        search = self._searching()
+        if search is not None:
+            search.entries, search.happened = [], True
+
+    def on_entry(self, line: Line, fields: Fields) -> None:
+        """A parked conversation."""
+        del line
+        search = self._searching()
+        if search is not None:
+            search.entries.append(int(fields["n_tokens"]))
+
+    def on_cancel(self, line: Line, fields: Fields) -> None:
+        """A client went away."""
+        del line
+        for request in self._active.values():
+            if request.task == int(fields["task"]):
+                request.cancelled = request.disconnected = True
+
+    def on_chat(self, line: Line, fields: Fields) -> None:
+        """A chat is being rendered; it will be launched soon."""
+        del line, fields
+        self._chats.append(True)
+
+    def on_too_long(self, line: Line, fields: Fields) -> None:
+        """A prompt does not fit; the slot is released at once.
+
+        A line without a task is of the request that was launched last.
+        """
+        del line
+        task = int(fields.get("task", "-1"))
+        at_work = [each for each in self._active.values() if task in {-1, each.task}]
+        if at_work:
+            refused = max(at_work, key=lambda each: each.number)
+            refused.too_long = True
+            refused.n_tokens = int(fields["n_tokens"])
+
+
+ROADS: Final[Mapping[str, Road]] = {
+    "by-similarity": "similarity",
+    "by-age": "age",
+    "by-id": "id",
+}
+
+
+SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
+    "found-in-slot": Reader.on_found_in_slot,
+    "slot-kept": Reader.on_slot_kept,
+    "post": Reader.on_post,
+    "progress-of-one": Reader.on_progress_of_one,
+    "saving": Reader.on_saving,
+    "looking": Reader.on_looking,
+    "compared": Reader.on_compared,
+    "found": Reader.on_found,
+    "cache-state": Reader.on_state,
+    "entry": Reader.on_entry,
+    "cancelled": Reader.on_cancel,
+    "chat": Reader.on_chat,
+    "too-long": Reader.on_too_long,
+}
+"""Message -> what the server learns from it."""

@@ -1,0 +1,140 @@
+"""Remedies by cause, with their kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cachesim.lab.logs.observed import IK
+
+Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
+
+DENSER: Final = ("ctx_checkpoints", "checkpoint_min_step", "ubatch_size")
+"""Flags that decide where checkpoints are: before the last ubatch of a prompt there is one."""
+
+MORE_SLOTS: Final = ("parallel",)
+LARGER: Final = ("ctx_size",)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A cause's kind, advice, and the report upstream where there is one.
+
+    `flags` are those that the advice names. `tune` plays other values of each: advice that holds of
+    most logs need not hold of this one.
+    """
+
+    kind: Kind
+    advice: str
+    upstream: str = ""
+    flags: tuple[str, ...] = ()
+
+
+REMEDIES: Final[Mapping[str, Remedy]] = {
+    "last-token": Remedy("design", "Nothing: one token is always processed for its logits."),
+    "cache-prompt-off": Remedy("client", "Send the request without `cache_prompt: false`."),
+    "server-reuses-nothing": Remedy("flag", "Start the server without `--no-cache-prompt`."),
+    "embedding-reuses-nothing": Remedy("design", "Nothing: this release reuses nothing for them."),
+    "adapters-changed": Remedy("client", "Give requests with other adapters a slot of their own."),
+    "slot-busy": Remedy(
+        "flag", "Start the server with more slots (`--parallel`).", flags=MORE_SLOTS
+    ),
+    "slot-pinned": Remedy("client", "Leave `id_slot` out, so that the server may choose."),
+    "slot-similarity": Remedy(
+        "flag",
+        "Lower `--slot-prompt-similarity`, or give each conversation a slot (`--parallel`).",
+        flags=("slot_prompt_similarity", *MORE_SLOTS),
+    ),
+    "slot-age": Remedy("flag", "Leave `--slot-prompt-similarity` at its default instead of 0."),
+    "cache-unseen": Remedy(
+        "defect", "Leave `id_slot` out: pinned requests do not search the prompt cache.",
+        "ggml-org/llama.cpp#24746",
+    ),
+    "f-keep": Remedy(
+        "defect",
+        "Nothing to set: a slot that keeps half of its tokens is taken even where a parked "
+        "conversation would be better.",
+        "ggml-org/llama.cpp#28276",
+    ),
+    "cache-keep": Remedy(
+        "design", "Nothing to set: less than a quarter of the parked conversation would be kept."
+    ),
+    "cache-not-better": Remedy(
+        "design",
+        "More slots (`--parallel`), so that conversations do not share one.",
+        flags=MORE_SLOTS,
+    ),
+    "cache-better-entry": Remedy("design", "Nothing: another parked conversation was better."),
+    "cache-obsolete-entry": Remedy(
+        "design", "Nothing: the longer conversation was parked instead."
+    ),
+    "cache-making-room": Remedy(
+        "flag",
+        "Give the prompt cache more room (`--cache-ram`).",
+        flags=("cache_ram",),
+    ),
+    "cache-load-failed": Remedy(
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+    ),
+    "slot-cleared": Remedy(
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+    ),
+    "slot-tokens": Remedy(
+        "client",
+        "Keep the history as it was sent: the client or its template changed it at that token.",
+    ),
+    "memory-depth": Remedy(
+        "flag",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
+        "try another `--ubatch-size`; and have the client keep its history.",
+        "ggml-org/llama.cpp#24055",
+        DENSER,
+    ),
+    "full-reprocessing": Remedy(
+        "flag",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
+        "try another `--ubatch-size`; with a sliding window `--swa-full` also helps. Have the "
+        "client keep its history.",
+        "ggml-org/llama.cpp#24055",
+        (*DENSER, "swa_full"),
+    ),
+    "checkpoint-restored": Remedy(
+        "flag",
+        "Denser checkpoints (`--checkpoint-min-step`, `--ubatch-size`) may restore a later one.",
+        flags=DENSER,
+    ),
+    "seq-rm-refused": Remedy(
+        "defect", "Use a later release: since June it restores a checkpoint instead.",
+        "ggml-org/llama.cpp#22534",
+    ),
+    "state-missing": Remedy(
+        "defect",
+        "Do not rely on slot files with recurrent or windowed models: they hold no checkpoints.",
+        "ggml-org/llama.cpp#25913",
+    ),
+    "unknown": Remedy("unknown", "Start the server with `-lv 4`: then the log says why."),
+    "request-refused": Remedy(
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+    ),
+}  # fmt: skip
+"""Cause -> what helps."""
+
+IK_CHECKPOINTS: Final = Remedy(
+    "flag",
+    "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--ctx-checkpoints-interval`; "
+    "and have the client keep its history.",
+    "ikawrakow/ik_llama.cpp#1310",
+)
+
+IK_CURES: Final[Mapping[str, Remedy]] = {
+    "full-reprocessing": IK_CHECKPOINTS,
+    "memory-depth": IK_CHECKPOINTS,
+}
+"""The same for causes against which ik_llama.cpp has other flags."""
+
+UNKNOWN_CURE: Final = Remedy("unknown", "Not known.")
+
+
+def remedy_of(cause: str, engine: str = "") -> Remedy:
+    """Remedy for a cause."""
+    own = IK_CURES.get(cause) if engine == IK else None
+    return own or REMEDIES.get(cause, UNKNOWN_CURE)

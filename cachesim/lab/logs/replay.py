@@ -1,0 +1,100 @@
+"""A log that was played: each request as the log has it, as it was played, and what came of it."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachesim.engines.rope import Rope
+from cachesim.lab.logs.evidence import Lengths
+from cachesim.lab.logs.known import UNKNOWN, Known
+from cachesim.lab.logs.observed import Observed, ServerLog
+from cachesim.lab.logs.player import FAILED, Asked, Replayed
+from cachesim.lab.logs.settings import Settings
+
+FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
+"""Texts of one request: what is new in it, its reply, what came before the log and its reply."""
+
+USES: Final = 8
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """A request: what the log says, how it was played, what came of it."""
+
+    observed: Observed
+    lengths: Lengths
+    asked: Asked | None = None
+    common: Known = UNKNOWN
+    holder: str = "nothing"
+    replayed: Replayed = FAILED
+    candidates: int = 1
+    is_told: bool = True  # the log's level prints what memory and checkpoints did
+    is_played: bool = True  # otherwise only the log's own lines are told
+
+    @property
+    def is_comparable(self) -> bool:
+        return self.is_played and self.lengths.cached.value is not None
+
+    @property
+    def agrees(self) -> bool:
+        """True if the replay answers as the log does."""
+        if not self.is_comparable:
+            return self.asked is not None
+        return self.replayed.cached == self.lengths.cached.value
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Facts about earlier requests that later ones showed in the last pass."""
+
+    marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
+    prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
+    lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
+    files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
+    no_turn: frozenset[int] = frozenset()  # texts that do not begin with a turn's end
+    openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
+
+
+@dataclass(slots=True)
+class Replay:
+    """A whole log, played."""
+
+    log: ServerLog
+    settings: Settings
+    hints: Hints = field(default_factory=Hints)
+    requests: list[Rebuilt] = field(default_factory=list)
+    marks: dict[int, set[int]] = field(default_factory=dict)
+    prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
+    files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
+    no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
+    openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
+    invented: list[Asked] = field(default_factory=list)  # what came before the log begins
+    order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
+
+    @property
+    def comparable(self) -> list[Rebuilt]:
+        """The requests that can be held against the log."""
+        return [each for each in self.requests if each.is_comparable]
+
+    @property
+    def agreeing(self) -> int:
+        """Number of agreeing requests."""
+        return sum(each.agrees for each in self.comparable)
+
+
+def text_of(number: int, use: int) -> int:
+    """The name of a request's text."""
+    return USES * (number + 1) + use
+
+
+def owner_of(text: int) -> tuple[int, int]:
+    """Whose text it is, and which of its texts."""
+    return text // USES - 1, text % USES
+
+
+def place_of(rope: Rope, at: int) -> tuple[int, int]:
+    """The text and the place in it of one token."""
+    for text, first, last in rope.runs:
+        if at < last - first:
+            return text, first + at
+        at -= last - first
+    return 0, 0

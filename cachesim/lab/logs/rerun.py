@@ -1,0 +1,453 @@
+"""Recorded requests on a simulated server: what it would have reused, and by which rule not more.
+
+Requests are played one after the other in the order in which they ended, but for those that were at
+work together where the times are known: these are launched before the first of them ends.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope
+from cachesim.errors import CachesimError, InputError, UpstreamAbort
+from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.other import Workload
+from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed, knows_messages, replayed
+from cachesim.lab.logs.prompts import Prompt
+from cachesim.lab.logs.segments import whole
+from cachesim.lab.logs.settings import RELEASES
+from cachesim.lab.logs.slot_actions import SlotAction
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.prompts import mixed
+from cachesim.scenario.session import SlotActions, SlotFiles
+from cachesim.typed import mapping
+from cachesim.units import Token, Tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+VOCABULARY: Final = 65_536
+FIRST: Final = 300
+
+MOST_TURNS: Final = 200_000
+
+
+def wrong_answers(
+    workload: Workload, profile: str, options: dict[str, Any], *, most: int
+) -> int | None:
+    """Number of wrong answers on a server; None above a number of prompt tokens."""
+    if sum(len(each.prompt) for each in workload.asked.values()) > most:
+        return None
+    spec = replace(workload.spec, vocabulary=VOCABULARY)
+    engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
+    oracle = Oracle(engine.network)
+    tickets: dict[int, Ticket] = {}
+    wrong = 0
+    try:
+        for what, number in workload.order:
+            if what == "erase":
+                continue
+            asked = workload.asked[number]
+            if what == "launch":
+                tickets[number] = engine.submit(_request(asked, profile))
+            else:
+                wrong += _is_wrong(engine, tickets[number], oracle)
+    except UpstreamAbort:
+        return wrong
+    return wrong
+
+
+def _request(asked: Asked, profile: str) -> Request:
+    options: dict[str, Any] = {} if len(asked.prompt) else {"prompt_string": True}
+    if asked.user_starts and knows_messages(profile):
+        spans = [{"role": "user", "start": at} for at in asked.user_starts]
+        options["message_spans"] = spans
+    held = asked.cancel_at
+    most = len(asked.reply) if held is None else max(1, held - len(asked.prompt) + 1)
+    reply = numbered(asked.reply[:most])
+    return Request(
+        prompt=numbered(asked.prompt),
+        predict=max(1, len(reply)),
+        reply=reply,
+        slot=asked.slot,
+        cache_prompt=asked.cache_prompt,
+        options=options or None,
+    )
+
+
+def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
+    for _ in range(MOST_TURNS):
+        reply = engine.reply(ticket)
+        if reply is not None:
+            verdict = judge(reply, oracle)
+            return verdict is not None and verdict.answer == "diverged"
+        engine.step()
+    return False
+
+
+def numbered(rope: Rope) -> Tokens:
+    """The tokens of a rope as numbers of a vocabulary, the same for the same place of a text."""
+    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in rope)
+
+
+LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
+MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
+
+NO_FILE: Final = "no file"
+"""The name under which nothing is ever saved."""
+
+LONGEST_BY_TOKEN: Final = 200_000
+"""Tokens of a workload on engines that are played token by token."""
+
+
+class Server(Protocol):
+    """A simulated server that is given one request after the other."""
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        ...
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot, where the server has any."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Bytes of what is parked, and of checkpoints."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Simulated server, and its source."""
+
+    profile: str
+    how: str  # "printed" by the server, "given" by the user, "assumed"
+
+
+def full_name(profile: str) -> str:
+    """A profile's name with its engine: `b9538` is llama.cpp's."""
+    return profile if "@" in profile else f"{LLAMA_CPP.name}@{profile}"
+
+
+def options_in(request: Recorded) -> dict[str, Any]:
+    """The flags that the recorder was given, and those that the server told it of."""
+    facts = request.server
+    options: dict[str, Any] = {}
+    slots, context = whole(facts.get("slots")), whole(facts.get("n_ctx"))
+    if slots:
+        options["parallel"] = slots
+    if context:
+        options["ctx_size"] = context * (slots or 1)
+    return options | dict(mapping(facts.get("options")))
+
+
+def profile_of(request: Recorded) -> Played | None:
+    """The profile of a server: as the recorder was told, or by the fingerprint in its answers."""
+    given = request.server.get("profile")
+    if isinstance(given, str):
+        return Played(full_name(given), "given")
+    fingerprint = request.fingerprint or str(request.server.get("build") or "")
+    build = LLAMA_BUILD.match(fingerprint)
+    if build is not None:
+        number = int(build.group(1))
+        name = min(RELEASES, key=lambda each: (abs(RELEASES[each] - number), each))
+        exact = RELEASES[name] == number
+        return Played(f"{LLAMA_CPP.name}@{name}", "printed" if exact else "assumed")
+    version = MLX_VERSION.match(fingerprint)
+    if version is None:
+        return None
+    names = MLX_LM.names()
+    if version.group(1) in names:
+        return Played(f"{MLX_LM.name}@{version.group(1)}", "printed")
+    return Played(f"{MLX_LM.name}@{names[-1]}", "assumed")
+
+
+def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:
+    """A preset's model; where prompts are played token by token, with a vocabulary for them."""
+    if Profile.parse(profile).engine != LLAMA_CPP.name:
+        changes["vocabulary"] = VOCABULARY
+    return preset(model, **{name: value for name, value in changes.items() if value is not None})
+
+
+def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> Server:
+    """A fresh server without arithmetic, with a preset's model."""
+    try:
+        return started(profile, spec_for(profile, model, window=window or None), options)
+    except UpstreamAbort as error:
+        flags = ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
+        msg = f"{profile}: no server starts with {flags}: {error}"
+        raise InputError(msg) from None
+
+
+def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server:
+    """A fresh server without arithmetic."""
+    if Profile.parse(profile).engine == LLAMA_CPP.name:
+        return RopeServer(profile, Player(profile, spec, options))
+    family = FAMILIES[Profile.parse(profile).engine]
+    quiet = {family.records_provenance: False} if family.records_provenance else {}
+    engine = Engine.create(
+        profile,
+        model=spec,
+        options=quiet | dict(options),
+        arithmetic="counts",
+        store=SlotFiles() if family.has_slots else None,
+    )
+    return TokenServer(engine, family.has_slots)
+
+
+@dataclass(slots=True)
+class RopeServer:
+    """llama.cpp: prompts of any length in a few steps."""
+
+    profile: str
+    player: Player
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        self.launch(prompt)
+        return self.finish(prompt)
+
+    def launch(self, prompt: Prompt) -> None:
+        """Put a request to the server."""
+        self.player.launch(asked_of(prompt))
+
+    def finish(self, prompt: Prompt) -> Replayed:
+        """Take turns until it is answered."""
+        return self.player.run_until(prompt.recorded.number)
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot."""
+        if action.slot >= len(self.player.engine.server.slots):
+            return
+        if action.action == "save":
+            self.player.save(action.slot, action.file)
+        elif not action.was_done:
+            self.player.read_back(NO_FILE, action.slot)
+        elif action.action == "restore" and self.player.has_file(action.file):
+            self.player.read_back(action.file, action.slot)
+        else:  # what a file holds that was saved before the recording, nobody knows
+            self.player.erase(action.slot)
+
+    def held_bytes(self) -> int:
+        """Bytes of what is parked, and of checkpoints."""
+        return self.player.held_bytes()
+
+
+def asked_of(prompt: Prompt) -> Asked:
+    """A prompt as the player takes it."""
+    recorded = prompt.recorded
+    slot = recorded.sampling.get("id_slot", -1)
+    return Asked(
+        number=recorded.number,
+        prompt=prompt.rope,
+        reply=prompt.reply or Rope.of(2 * recorded.number + 1, 1),
+        slot=slot if isinstance(slot, int) else -1,
+        cache_prompt=recorded.sampling.get("cache_prompt") is not False,
+        user_starts=prompt.user_starts,
+        cancel_at=len(prompt.rope) + len(prompt.reply) if recorded.cancelled else None,
+    )
+
+
+@dataclass(slots=True)
+class TokenServer:
+    """Every other engine: each token is a number of a vocabulary."""
+
+    engine: Engine
+    has_slots: bool
+    tokens: int = 0
+    files: set[str] = field(default_factory=set)
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        self.tokens += len(prompt.rope)
+        if self.tokens > LONGEST_BY_TOKEN:
+            return FAILED
+        reply = numbered(prompt.reply) or numbered(Rope.of(2 * prompt.recorded.number + 1, 1))
+        first = len(self.engine.events)
+        ticket = self.engine.submit(
+            Request(prompt=numbered(prompt.rope), predict=len(reply), reply=reply)
+        )
+        self.engine.run()
+        answer = self.engine.reply(ticket)
+        return FAILED if answer is None else replayed(answer, self.engine.events[first:])
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot; what has no slots has nothing like it."""
+        engine = self.engine
+        if not self.has_slots or not isinstance(engine, SlotActions):
+            return
+        if action.action == "save":
+            engine.slot_save(action.slot, action.file)
+            self.files.add(action.file)
+        elif not action.was_done:
+            engine.slot_restore(action.slot, NO_FILE)
+        elif action.action == "restore" and action.file in self.files:
+            engine.slot_restore(action.slot, action.file)
+        else:
+            engine.slot_erase(action.slot)
+        engine.run()
+
+    def held_bytes(self) -> int:
+        """Bytes of what is parked."""
+        return sum(each.size for each in self.engine.held().entries)
+
+
+LAUNCH, ACT, FINISH = "launch", "act", "finish"
+
+
+def _is_timed(prompt: Prompt) -> bool:
+    return prompt.recorded.began is not None and prompt.recorded.seconds is not None
+
+
+def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    """Launches and ends in the order in which they happened."""
+    found: list[tuple[float, int, str, int]] = []
+    ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
+    for each in prompts:
+        began, number = each.recorded.began or 0.0, each.recorded.number
+        found.append((began, 0, LAUNCH, number))
+        found.append((began + (each.recorded.seconds or 0.0), 1, FINISH, number))
+        for action in each.recorded.actions:
+            at = began if action.began is None else action.began + (action.seconds or 0.0)
+            late = action.began is not None
+            found.append((max(at, ended) if late else at, 2 if late else -1, ACT, action.number))
+        ended = max(ended, began + (each.recorded.seconds or 0.0))
+    return [(what, number) for _, _, what, number in sorted(found)]
+
+
+@dataclass(slots=True)
+class Rerun:
+    """A server that plays requests as they come, until it fails."""
+
+    profile: str
+    model: str
+    server: Server
+    played: dict[int, Replayed] = field(default_factory=dict)
+    problem: str = ""
+    agreeing: int = 0
+    last: Replayed = FAILED
+    weighs: bool = False  # look at what is held after each step
+    peak_bytes: int = 0
+
+    def add(self, prompt: Prompt) -> Replayed:
+        """Add a request; those that the real server refused are not played."""
+        self.last = self._played(prompt)
+        self._weigh()
+        cached = prompt.recorded.cached
+        self.agreeing += cached is not None and self.last.cached == cached
+        return self.last
+
+    def add_all(self, prompts: Sequence[Prompt]) -> None:
+        """Many requests: where the server can, those that were at work together are so again."""
+        if not isinstance(self.server, RopeServer) or not all(map(_is_timed, prompts)):
+            for each in prompts:
+                self.add(each)
+            return
+        by_number = {each.recorded.number: each for each in prompts}
+        actions = {one.number: one for each in prompts for one in each.recorded.actions}
+        for what, number in order_of(prompts):
+            if what == ACT:
+                self.act(actions[number])
+                continue
+            prompt = by_number[number]
+            if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+                continue
+            try:
+                if what == LAUNCH:
+                    self.server.launch(prompt)
+                else:
+                    self.played[number] = self.server.finish(prompt)
+                self._weigh()
+            except CachesimError as error:
+                self.problem = str(error)
+        self.agreeing = sum(
+            each.recorded.cached is not None
+            and self.played.get(each.recorded.number, FAILED).cached == each.recorded.cached
+            for each in prompts
+        )
+
+    def _weigh(self) -> None:
+        if self.weighs:
+            self.peak_bytes = max(self.peak_bytes, self.server.held_bytes())
+
+    def act(self, action: SlotAction) -> None:
+        """Apply a client's slot action, if the real server did."""
+        if self.problem or not action.changes:
+            return
+        try:
+            self.server.act(action)
+        except CachesimError as error:
+            self.problem = str(error)
+
+    def _played(self, prompt: Prompt) -> Replayed:
+        for action in prompt.recorded.actions:
+            self.act(action)
+        if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+            return FAILED
+        try:
+            found = self.server.play(prompt)
+        except CachesimError as error:
+            self.problem = str(error)
+            return FAILED
+        self.played[prompt.recorded.number] = found
+        return found
+
+
+def elsewhere(
+    profile: str,
+    model: str,
+    window: int | None,
+    options: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+) -> dict[str, Any]:
+    """The same requests on another server: tokens prefilled, and requests that reuse something."""
+    try:
+        rerun = Rerun(profile, model, opened(profile, model, window, known(profile, options)))
+    except CachesimError as error:
+        return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
+    rerun.add_all(prompts)
+    answers = [each for each in rerun.played.values() if each.cached is not None]
+    whole = len(answers) == sum(each.recorded.was_read for each in prompts)
+    problem = rerun.problem or ("" if whole else "too long to be played token by token")
+    return {
+        "name": profile,
+        "processed": sum(each.processed or 0 for each in answers),
+        "cached": sum(each.cached or 0 for each in answers),
+        "hits": sum(bool(each.cached) for each in answers),
+        "problem": problem,
+    }
+
+
+COLUMNS: Final = ("processed", "cached", "hits")
+
+
+def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those flags that a server has."""
+    named = Profile.parse(profile)
+    family = FAMILIES[named.engine]
+    declared = {each.name: each for each in family.declared}
+    return {
+        name: value
+        for name, value in options.items()
+        if name in declared and family.has(declared[name], named, value)
+    }
+
+
+def others(own: str) -> Iterator[str]:
+    """The server's own profile, the releases beside it, and the newest of each other engine."""
+    yield own
+    profile = Profile.parse(own)
+    family = FAMILIES[profile.engine]
+    names = family.names()
+    at = names.index(family.current_name(profile.release))
+    near = [*names[max(0, at - 1) : at], *names[at + 1 : at + 2], names[-1]]
+    yield from dict.fromkeys(f"{family.name}@{each}" for each in near if each != names[at])
+    for each in FAMILIES.values():
+        if each.name != family.name:
+            yield f"{each.name}@{each.names()[-1]}"

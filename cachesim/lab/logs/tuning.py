@@ -1,0 +1,360 @@
+"""A server with other settings: tokens that are read against bytes that are held.
+
+own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.live import Live
+from cachesim.lab.logs.other import OnServer, Outcome, release_of, workload_of
+from cachesim.lab.logs.prompts import Prompt
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.rerun import Rerun, known, options_in, spec_for, started
+from cachesim.lab.logs.settings import flag_of, matters
+from cachesim.lab.logs.sizes import ASSUMED, GIVEN, context_bytes, how_known
+from cachesim.lab.logs.whole import Wanted
+from cachesim.model.spec import ModelSpec, Sizes
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.session import Session
+from cachesim.typed import of_kind
+
+CELLS: Final = 256
+"""A context is rounded up to so many tokens."""
+
+
+class Subject(Protocol):
+    """Something that can be played with any settings of its server."""
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        ...
+
+    @property
+    def release(self) -> str:
+        """The server's release."""
+        ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        ...
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play it with these settings; raises InputError where the server refuses them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Requests of a server from start to end, and its settings."""
+
+    subject: Subject
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Input of a sweep: server lives, source of byte sizes, assumptions."""
+
+    lives: tuple[Life, ...]  # the one with the most requests first
+    sizes: str
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in all."""
+        return sum(each.subject.requests for each in self.lives)
+
+
+@dataclass(frozen=True, slots=True)
+class OfScenario:
+    """A scenario, with everything that its steps do."""
+
+    scenario: Scenario
+    profile: Profile
+    spec: ModelSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", spec_of(self.scenario.model))
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return self.profile.engine
+
+    @property
+    def release(self) -> str:
+        """The server's release."""
+        return release_of(str(self.profile))
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return sum(step.do == "complete" for step in self.scenario.step)
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play it over exact numbers: replies that later prompts repeat are the same each time."""
+        engine = replace(self.scenario.engine, options=dict(options))
+        changed = replace(self.scenario, engine=engine)
+        session = Session(changed, self.profile, arithmetic="ring", looks=False)
+        server = of_kind(LlamaCpp, session.engine)  # the profile says so
+        processed = failed = peak = 0
+        for record in session.run():
+            peak = max(peak, server.held_bytes())
+            if record.step.do == "complete":
+                answer = record.reply
+                done = None if answer is None else answer.processed
+                processed += 0 if done is None else int(done)
+                failed += done is None
+        return Outcome(processed, peak, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class OfRequests(OnServer):
+    """Recorded requests, with what was done to slots between them."""
+
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.prompts)
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play them in the order in which they came and ended."""
+        rerun = Rerun(self.profile, "", started(self.profile, self.spec, options), weighs=True)
+        rerun.add_all(self.prompts)
+        answers = [each for each in rerun.played.values() if each.cached is not None]
+        return Outcome(
+            processed=sum(each.processed or 0 for each in answers),
+            peak_bytes=rerun.peak_bytes,
+            failed=len(self.prompts) - len(answers),
+        )
+
+
+def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
+    """A log's rebuilt workloads, one for each start of the server."""
+    longest_first = sorted(replays, key=lambda each: -len(each.requests))
+    longest = longest_first[0]
+    known_by = how_known(longest.log, longest.settings.spec)
+    if sizes is not None:
+        known_by = GIVEN
+        for each in replays:
+            each.settings.sizes = sizes
+    lives = (Life(workload_of(each), each.settings.values) for each in longest_first)
+    return Tuned(tuple(lives), known_by)
+
+
+def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+    """Recorded requests, in the order in which they came and ended."""
+    live = Live(wanted)
+    live.add_all(requests)
+    if live.profile is None:
+        msg = "the requests do not name their server; name its release, as in --profile b9538"
+        raise InputError(msg)
+    named = Profile.parse(live.profile)
+    family = FAMILIES[named.engine]
+    if not family.swept:
+        swept = " and ".join(each.name for each in FAMILIES.values() if each.swept)
+        msg = (
+            f"these requests went to {named.engine}, and tune has settings to try for {swept}; "
+            "cachesim why --what-if shows what other servers would have reused"
+        )
+        raise InputError(msg)
+    prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    if not prompts or live.rerun is None:
+        msg = "no request was answered: there is nothing to play"
+        raise InputError(msg)
+    options = known(live.profile, options_in(requests[0])) | dict(wanted.options)
+    assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
+    if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):
+        assumed.append("lengths of prompts, from their characters")
+    assumed += [] if wanted.model else [f"a model like the preset {live.rerun.model}"]
+    if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
+        longest = max(len(each.rope) + len(each.reply) for each in prompts)
+        options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
+        assumed.append(f"ctx_size {options['ctx_size']}")
+    spec = spec_for(live.profile, live.rerun.model, window=wanted.window or None, sizes=sizes)
+    subject = OfRequests(live.profile, spec, tuple(prompts))
+    return Tuned((Life(subject, options),), _given(spec), tuple(assumed))
+
+
+def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
+    """A scenario on the first of its profiles, or on the one that is named."""
+    if scenario.engine.name != FAMILY.name:
+        msg = f"{scenario.name}: tune sweeps the settings of llama.cpp, not {scenario.engine.name}"
+        raise InputError(msg)
+    if sizes is not None:
+        model = replace(scenario.model, sizes={n: getattr(sizes, n) for n in sizes.__slots__})
+        scenario = replace(scenario, model=model)
+    played = full_profile(FAMILY.name, wanted.profile or scenario.engine.profiles[0])
+    FAMILY.rules(played)  # raises where there is none
+    options = {**scenario.engine.options, **wanted.options}
+    release = release_of(str(played))
+    options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
+    subject = OfScenario(scenario, played)
+    return Tuned((Life(subject, options),), _given(subject.spec))
+
+
+def _given(spec: ModelSpec) -> str:
+    return ASSUMED if spec.sizes is None else GIVEN
+
+
+NEARLY: Final = 1.01
+"""A setting within this of the fewest tokens is as good, if it holds less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A server: what differs from the user's, and what came of it."""
+
+    changes: Mapping[str, Any]
+    processed: int
+    peak_bytes: int
+    context_bytes: int
+    failed: int
+    is_alone: bool = True  # one setting, with what has to change with it
+
+    @property
+    def held(self) -> int:
+        """Bytes in all: parked prompts and checkpoints, and the context itself."""
+        return self.peak_bytes + self.context_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "changes": dict(self.changes),
+            "processed": self.processed,
+            "peak_bytes": self.peak_bytes,
+            "context_bytes": self.context_bytes,
+            "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The work of one process: every life of a server with some settings changed."""
+
+    lives: tuple[Life, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    is_alone: bool = True
+
+
+def tried(trial: Trial) -> Tried | None:
+    """Play everything with some settings; None where the server refuses them."""
+    outcomes, context = [], 0
+    for life in trial.lives:
+        options = {**life.options, **trial.changes}
+        try:
+            outcomes.append(life.subject.outcome(options))
+        except InputError:
+            return None
+        context = max(context, context_bytes(life.subject.spec, options))
+    return Tried(
+        changes=trial.changes,
+        processed=sum(each.processed for each in outcomes),
+        peak_bytes=max(each.peak_bytes for each in outcomes),
+        context_bytes=context,
+        failed=sum(each.failed for each in outcomes),
+        is_alone=trial.is_alone,
+    )
+
+
+def alone(lives: Sequence[Life]) -> list[Trial]:
+    """The user's own settings, and each other value by itself."""
+    subject, options = lives[0].subject, lives[0].options
+    trials = [Trial(tuple(lives))]
+    family = FAMILIES[subject.engine]
+    for name, values in family.swept.items():
+        if not matters(family, subject.release, subject.spec, name):
+            continue
+        own = options.get(name, family.default(family.option(name), subject.release))
+        trials += [
+            Trial(tuple(lives), _change(options, name, value)) for value in values if value != own
+        ]
+    multiplied = {name: options.get(name, 0) * n for name, n in family.swept_factors.items()}
+    trials += [Trial(tuple(lives), {name: value}) for name, value in multiplied.items() if value]
+    return trials
+
+
+def _change(options: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
+    """A changed setting; slots that share no cells take their part of the context with them."""
+    changes = {name: value}
+    context, slots = options.get("ctx_size", 0), options.get("parallel", 1)
+    if name == "parallel" and isinstance(value, int) and not options.get("kv_unified") and context:
+        changes["ctx_size"] = context // max(1, slots) * value
+    return changes
+
+
+def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
+    """The settings that helped, in pairs and all at once."""
+    own = first[0]
+    best: dict[str, Tried] = {}
+    for each in first[1:]:
+        name = next(iter(each.changes))
+        better = each.processed < own.processed and each.failed <= own.failed
+        if better and (name not in best or each.processed < best[name].processed):
+            best[name] = each
+    changes = [dict(each.changes) for each in best.values()]
+    pairs = [one | other for i, one in enumerate(changes) for other in changes[i + 1 :]]
+    whole: dict[str, Any] = {}
+    for change in changes:
+        whole |= change
+    if len(changes) > 2:
+        pairs.append(whole)
+    return [Trial(tuple(lives), each, is_alone=False) for each in pairs]
+
+
+def front(found: Iterable[Tried]) -> list[Tried]:
+    """Those that nothing beats on both counts, fewest tokens first."""
+    kept: list[Tried] = []
+    for each in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
+        if not kept or each.held < kept[-1].held:
+            kept.append(each)
+    return kept
+
+
+def recommended(found: Sequence[Tried]) -> Tried:
+    """The one that holds least among those that read nearly as few tokens as the best."""
+    best = min(found, key=lambda each: (each.failed, each.processed))
+    good = [
+        each
+        for each in found
+        if each.failed == best.failed and each.processed <= best.processed * NEARLY
+    ]
+    return min(good, key=lambda each: (each.held, len(each.changes)))
+
+
+def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Command line that starts the server with these settings."""
+    family, given = FAMILIES[engine], {**options, **changes}
+    flags = (flag_of(family, name, value) for name, value in given.items())
+    return " ".join([family.program, *filter(None, flags)])
+
+
+def summary(found: Sequence[Tried], life: Life) -> dict[str, Any]:
+    """A sweep as JSON has it, with the command line of the best settings."""
+    best = recommended(found)
+    return {
+        "own": found[0].as_dict(),
+        "recommended": best.as_dict(),
+        "command": command_line(life.subject.engine, life.options, best.changes),
+        "front": [each.as_dict() for each in front(found)],
+        "tried": [each.as_dict() for each in found],
+    }

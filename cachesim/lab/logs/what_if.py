@@ -1,0 +1,198 @@
+"""The same requests with another release, patch or flag."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.lab.logs.alternatives import workloads_of
+from cachesim.lab.logs.other import (
+    Otherwise,
+    Workload,
+    default_step,
+    options_for,
+    play_workload,
+)
+from cachesim.lab.logs.remedies import remedy_of
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.rerun import wrong_answers
+from cachesim.lab.logs.settings import RELEASES, Settings, flag_of
+from cachesim.lab.logs.sizes import context_bytes
+from cachesim.lab.logs.tuning import Tried
+from cachesim.scenario.labels import label_of_release
+
+PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
+"""Proposals whose effect users ask for, where a release can take them."""
+
+MOST_JUDGED: Final = 400_000
+"""Prompt tokens of all servers together whose answers are judged: about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A server that the requests are played on: its profile, and flags that differ."""
+
+    name: str
+    profile: str = ""  # the log's own, if none is named
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_asked: bool = False  # named by the user
+
+    @property
+    def is_own(self) -> bool:
+        return not self.profile and not self.options
+
+
+def usual(settings: Settings) -> list[Question]:
+    """The log's own server, the other releases, and the patches that matter."""
+    own = settings.profile.removeprefix("llama.cpp@")
+    release = str(settings.release.value)
+    names = [each for each in RELEASES if each != own]
+    names += [f"{release}+{patch}" for patch in PATCHES if f"{release}+{patch}" != own]
+    return [Question(own), *(Question(name, f"llama.cpp@{name}") for name in names)]
+
+
+def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
+    """The log's own server, and those that the user names."""
+    found = [Question(settings.profile.removeprefix("llama.cpp@"))]
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals:
+            found.append(Question(text, options={name: value_of(value)}, is_asked=True))
+        else:
+            profile = f"llama.cpp@{text.removeprefix('llama.cpp@')}"
+            found.append(Question(text, profile, is_asked=True))
+    return found
+
+
+def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dict[str, Any]]:
+    """Of the settings that were tried, own ones first, those that a cause's advice names."""
+    own, *others = found
+    named = remedy_of(cause, settings.engine).flags
+    return [
+        {
+            "flag": " ".join(flag_of(FAMILY, name, value) for name, value in each.changes.items()),
+            "processed": each.processed,
+            "fewer": own.processed - each.processed,
+            "failed": each.failed - own.failed,
+        }
+        for each in others
+        if next(iter(each.changes)) in named and each.is_alone
+    ]
+
+
+def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """The flags that help, best first, each with its best value; and those of which no value did.
+
+    A setting with which requests fail that were answered does not help.
+    """
+    helpful = [each for each in found if each["fewer"] > 0 and each["failed"] <= 0]
+    best: dict[str, Mapping[str, Any]] = {}
+    for each in sorted(helpful, key=lambda one: -one["fewer"]):
+        best.setdefault(_name(each["flag"]), each)
+    words = [f"`{each['flag']}` saves {each['fewer']:,} tokens" for each in best.values()]
+    useless = dict.fromkeys(f"`{_name(e['flag'])}`" for e in found if _name(e["flag"]) not in best)
+    if useless:
+        others = "other values of " if best else "no value tried of "
+        saves = "save none" if best else "saves tokens"
+        words.append(f"{others}{', '.join(useless)} {saves}")
+    return f"On these requests {'; '.join(words)}." if words else ""
+
+
+def _name(flag: str) -> str:
+    """A flag without its value; one that is switched off has the name of the flag switched on."""
+    return flag.partition(" ")[0].replace("--no-", "--", 1)
+
+
+def value_of(text: str) -> object:
+    """The value of `name=value`: a number, true or false, or a word."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if re.fullmatch(r"-?\d*\.\d+", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text, text)
+
+
+def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    """An entry for each question, over all starts of the log's server; none for no question.
+
+    A usual one that the server of a log cannot be asked is left out.
+    """
+    allowed = [workloads_of(replay) for replay in replays]
+    judged = MOST_JUDGED // max(1, len(questions))
+    for question in questions:
+        try:
+            played = [
+                list(_play(replay, workloads, question))
+                for replay, workloads in zip(replays, allowed, strict=True)
+            ]
+        except InputError:
+            if question.is_asked:
+                raise
+            continue
+        counts = [
+            wrong_answers(workloads[0], others[0].profile, dict(others[0].options), most=judged)
+            for workloads, others in zip(allowed, played, strict=True)
+        ]
+        wrong = summed(counts)
+        label = label_of_release(Profile.parse(played[0][0].profile)) if wrong else None
+        yield entry(question, replays, played) | {"wrong_answers": wrong, "evidence": label}
+
+
+def summed(counts: Sequence[int | None]) -> int | None:
+    """All of them, where all are known."""
+    known = [each for each in counts if each is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> Iterator[Otherwise]:
+    settings = replay.settings
+    profile = question.profile or settings.profile
+    release = profile.partition("@")[2]
+    values = dict(settings.values)
+    if release.partition("+")[0] != settings.release.value:
+        values = {n: v for n, v in values.items() if n not in default_step(settings)}
+    options = options_for(release, values) | dict(question.options)
+    if question.is_own:
+        workloads = workloads[:1]  # the log itself
+    for workload in workloads:
+        yield play_workload(workload, profile, options)
+
+
+def entry(
+    question: Question, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
+) -> dict[str, Any]:
+    """A row: tokens that are read, requests that reuse something, bytes at most."""
+    hits = failed = 0
+    for replay, others in zip(replays, played, strict=True):
+        answers = [others[0].replayed[n] for n in _numbers(replay)]
+        failed += sum(each.cached is None for each in answers)
+        hits += sum(bool(each.cached) for each in answers)
+    read = [
+        [_read(replay, other) for other in others]
+        for replay, others in zip(replays, played, strict=True)
+    ]
+    return {
+        "name": question.name,
+        "asked": question.is_asked,
+        "processed": sum(each[0] for each in read),
+        "processed_bounds": [sum(map(min, read)), sum(map(max, read))],
+        "hits": hits,
+        "failed": failed,
+        "peak_bytes": max(others[0].peak_bytes for others in played),
+        "context_bytes": max(
+            context_bytes(replay.settings.spec, others[0].options)
+            for replay, others in zip(replays, played, strict=True)
+        ),
+        "options": dict(played[0][0].options),
+    }
+
+
+def _numbers(replay: Replay) -> list[int]:
+    return [each.observed.number for each in replay.requests if each.asked is not None]
+
+
+def _read(replay: Replay, other: Otherwise) -> int:
+    return sum(other.replayed[number].processed or 0 for number in _numbers(replay))

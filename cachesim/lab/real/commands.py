@@ -1,0 +1,308 @@
+"""`cachesim real ...`: what the real engines say, beside what the simulator says.
+
+Plain functions that print to stdout, complain to stderr and return an exit status: 0 all agree,
+1 something differs, 2 wrong use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.errors import OptionError, ScenarioError
+from cachesim.files import GGUF, Output
+from cachesim.lab.real.llama_cpp.abilities import PRESETS
+from cachesim.lab.real.llama_cpp.calls import RealServerError
+from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, title_of
+from cachesim.lab.real.llama_cpp.differences import show_difference
+from cachesim.lab.real.llama_cpp.fit.command import real_fit
+from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
+from cachesim.lab.real.llama_cpp.logits import real_logits
+from cachesim.lab.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
+from cachesim.lab.real.llama_cpp.newest import real_newest
+from cachesim.lab.real.llama_cpp.scenarios import StepPlayed, play_scenario
+from cachesim.lab.real.llama_cpp.server import as_release, environment_for
+from cachesim.lab.real.llama_cpp.settings import overrides
+from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.marconi.commands import real_marconi
+from cachesim.lab.real.mlx_lm.commands import real_mlx_lm
+from cachesim.lab.real.playing import (
+    Stage,
+    comparing,
+    console,
+    table_of_numbers,
+    watched,
+)
+from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.sglang.commands import real_sglang
+from cachesim.lab.real.vectors.replay import replay
+from cachesim.lab.real.vllm.commands import real_vllm
+from cachesim.model.presets import preset as preset_of
+
+USUAL: Final = "b9538"
+"""The release that is played where none is named."""
+
+
+def real_gguf(
+    preset: str, *, output: Path, seed: int = 0, window: int = 0, adapter: str = ""
+) -> int:
+    """Write the network of a preset, or an adapter of it, as a file that the real server loads."""
+    changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
+    spec = preset_of(preset, **changes)
+    write = partial(write_adapter, spec, adapter) if adapter else partial(write_model, spec)
+    Output.at(output, "--output", GGUF).fill(write)
+    console().print(f"{output}: {output.stat().st_size} bytes")
+    return 0
+
+
+def real_vectors(*files: Path) -> int:
+    """Replay recorded results of real engines, and say where the simulator first differs.
+
+    Example: cachesim real vectors tests/vectors/*.jsonl.gz
+
+    Parameters
+    ----------
+    files
+        Files in the format of `tests/vectors`: one sequence or workload per line.
+
+    """
+    if not files:
+        msg = "name at least one file, as in: cachesim real vectors tests/vectors/*.jsonl.gz"
+        raise ScenarioError(msg)
+    out, all_equal = console(), True
+    for path in files:
+        summary = replay(path)
+        out.print(f"{path}: {summary}")
+        if summary.first is not None:
+            where, difference = summary.first
+            out.print(f"first difference: {where}", markup=False)
+            for line in difference.lines():
+                out.print(line, markup=False)
+        all_equal = all_equal and summary.first is None
+    return 0 if all_equal else 1
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppFlags:
+    """Options of the comparison with llama.cpp's servers.
+
+    Parameters
+    ----------
+    release
+        A build such as b9873, b9538 if left out; a scenario is then played on every release that it
+        names. With `logs`: whose logs, instead of those of May, June and October. With `newest`:
+        the profile that the wheel is compared with; the newest if left out.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh server with random flags and 4 to 12 requests, or 70; with chats,
+        files, embeddings, restarts, cancels, arrivals and all else that users do.
+    models
+        Presets to draw from; all that the release can load if left out.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    scenario
+        A scenario to play instead: a file, a folder, or the name of a shipped one.
+    logits
+        Compare logits and greedy tokens of cold prompts instead, the same weights in both.
+    arrivals
+        Workloads in which a request arrives while the server reads another one's prompt.
+    agents
+        Workloads of coding agents: prompts of thousands of tokens, tool results, edits, compaction,
+        sub-agents, cancels, slot files, on up to four slots and a small `--cache-ram`.
+    logs
+        Make logs of every release instead, rebuild their workloads as `cachesim why` does, and
+        count how often the replay reuses what the server did.
+    requests
+        With `logs`: how many requests of each kind of log.
+    fit
+        A build (b9713) or a version of its package: look for the rules that come nearest to it.
+        What its servers answered is kept, so a second search plays nothing.
+    settings
+        Print in which settings the comparison differs from `llama-server -m model`, by the wheel's
+        own parser, and why no result depends on them, instead.
+    newest
+        Look up the newest wheel and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
+    wheel
+        With `newest`: another wheel to hold against it, as b11063 or 2026.9.11063.
+
+    """
+
+    release: str = ""
+    seed: int = 0
+    workloads: int = 100
+    models: Sequence[str] = ()
+    first: int = 0
+    scenario: str | None = None
+    logits: bool = False
+    arrivals: bool = False
+    agents: bool = False
+    logs: bool = False
+    requests: int = 2500
+    fit: str | None = None
+    settings: bool = False
+    newest: bool = False
+    wheel: str = ""
+
+
+AS_IT_IS: Final = LlamaCppFlags()
+"""Nothing is said: random workloads on the usual release."""
+
+
+@comparing
+def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
+    """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
+
+    Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
+    """
+    if flags.newest or flags.wheel:
+        return real_newest(
+            flags.wheel,
+            release=flags.release,
+            workloads=flags.workloads,
+            seed=flags.seed,
+        )
+    if flags.settings:
+        release = flags.release or USUAL
+        title = f"llama.cpp {release}: settings that differ from a server's start"
+        return show_overrides(title, overrides(release))
+    if flags.fit is not None:
+        return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
+    if flags.logs:
+        return _real_logs(flags.release, seed=flags.seed, requests=flags.requests)
+    if flags.scenario is not None:
+        return Stage(
+            family=FAMILY,
+            environment_for=environment_for,
+            play=play_scenario,
+            table=_scenario_table,
+        ).play_named(flags.scenario, flags.release)
+    release = flags.release or USUAL
+    return (
+        real_logits(release=release, seed=flags.seed) if flags.logits else _random(release, flags)
+    )
+
+
+def _real_logs(release: str, *, seed: int, requests: int) -> int:
+    columns = columns_of(as_release(release)) if release else COLUMNS
+    for name in sorted({name for one, _, other in columns for name in (one, other)}):
+        environment_for(as_release(name)).ready()
+    table = Table(title=f"logs of the real servers, replayed, seed {seed}", title_style="")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in {"log", "other release"} else "right")
+    wrong: list[str] = []
+    for each in agreements(columns, seed=seed, requests=requests):
+        table.add_row(*each.row())
+        wrong += each.wrong
+    console().print(table)
+    if wrong:
+        console().print(f"differing: {', '.join(wrong[:20])}")
+    return 0
+
+
+def _random(release: str, flags: LlamaCppFlags) -> int:
+    """Workloads drawn from a seed; the first that differs is shrunk and shown."""
+    presets = tuple(flags.models) or tuple(PRESETS)
+    unknown = [each for each in presets if each not in PRESETS]
+    if unknown:
+        msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
+        raise OptionError(msg)
+    out = console()
+    wheel = as_release(release)
+    environment_for(wheel).ready()
+    tally, shown = Tally(title=title_of(release, flags.seed)), None
+    unstarted: list[str] = []
+    with SideBySide(wheel) as pair:
+        play = _played_by(pair, flags)
+        for number in watched(range(flags.first, flags.first + flags.workloads)):
+            try:
+                played = play(seed=flags.seed, number=number, presets=presets)
+            except RealServerError as error:  # the simulated server did start
+                unstarted.append(f"workload {number}: {error}")
+                continue
+            tally.count(played)
+            if played.difference is not None and shown is None:
+                shown = pair.shrunk(played.difference)
+    out.print(tally.table())
+    if not flags.arrivals:
+        out.print(_features_table(tally))
+        out.print(f"races, by another play of the same: {tally.races}")
+    for each in unstarted:
+        out.print(each, markup=False)
+    if shown is not None:
+        show_difference(out, shown)
+    return 0 if tally.all_agree and not unstarted else 1
+
+
+def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
+    if flags.agents:
+        return pair.play_agents
+    return pair.play_arrival if flags.arrivals else pair.play_random
+
+
+def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
+    """Both servers' answers, step by step.
+
+    Beside `equal` stands the simulator's verdict on its own answer. `real answer` holds the real
+    server's, computed with exact numbers, against that of a fresh one, token by token; `noise` says
+    how far two fresh ones lie apart.
+    """
+    table = Table(
+        title=f"{name} on llama.cpp {release}",
+        title_style="",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+    for head in ("step", "prompt", "cached", "processed"):
+        table.add_column(head, justify="left" if head == "step" else "right")
+    for head in ("simulator", "real answer", "noise"):
+        table.add_column(head, no_wrap=True)
+    for each in steps:
+        real, ours = each.real, each.simulated
+        verdict = "equal" if each.agrees else f"DIFFERENT: {_counts(ours)}"
+        verdict += f", {each.expected}" if each.expected else ""
+        cached, processed = real.error or _count(real.cached), _count(real.processed)
+        proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
+        made = each.step.messages or each.step.options.get("endpoint") == "infill"  # by the server
+        whole = (real.cached or 0) + (real.processed or 0)
+        prompt = str(whole if made else len(each.step.ids))
+        row = (each.step.name, prompt, cached, processed, verdict, *proof)
+        table.add_row(*row)
+    return table
+
+
+def _counts(outcome: Outcome) -> str:
+    return outcome.error or f"{_count(outcome.cached)}, {_count(outcome.processed)}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _features_table(tally: Tally) -> Table:
+    heads = ("workloads", "requests", "agreeing", "share")
+    table = table_of_numbers("by what a workload uses", "feature", *heads)
+    counts = tally.features.counts
+    for name in sorted(counts["workloads"]):
+        numbers = [counts[head][name] for head in heads[:-1]]
+        part = f"{100 * numbers[2] / max(1, numbers[1]):.2f} %"
+        table.add_row(name, *(f"{number:,}" for number in numbers), part)
+    return table
+
+
+__all__ = [
+    "real_gguf",
+    "real_llama_cpp",
+    "real_marconi",
+    "real_mlx_lm",
+    "real_sglang",
+    "real_vllm",
+]

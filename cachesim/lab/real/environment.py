@@ -1,0 +1,149 @@
+"""Virtual environments for the real engines, set up by cachesim itself and kept for the next time.
+
+Every release of an engine gets an environment of its own, because releases cannot share one. In a
+source tree they lie beside the package in `.venv-real/`, else in the user's cache folder;
+`CACHESIM_ENVIRONMENTS` names another place.
+"""
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.engines.family import Family
+from cachesim.engines.release import Package
+from cachesim.errors import CachesimError, ProfileError
+
+SET_UP_SECONDS: Final = 600
+"""How long an installation may take before it counts as impossible."""
+
+
+class EnvironmentUnavailableError(CachesimError):
+    """A real engine cannot be installed here; the message says what was tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A virtual environment and the packages it must hold."""
+
+    name: str
+    requirements: tuple[str, ...]
+    patience: int = SET_UP_SECONDS
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the environment."""
+        return environments_folder() / self.name
+
+    @property
+    def python(self) -> Path:
+        """The interpreter to start the engine with."""
+        return self.folder / "bin" / "python"
+
+    def is_ready(self) -> bool:
+        """True when the interpreter and every required package are there."""
+        return self.python.exists() and all(self._holds(each) for each in self.requirements)
+
+    def ready(self) -> Path:
+        """The interpreter, after setting the environment up if it is not there yet."""
+        if not self.is_ready():
+            with _alone(self.folder):
+                if not self.is_ready():
+                    self._set_up()
+        return self.python
+
+    def _holds(self, requirement: str) -> bool:
+        project, _, version = requirement.partition("==")
+        stem = re.sub(r"[-_.]+", "_", re.sub(r"\[.*\]", "", project))
+        named = f"lib/python*/site-packages/{stem}-{version or '*'}"
+        builds = (f"{named}.dist-info", f"{named}+*.dist-info")  # a build of a version, as +cpu
+        return any(found for each in builds for found in self.folder.glob(each))
+
+    def _set_up(self) -> None:
+        wanted = " ".join(self.requirements)
+        sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
+        # The pip that runs here installs into other environments, too: none of its own to unpack.
+        bare = ["--without-pip"] if find_spec("pip") else []
+        pip = [*self._pip(), "install", "--quiet", "--disable-pip-version-check"]
+        for command in (
+            [sys.executable, "-m", "venv", *bare, str(self.folder)],
+            [*pip, *self.requirements],
+        ):
+            problem = _problem_of(command, self.patience)
+            if problem:
+                msg = f"cannot install {wanted} into {self.folder}: {problem}"
+                raise EnvironmentUnavailableError(msg)
+
+    def _pip(self) -> list[str]:
+        if find_spec("pip"):
+            return [sys.executable, "-m", "pip", "--python", str(self.python)]
+        return [str(self.python), "-m", "pip"]
+
+    def without(self, *packages: str) -> None:
+        """Take out what came along and is not needed."""
+        command = [*self._pip(), "uninstall", "--quiet", "--yes", *packages]
+        problem = _problem_of(command, self.patience)
+        if problem:
+            msg = f"cannot take {', '.join(packages)} out of {self.folder}: {problem}"
+            raise EnvironmentUnavailableError(msg)
+
+
+def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
+    """A release's own name, and the package that plays it for real."""
+    known = family.release(release)
+    if known.package is None:
+        msg = (
+            f"no package plays {family.name}@{known.name} for real; "
+            f"there are {', '.join(family.real())}"
+        )
+        raise ProfileError(msg)
+    return known.name, known.package
+
+
+def environments_folder() -> Path:
+    """The folder that holds all environments of the real engines."""
+    named = os.environ.get("CACHESIM_ENVIRONMENTS")
+    if named:
+        return Path(named)
+    source_tree = Path(__file__).resolve().parents[3]
+    if (source_tree / "pyproject.toml").exists():
+        return source_tree / ".venv-real"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "cachesim"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = (
+            f"cannot make {folder.parent}: {error.strerror or error}; CACHESIM_ENVIRONMENTS names "
+            "another folder"
+        )
+        raise EnvironmentUnavailableError(msg) from error
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _problem_of(command: list[str], seconds: int = SET_UP_SECONDS) -> str:
+    """Run a command; the last line it complained with, or nothing when it went well."""
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            subprocess.run(command, check=True, stdout=said, stderr=said, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"not done after {seconds} seconds"
+        except (OSError, subprocess.CalledProcessError) as error:
+            said.seek(0)
+            lines = [line.strip() for line in said if line.strip()]
+            return lines[-1] if lines else str(error)
+    return ""

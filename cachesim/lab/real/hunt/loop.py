@@ -1,0 +1,264 @@
+"""The hunt itself: search from every target, make small, prove, and go on past what is known."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Final
+
+from cachesim.engines.family import family_of
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
+from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
+from cachesim.model.presets import PRESETS, preset
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Expect, Scenario, Source
+from cachesim.scenario.shipped import load_all, shipped_folder
+from cachesim.testing.search import Counterexample, Report, play
+from cachesim.testing.survey import STATELESS, Cause, Sighting, Survey, causes, made_small, survey
+from cachesim.testing.workloads import Shape, try_flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A release with some patches laid over it, a model and flags."""
+
+    profile: Profile  # the release, and what is laid over it
+    model: str
+    flags: Mapping[str, Any]
+
+    @property
+    def seeks(self) -> str:
+        """The one cure that is left out, where one is: what it cures is looked for."""
+        left = family_of(self.profile.engine).cures(self.profile)
+        return left[0].name if len(left) == 1 and self.profile.patches else ""
+
+
+def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
+    """Every target once: each model, with each set of flags; fixes are told apart at default flags.
+
+    Fixes are of checkpoints and saved states: a model with plain attention alone is asked once.
+    """
+    family = family_of(profile.engine)
+    sets = unmasked(profile)
+    for flags in family.hunted:
+        for patched in dict.fromkeys((sets[0], sets[-1]) if flags else sets):
+            for model in models:
+                if patched == profile or not set(preset(model).layers) <= STATELESS:
+                    yield Target(profile=patched, model=model, flags=flags)
+
+
+def unmasked(profile: Profile) -> tuple[Profile, ...]:
+    """The release as it is; with all cures but one, for each; with all of them."""
+    names = [each.name for each in family_of(profile.engine).cures(profile)]
+    without = [[other for other in names if other != each] for each in names]
+    laid = [[], *without, names]
+    return tuple(dict.fromkeys(profile.with_patches(*each) for each in laid))
+
+
+WORKLOADS: Final = 25
+"""How many are played from one target before the next."""
+
+SHAPE: Final = Shape(alike=True)
+"""What goes out in one call asks for the same."""
+
+ARRIVALS: Final = 2
+"""How many with requests that arrive while another is read: they are long."""
+
+SAID: Final = (300, 301, 302, 303)
+"""The beginning of every reply in these: nothing quotes it."""
+
+MOST_TRIES: Final = 3
+"""Sightings of a cause that are tried before the real engine's no is taken."""
+
+SMALL: Final = 220
+"""Simplifications tried of each cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenFinding:
+    """A cause, its smallest workload, and what the real engine did with it."""
+
+    cause: Cause
+    found: Counterexample
+    word: ProofResult
+    target: Profile  # the release with the fixes under which it was seen
+    known: str = ""  # the shipped scenario that shows the same
+
+
+@dataclass(slots=True)
+class Findings:
+    """The findings of a hunt so far."""
+
+    trophies: dict[Cause, ProvenFinding] = field(default_factory=dict)
+    missed: dict[Cause, ProvenFinding] = field(default_factory=dict)
+    tries: Counter[Cause] = field(default_factory=Counter)
+    counts: Counter[Cause] = field(default_factory=Counter)
+    workloads: int = 0
+    requests: int = 0
+
+    def wanted(self, cause: Cause) -> bool:
+        """True if a sighting of a cause is worth a proof."""
+        return cause not in self.trophies and self.tries[cause] < MOST_TRIES
+
+    def put(self, trophy: ProvenFinding) -> None:
+        """Keep a proof, or that there was none."""
+        self.tries[trophy.cause] += 1
+        kept = self.trophies if trophy.word.confirmed else self.missed
+        kept[trophy.cause] = trophy
+        if trophy.word.confirmed:
+            self.missed.pop(trophy.cause, None)
+
+
+def hunt(
+    profile: Profile,
+    *,
+    seed: int = 0,
+    models: Sequence[str] = (),
+    going: Callable[[Findings], bool],
+    told: Callable[[ProvenFinding], None] = lambda _: None,
+) -> Findings:
+    """Search a release until told to stop; what is found is proven on its real engine."""
+    prover = prover_of(profile, tuple(PRESETS))
+    prover.ready(profile.release)
+    playable = [each for each in models or prover.models if _takes(profile, each)]
+    known, bag = known_causes(profile), Findings()
+    for target, found in _seen(profile, playable, prover, seed=seed, bag=bag, going=going):
+        bag.workloads += found.report.workloads
+        bag.requests += found.report.requests
+        bag.counts.update(found.counts)
+        for cause, sighting in found.first.items():
+            if not bag.wanted(cause) or not going(bag):
+                continue
+            trophy = _brought_home(cause, sighting, target, profile, prover)
+            if trophy is None:
+                bag.tries[cause] += 1
+                continue
+            trophy = replace(trophy, known=known.get(cause, ""))
+            bag.put(trophy)
+            told(trophy)
+    return bag
+
+
+def _seen(
+    profile: Profile,
+    models: Sequence[str],
+    prover: Prover,
+    *,
+    seed: int,
+    bag: Findings,
+    going: Callable[[Findings], bool],
+) -> Iterator[tuple[Profile, Survey]]:
+    """Round after round, what each target shows; arrivals in between.
+
+    A target from which one defect alone is seen is left out as soon as that one is proven.
+    """
+    for turn in count():
+        for number, target in enumerate(targets(profile, models)):
+            if not going(bag):
+                return
+            if target.seeks in {each.cure for each in bag.trophies} - {""} or _refused(target):
+                continue
+            windowed = "window" in preset(target.model).layers
+            window, longest = prover.sizes[turn % len(prover.sizes)]
+            shape = replace(
+                SHAPE,
+                longest=longest,
+                fixed=target.flags,
+                incidents=bool(prover.kinds),
+                kinds=prover.kinds,
+                chats=prover.chats,
+                window=window if windowed else 0,
+            )
+            yield (
+                target.profile,
+                survey(
+                    target.profile,
+                    target.model,
+                    examples=WORKLOADS,
+                    first=turn * WORKLOADS,
+                    seed=seed,
+                    shape=shape,
+                    going=lambda _: going(bag),
+                ),
+            )
+            if family_of(profile.engine).has_slots and number % 3 == 0:
+                first = (turn * 1000 + number) * ARRIVALS
+                yield profile, _arrived(profile, models, seed, range(first, first + ARRIVALS))
+
+
+def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range) -> Survey:
+    found = Survey(report=Report(profile=profile, model="arrivals"))
+    for number in numbers if profile.engine == LLAMA_CPP.name else ():  # whose clock is known
+        draw = draw_arrival if number % 2 else draw_pinned
+        drawn = draw(seed, number, release=profile.release, presets=tuple(models))
+        steps = (replace(each, reply=SAID[: each.predict]) for each in drawn.step)
+        scenario = replace(drawn, about=f"Drawn for {profile}.", step=tuple(steps))
+        found.report.add(scenario, play(scenario, profile, stop_early=False))
+        for cause, (step, detail) in causes(scenario, profile, "ring", "wrong").items():
+            found.see(cause, Sighting(number=number, scenario=scenario, step=step, detail=detail))
+    return found
+
+
+def _brought_home(
+    cause: Cause, sighting: Sighting, target: Profile, profile: Profile, prover: Prover
+) -> ProvenFinding | None:
+    """Make a sighting small and prove it; None where the release itself does not show it."""
+
+    def fits(candidate: Scenario) -> bool:
+        return prover.fits(candidate) and (
+            target == profile or _shown_by(profile, candidate, target)
+        )
+
+    if not fits(sighting.scenario):
+        return None
+    small = made_small(cause, sighting, target, "ring", "wrong", fits=fits, trials=SMALL)
+    scenario = replace(
+        small.scenario,
+        name=f"hunt-{profile.engine}-{profile.release}-{small.scenario.name}",
+        about=f"{cause}. {small.finding.detail}.",
+        source=Source(upstream=profile.release, note="found by search"),
+        engine=replace(small.scenario.engine, profiles=(profile.release,)),
+        expect=(Expect(answer="same"),),
+    )
+    small = replace(small, scenario=scenario)
+    return ProvenFinding(cause=cause, found=small, word=prover.prove(small, profile), target=target)
+
+
+def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:
+    seen = play(candidate, target, stop_early=False).findings
+    plain = play(candidate, profile, stop_early=False).findings
+    return bool(
+        {(each.kind, each.step) for each in seen} & {(each.kind, each.step) for each in plain}
+    )
+
+
+def _refused(target: Target) -> bool:
+    try:
+        try_flags(target.profile, target.model, target.flags)
+    except InputError:
+        return True
+    return False
+
+
+def _takes(profile: Profile, model: str) -> bool:
+    try:
+        try_flags(profile, model, {})
+    except InputError:
+        return False
+    return True
+
+
+def known_causes(profile: Profile) -> dict[Cause, str]:
+    """The causes that shipped scenarios show on a release, each with the first that does."""
+    shipped = shipped_folder()
+    folder = shipped and shipped / profile.engine  # an engine may have none
+    found: dict[Cause, str] = {}
+    for _, scenario in load_all([str(folder)]) if folder and folder.is_dir() else ():
+        listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+        if profile in listed:
+            for cause in causes(scenario, profile, "ring", "wrong"):
+                found.setdefault(cause, scenario.name)
+    return found

@@ -1,0 +1,190 @@
+"""A proven finding as a report that can be posted: what was asked, what came, what should have."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cachesim.engines.family import family_of
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.profile import Profile
+from cachesim.files import free_name
+from cachesim.lab.logs.settings import flag_of
+from cachesim.lab.real.hunt.loop import ProvenFinding
+from cachesim.lab.real.hunt.proof import proof_command
+from cachesim.lab.real.llama_cpp.calls import call_for
+from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names
+from cachesim.lab.real.llama_cpp.workload import in_one_call, resolved
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.prompts import Vocabulary
+from cachesim.scenario.writing import to_toml
+from cachesim.testing.story import story
+
+WARM: Final = 8080
+"""The port of the server that is shown to be wrong."""
+
+COLD: Final = 8081
+"""The port of a server that has seen no request yet."""
+
+STATED: Final = {"parallel": 1, "ctx_size": 4096}
+"""Flags that a server has other defaults for: the slots are many, the context is the model's."""
+
+LIKELIEST: Final = 10
+"""Tokens whose likelihood is shown: the likeliest alone may be right by chance."""
+
+RACING: Final = (
+    "The prompt of the line that ends with `&` has to be in prefill when the next request comes: "
+    "if it was done sooner, start the servers again."
+)
+
+SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
+"""What is shown of an answer; of one that only fills the cache, the first."""
+
+
+def write(trophy: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:
+    """Write the report, and the scenario beside it; the report's path."""
+    scenario = free_name(folder / f"{number:02}-{trophy.found.scenario.name}.toml")
+    scenario.write_text(to_toml(trophy.found.scenario), encoding="utf-8")
+    report = free_name(scenario.with_suffix(".md"))
+    lines = _lines(trophy, profile, scenario, where)
+    report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return report
+
+
+def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> Iterator[str]:
+    scenario, found = trophy.found.scenario, trophy.found
+    yield f"# {profile.engine} {profile.release}: {trophy.cause}"
+    yield ""
+    release = family_of(profile.engine).release(profile.release)
+    package = f" ({release.package.name} {release.package.version})" if release.package else ""
+    yield f"Release: {profile.engine} {profile.release}{package}, {release.about}."
+    if trophy.known:
+        yield f"Known: the shipped scenario `{trophy.known}` shows the same cause."
+    yield ""
+    yield "What a client does:"
+    yield ""
+    yield from (f"    {line.strip()}" for line in story(found, profile)[1:])
+    yield ""
+    crash = found.finding.kind == "crash"
+    wanted = "an answer to every request" if crash else "the answer of a server without a cache"
+    yield f"Expected: {wanted}."
+    yield f"Seen on {where}: {trophy.word.seen}."
+    yield f"Simulated: {found.finding.detail}."
+    yield f"Evidence: {trophy.word.evidence}."
+    yield ""
+    if trophy.cause.cure:
+        patch = family_of(profile.engine).patch(trophy.cause.cure)
+        yield f"Cause: {patch.cures}. It is gone with `{profile}+{patch.name}`: {patch.about}."
+    else:
+        yield f"Cause, as far as it is known: {'; '.join(trophy.cause.marks)}."
+    if trophy.target != profile:
+        yield f"Found with other known defects fixed: `{trophy.target}`."
+    yield ""
+    if profile.engine == LLAMA_CPP.name:
+        wrong = None if crash else found.finding.step
+        yield (
+            "On llama-servers of your own" + ("" if crash else "; the second one stays cold") + ":"
+        )
+        yield ""
+        yield from (f"    {line}" for line in commands(scenario, profile.release, wrong))
+        yield ""
+        yield _expected(wrong)
+        if any(step.turns for step in scenario.step):
+            yield RACING
+        yield ""
+    yield "In cachesim:"
+    yield ""
+    yield f"    cachesim run {file.name} --arithmetic ring"
+    proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
+    if trophy.word.real and proof:
+        yield f"    {proof}"
+
+
+def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[str]:
+    """The model, the servers and the requests, as lines for a shell.
+
+    `wrong` is the step with the wrong answer, where there is one: it goes to a server that has
+    seen no other request too, and both show the likelihood of each token. No grammar rules there.
+    """
+    yield from _files(scenario)
+    flags = " ".join(_flags(scenario, release))
+    ports = (WARM,) if wrong is None else (WARM, COLD)
+    for port in ports:
+        yield f"llama-server -m {scenario.model.preset}.gguf {flags} --port {port} &"
+    ready = " && ".join(f"curl -sfo /dev/null localhost:{port}/health" for port in ports)
+    yield f"until {ready}; do sleep 1; done"
+    vocabulary = Vocabulary.of(scenario, vocabulary=spec_of(scenario.model).vocabulary)
+    steps = []
+    for number in range(len(scenario.step)):
+        steps.append(resolved(scenario, number, vocabulary))
+        given = steps[-1].reply  # which later prompts may quote
+        vocabulary.replies[steps[-1].name] = vocabulary.tokens(given or ())
+    calls = list(_until(scenario, wrong))
+    patience = " -m 30" if wrong is None else ""
+    yield from (curl(COLD, [step]) for step in steps[: wrong or 0] if step.do == "set-lora")
+    for numbers, after in zip(calls, [*calls[1:], []], strict=True):
+        meanwhile = " &" if after and steps[after[0]].turns else ""
+        asked = [steps[number] for number in numbers]
+        yield curl(WARM, asked, shown=wrong in numbers, patience=patience) + meanwhile
+    if any(steps[call[0]].turns for call in calls):
+        yield "wait $!"
+    if wrong is None:
+        return
+    alone = replace(steps[wrong], slot=-1, with_previous=False, turns=None)
+    yield curl(COLD, [alone], shown=True)
+
+
+def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str = "") -> str:
+    """A call as a line for a shell; what is shown are the tokens and how likely each was."""
+    free = [replace(each, reply=None) if shown else each for each in steps]
+    call = call_for(free)
+    body = call["body"]
+    if "response_fields" in body:
+        probabilities = {"n_probs": LIKELIEST} if shown else {}
+        asked = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
+        body = asked | {"response_fields": SHOWN if shown else SHOWN[:1]}
+    words = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
+    return f"curl -s{patience} -w '\\n' {words}"
+
+
+def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:
+    """The calls up to the wrong answer, and those that arrive while it is computed."""
+    found = False
+    for call in in_one_call(scenario):
+        if found and not scenario.step[call[0]].with_previous:
+            return
+        yield call
+        found = found or wrong in call
+
+
+def _files(scenario: Scenario) -> Iterator[str]:
+    model = scenario.model
+    changes = f" --window {model.window}" if model.window else ""
+    changes += f" --seed {model.seed}" if model.seed else ""
+    written = f"cachesim real gguf {model.preset} -o"
+    yield f"{written} {model.preset}.gguf{changes}"
+    for name in adapter_names(scenario.engine.options):
+        yield f"{written} {adapter_file(Path(), name)} --adapter {name}{changes}"
+
+
+def _flags(scenario: Scenario, release: str) -> Iterator[str]:
+    """The server's flags as a shell takes them, with those whose default is another one here."""
+    options = scenario.engine.options
+    for name, value in {**STATED, **options}.items():
+        if name != "lora":
+            yield from filter(None, [flag_of(LLAMA_CPP, name, value, release)])
+    yield from (f"--lora {adapter_file(Path(), each)}" for each in adapter_names(options))
+    if any(step.file for step in scenario.step):
+        yield "--slot-save-path ./"
+
+
+def _expected(wrong: int | None) -> str:
+    if wrong is None:
+        return "The server ends during the last of these requests, or answers none any more."
+    return (
+        "The last line repeats the request with the wrong answer on the cold server: the tokens, "
+        "or the ten likeliest in `top_logprobs`, differ by more than rounding."
+    )

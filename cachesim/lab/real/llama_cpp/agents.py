@@ -1,0 +1,316 @@
+"""Workloads of coding agents, grown on a server: long prompts, many slots, a small prompt cache.
+
+Between requests slots are saved, restored and erased; clients go away in the middle of a reply; and
+while a prompt of more than a batch is read, other agents' requests arrive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
+from cachesim.lab.real.agents import Agents, Row, Said, Sizes, Talk
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.chats import text_of
+from cachesim.lab.real.llama_cpp.flags import drafting
+from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
+from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting
+from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.units import Tokens, as_tokens
+
+ROOM: Final = 32_768
+READING: Final = (2_100, 4_000)
+"""Tokens of the long prompt that no cache knows: more than a batch of 2,048."""
+
+EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
+"""Lengths of the conversations before: shorter and longer than what is being read."""
+
+
+def draw_arrival(
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
+) -> Scenario:
+    """Some conversations; a long prompt, and a request that arrives meanwhile; one more."""
+    rng = Random(f"arrival {release} {seed} {number}")
+    able = Abilities(release)
+    preset, window = draw_preset(rng, abilities=able, presets=presets)
+    options = {"parallel": rng.choice((1, 1, 2, 3)), "ctx_size": ROOM}
+    if rng.random() < 0.3:
+        options["kv_unified"] = True
+    if rng.random() < 0.2:
+        options["cache_ram"] = 0
+    talk = _Talk(rng)
+    steps = [talk.step(f"r{index}") for index in range(rng.randint(1, 3))]
+    steps.append(talk.reading(rng.choice((-1, -1, 0))))
+    steps.append(talk.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
+    steps.append(talk.step("after"))
+    return workload(
+        name=f"{preset}-arrival-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options=options,
+        steps=steps,
+    )
+
+
+def draw_pinned(
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
+) -> Scenario:
+    """A conversation; a prompt about as long; and somebody who names the slot and goes on with it.
+
+    parked      [ .................. )       shorter than what is read, as long, or longer
+    reading     [ 0 .. 2047 ][ 2048 .. )
+    arriving    [ parked .......... more )   names the slot that is at work
+    """
+    rng = Random(f"pinned {release} {seed} {number}")
+    preset, window = draw_preset(rng, abilities=Abilities(release), presets=presets)
+    talk = _Talk(rng)
+    parked = talk.words(rng.choice(EARLIER[2:]))
+    lengths = (len(parked) - 300, len(parked), len(parked), rng.randint(*READING))
+    reading = talk.words(max(READING[0], rng.choice(lengths)))
+    slot = rng.choice((0, 0, -1))
+    asked = (parked, reading, parked + talk.words(rng.choice((1, 5, 300))))
+    return workload(
+        name=f"{preset}-pinned-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options={"ctx_size": ROOM},
+        steps=(
+            Step(name="parked", prompt=asked[0], predict=1),
+            Step(name="reading", prompt=asked[1], predict=1),
+            Step(
+                name="arriving",
+                prompt=asked[2],
+                predict=1,
+                slot=slot,
+                with_previous=True,
+                turns=1,
+            ),
+        ),
+    )
+
+
+class _Talk:
+    """A few conversations, and prompts that go on from them."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._earlier = [self.words(rng.choice(EARLIER)) for _ in range(3)]
+
+    def step(self, name: str) -> Step:
+        """A request that is alone."""
+        return Step(name=name, prompt=self._prompt(), predict=self._rng.choice((1, 3)))
+
+    def reading(self, slot: int) -> Step:
+        """A prompt that takes two batches; it may begin like a conversation."""
+        known = self._earlier[0][: self._rng.choice((0, 0, 1_500))]
+        fresh = self.words(self._rng.randint(*READING))
+        alike = self._rng.choice(self._earlier)  # as long as what may be loaded meanwhile
+        if len(alike) > len(known) + READING[0] and self._rng.random() < 0.5:
+            fresh = self.words(len(alike) - len(known))
+        return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
+
+    def arriving(self, slot: int) -> Step:
+        """A request that arrives meanwhile."""
+        return Step(
+            name="arriving",
+            prompt=self._prompt(),
+            predict=1,
+            slot=slot,
+            with_previous=True,
+            turns=1,
+        )
+
+    def _prompt(self) -> Tokens:
+        rng = self._rng
+        earlier = rng.choice(self._earlier)
+        match rng.choice(("same", "more", "cut", "new")):
+            case "same":
+                return earlier
+            case "more":
+                return earlier + self.words(rng.choice((5, 300)))
+            case "cut":
+                return earlier[: rng.randint(1, len(earlier))]
+            case _:
+                return self.words(rng.choice((20, 2_000)))
+
+    def words(self, count: int) -> Tokens:
+        return as_tokens([self._rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count)])
+
+
+CONTEXT: Final = 16_384
+SHARE: Final = 8_192
+"""Tokens that each slot has at least."""
+
+REQUESTS: Final = (8, 18)
+
+SAID_MEANWHILE: Final = 2000
+"""Tokens of reply until a client is gone; one slot of a pool has not the whole of it."""
+
+REPLIES: Final = (1, 2, 4, 8, 20, 40)
+
+
+def draw_agents(
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
+) -> Setting:
+    """The model and the flags of one workload, and the chance that its steps are drawn with."""
+    rng = Random(f"agents {release} {seed} {number}")
+    able = Abilities(release)
+    preset, window = draw_preset(rng, abilities=able, presets=presets)
+    return Setting(
+        name=f"{preset}-agents-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options=_options(rng, able, preset),
+        rng=rng,
+    )
+
+
+def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
+    """Few flags, as real servers have: slots, one pool, what is kept in RAM."""
+    options: dict[str, Any] = {
+        "parallel": rng.choice((1, 1, 2, 4, 4)),
+        "ctx_size": rng.choice((SHARE, CONTEXT, CONTEXT)),
+    }
+    if options["parallel"] == 1:
+        options["ctx_size"] = rng.choice((SHARE, 2 * SHARE))
+    if options["parallel"] > 1 and rng.random() < 0.6:
+        options["kv_unified"] = True
+    elif options["ctx_size"] < SHARE * options["parallel"]:
+        options["ctx_size"] = SHARE * options["parallel"]
+    if rng.random() < 0.6:
+        options["cache_ram"] = rng.choice((0, 1, 2, 4, 8, 16))
+    for flag, values, often in (
+        ("ctx_checkpoints", (0, 2, 4, 32), 0.3),
+        ("checkpoint_min_step", (0, 64, 1024), 0.3),
+        ("slot_prompt_similarity", (0.0, 0.5), 0.3),
+        ("cache_idle_slots", (False,), 0.15),
+        ("cache_reuse", (32, 256), 0.2),
+        ("ubatch_size", (128, 256), 0.2),
+        ("batch_size", (512,), 0.2),
+        ("context_shift", (True,), 0.1),
+    ):
+        if able.has(flag) and rng.random() < often:
+            options[flag] = rng.choice(values)
+    if preset == "hybrid-mtp":
+        options["spec_type"] = "draft-mtp"
+    return options
+
+
+def grow_agents(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
+    """Play agents' requests; the workload it became, and what the server answered."""
+    session = _Session(setting, server)
+    for _ in range(setting.rng.randint(*REQUESTS)):
+        if server.lost:
+            break
+        session.go_on()
+    return setting.workload(session.steps), tuple(session.outcomes)
+
+
+class _Session:
+    """A few users' agents on one server."""
+
+    def __init__(self, setting: Setting, server: Server) -> None:
+        self.steps: list[Step] = []
+        self.outcomes: list[Outcome] = []
+        self._rng, self._options, self._server = setting.rng, setting.options, server
+        self._slots: int = setting.options["parallel"]
+        self._room = setting.context
+        share = self._rng.choice((1.0, 0.6, 0.4)) if self._slots > 1 else 1.0
+        longest = int(share * setting.context) - max(REPLIES) - 2
+        users = range(self._rng.choice((1, 1, 2, 3)))
+        self._users = [Agents(self._rng, self._words, Sizes.within(longest)) for _ in users]
+        self._files: list[str] = []
+        self._speaks = self._rng.random() < 0.3  # all that is asked are chats
+
+    def go_on(self) -> None:
+        """Ask for the next turn of a user's agents, now and then after a slot action."""
+        rng = self._rng
+        if self.steps and rng.random() < 0.12:
+            self._ask(self._slot_action())
+        user, predict = rng.choice(self._users), rng.choice(REPLIES)
+        talks = user.next()
+        asked = [self._step(talk, predict) for talk in talks]
+        together = sum(len(each.tokens) + predict for each in talks)
+        if len(asked) == 1:
+            asked = [self._placed(asked[0])]
+        elif self._one_by_one(together):
+            user.learn([self._ask(each)[0] for each in asked])
+            return
+        first, *others = asked
+        group = [first, *(replace(each, with_previous=True) for each in others)]
+        if self._can_arrive(group, together) and rng.random() < 0.25:
+            late = replace(first, slot=-1, with_previous=True, turns=1)
+            user.learn(self._ask(self._reading(), late, *group[1:])[1:])
+        else:
+            user.learn(self._ask(*group))
+
+    def _ask(self, *group: Step) -> list[Tokens]:
+        if self._server.lost:
+            return [() for _ in group]
+        named = [
+            replace(step, name=f"r{len(self.steps) + number}") for number, step in enumerate(group)
+        ]
+        answers = self._server.ask(named)
+        self.steps += named
+        self.outcomes += answers
+        return [each.reply for each in answers]
+
+    def _step(self, talk: Talk, predict: int) -> Step:
+        if not self._speaks:
+            return self._plain(talk.tokens, predict)
+        system = (Said("system", talk.head[0]),) if talk.head else ()
+        messages = tuple(
+            Turn(role=each.role, content=text_of(each.tokens)) for each in (*system, *talk.messages)
+        )
+        tools = tuple(text_of(each) for each in talk.head[1:])
+        options = {"tools": tools} if tools else {}
+        return Step(name="", messages=messages, predict=predict, options=options)
+
+    def _plain(self, prompt: Row, predict: int) -> Step:
+        return Step(name="", prompt=as_tokens(prompt), predict=predict)
+
+    def _placed(self, step: Step) -> Step:
+        """Sometimes in a slot that the client names; sometimes the client will not wait."""
+        rng, options = self._rng, self._options
+        if rng.random() < 0.1:
+            step = replace(step, slot=rng.randrange(self._slots))
+        shifts = options.get("context_shift", False)
+        waits = shifts or drafting(options) or len(step.ids) + SAID_MEANWHILE > self._room
+        if waits or self._speaks or rng.random() > 0.1:
+            return step
+        slot = max(0, step.slot)  # of which is known afterwards what it holds
+        leaves = "reading" if rng.random() < 0.6 else "replying"
+        return replace(step, slot=slot, predict=ABANDONED, leaves=leaves)
+
+    def _one_by_one(self, together: int) -> bool:
+        alone = self._slots == 1 or self._speaks
+        return alone or together > self._room or self._rng.random() < 0.4
+
+    def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
+        plain = not (group[0].leaves or self._speaks)
+        usual = "batch_size" not in self._options and plain
+        room = together + 2 * READING[1] < self._room
+        return usual and room and len(group) < self._slots
+
+    def _reading(self) -> Step:
+        head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()
+        head = head[: READING[1]]
+        return self._plain((*head, *self._words(self._rng.randint(*READING))), 1)
+
+    def _slot_action(self) -> Step:
+        rng = self._rng
+        slot = rng.randrange(self._slots)
+        if rng.random() < 0.15:
+            return Step(name="", do="slot-erase", slot=slot)
+        if not self._files or rng.random() < 0.4:
+            self._files.append(f"f{len(self._files)}")
+            return Step(name="", do="slot-save", slot=slot, file=self._files[-1])
+        return Step(name="", do="slot-restore", slot=slot, file=rng.choice(self._files))
+
+    def _words(self, count: int) -> Row:
+        return tuple(self._rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count))

@@ -1,0 +1,194 @@
+"""Steps as HTTP calls of llama-server, and its answers as outcomes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from cachesim.errors import CachesimError
+from cachesim.lab.real.llama_cpp.chats import text_of
+from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.scenario.format import Step, Turn
+from cachesim.scenario.session import AS_TEXT
+from cachesim.typed import JsonObject
+from cachesim.units import Token, as_tokens
+
+PLAIN_WORD: Final = re.compile(r"\[(\d+)\]")
+"""The text of a token that greedy decoding may yield."""
+
+GREEDY: Final[Mapping[str, Any]] = {
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_tokens": True,
+    "response_fields": [
+        "tokens",
+        "timings",
+        "id_slot",
+        "truncated",
+        "completion_probabilities",
+    ],
+}
+
+
+SECONDS_OF_PATIENCE: Final = 0.03
+"""A client that goes away does so after this time, in the middle of its reply."""
+
+
+class RealServerError(CachesimError):
+    """The real server could not be started, or it answered what we do not understand."""
+
+
+class NotStartedError(RealServerError):
+    """The real server ended as it started, or refused its flags."""
+
+
+def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
+    """The HTTP call that plays a group of steps."""
+    first = group[0]
+    if first.do == "set-lora":
+        return {"path": "/lora-adapters", "body": first.options.get("lora", [])}
+    if first.do != "complete":
+        action = first.do.removeprefix("slot-")
+        named = {"filename": first.file} if first.file else {}
+        return {"path": f"/slots/{first.slot}?action={action}", "body": named}
+    endpoint = first.options.get("endpoint", "completion")
+    if endpoint in {"embedding", "rerank"}:
+        return _embedding(group, endpoint)
+    prompts = [_prompt_of(step) for step in group]
+    body: JsonObject = {
+        **GREEDY,
+        "n_predict": first.predict,
+        **({} if first.cache_prompt else {"cache_prompt": False}),
+        "n_probs": probabilities,
+        **{name: value for name, value in first.options.items() if name not in OURS},
+    }
+    if first.completions > 1:
+        body["n_cmpl"] = first.completions
+    if "tools" in first.options:
+        body["tools"] = [_tool(each) for each in first.options["tools"]]
+        body["tool_choice"] = "none"
+    if endpoint == "infill":
+        after = first.suffix if isinstance(first.suffix, tuple) else ()
+        gap = {"input_prefix": text_of(first.ids), "input_suffix": text_of(after)}
+        return {"path": "/infill", "body": body | gap}
+    if first.forced and isinstance(first.reply, tuple):
+        body["grammar"] = _saying(first.reply)
+    if first.leaves:
+        body["stream"] = True
+    if first.slot >= 0:
+        body["id_slot"] = first.slot
+    if first.messages:
+        del body["response_fields"]
+        messages = [_message(each, parts=first.parts) for each in first.messages]
+        if first.messages[-1].role == "assistant":  # in parts it is continued in another way
+            messages[-1] = asdict(first.messages[-1])
+        return {
+            "path": "/v1/chat/completions",
+            "body": body | {"messages": messages},
+            **_patience(first),
+        }
+    return {
+        "path": "/completion",
+        "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
+        **_patience(first),
+    }
+
+
+OURS: Final = (AS_TEXT, "endpoint", "tools")
+"""Fields of a request that are said in other words over HTTP."""
+
+
+def _message(message: Turn, *, parts: bool) -> JsonObject:
+    """A message; what stands on several lines may go out as several parts."""
+    plain = asdict(message)
+    if parts and message.content:
+        plain["content"] = [{"type": "text", "text": e} for e in message.content.split("\n")]
+    return plain
+
+
+def _tool(name: str) -> JsonObject:
+    shape = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
+
+
+def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
+    if endpoint == "rerank":
+        documents = [text_of(step.ids[step.query :]) for step in group]
+        query = text_of(group[0].ids[: group[0].query])
+        return {"path": "/rerank", "body": {"query": query, "documents": documents}}
+    prompts = [list(step.ids) for step in group]
+    return {
+        "path": "/embedding",
+        "body": {"content": prompts if len(prompts) > 1 else prompts[0]},
+    }
+
+
+def _saying(reply: Sequence[int]) -> str:
+    """A grammar that allows these tokens and no others; log probabilities ignore it."""
+    return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
+
+
+def _prompt_of(step: Step) -> list[int] | str:
+    return text_of(step.ids) if step.options.get(AS_TEXT) else list(step.ids)
+
+
+def _patience(step: Step) -> JsonObject:
+    return {"abandon": SECONDS_OF_PATIENCE} if step.leaves else {}
+
+
+def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...]:
+    """The outcome of each step of a group, read from its answer."""
+    body = answer["body"]
+    if answer["status"] != 200:
+        return tuple(Outcome(error=str(body["error"]["type"])) for _ in group)
+    if group[0].do != "complete":
+        return (Outcome(slot=group[0].slot),)
+    if group[0].options.get("endpoint") in {"embedding", "rerank"}:
+        return tuple(Outcome(slot=None, truncated=None) for _ in group)
+    replies = body if isinstance(body, list) else [body]
+    if group[0].completions > 1:
+        replies = replies[:1]
+    if len(replies) != len(group):
+        msg = f"the real server answered {len(replies)} of {len(group)} prompts"
+        raise RealServerError(msg)
+    if group[0].messages:
+        return tuple(_chat_outcome(reply) for reply in replies)
+    return tuple(_outcome(reply) for reply in replies)
+
+
+def _outcome(reply: JsonObject) -> Outcome:
+    timings = reply["timings"]
+    return Outcome(
+        cached=timings["cache_n"],
+        processed=timings["prompt_n"],
+        reply=as_tokens(reply["tokens"]),
+        slot=reply["id_slot"],
+        truncated=reply["truncated"],
+        drafted=timings.get("draft_n", 0),
+        accepted=timings.get("draft_n_accepted", 0),
+        prompt_seconds=timings.get("prompt_ms", 0.0) / 1e3,
+        reply_seconds=timings.get("predicted_ms", 0.0) / 1e3,
+        top=tuple(
+            {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
+            for token in reply.get("completion_probabilities", ())
+        ),
+    )
+
+
+def _chat_outcome(reply: JsonObject) -> Outcome:
+    """A chat reply is text, and keeps its slot to itself.
+
+    Since June a reply that goes on from a message says that message again.
+    """
+    timings = reply["timings"]
+    content = reply["choices"][0]["message"]["content"] or ""
+    words = PLAIN_WORD.findall(content)
+    return Outcome(
+        cached=timings["cache_n"],
+        processed=timings["prompt_n"],
+        reply=as_tokens([int(number) for number in words[-timings["predicted_n"] :]]),
+        slot=None,
+        truncated=None,
+        drafted=timings.get("draft_n", 0),
+        accepted=timings.get("draft_n_accepted", 0),
+    )

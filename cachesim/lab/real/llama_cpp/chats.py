@@ -1,0 +1,147 @@
+"""Chats in the toy vocabulary, as clients send them: grown from what was answered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeAlias
+
+from cachesim.engines.byte_tokenizer import FIRST_WORD
+from cachesim.lab.real.llama_cpp.gguf import word
+from cachesim.scenario.format import Turn
+from cachesim.units import Token, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A message, as tokens."""
+
+    role: str
+    content: Tokens
+
+
+Chat: TypeAlias = tuple[Said, ...]
+
+SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "ipython")
+"""Who speaks next; the last ones are roles that no template knows."""
+
+INSTRUCTORS: Final = ("system", "system", "developer")
+"""Who speaks first, where it is not the user."""
+
+NEWLINE: Final = Token(264)
+
+MARKS: Final = 5
+"""Tokens that the template puts around a message; roles of its own cost some more."""
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """The text of tokens, which the server reads as the same tokens again."""
+    return "".join(word(token) for token in tokens)
+
+
+def as_messages(chat: Chat) -> tuple[Turn, ...]:
+    """A chat as a client sends it."""
+    return tuple(Turn(role=each.role, content=text_of(each.content)) for each in chat)
+
+
+class ChatTree:
+    """The chats so far, and ways to go on.
+
+    Where they `share` instructions, new questions are asked under those of earlier chats.
+    """
+
+    def __init__(
+        self,
+        rng: Random,
+        words: int,
+        longest: int,
+        *,
+        share: bool = False,
+        lines: bool = False,
+    ) -> None:
+        self._rng = rng
+        self._share = share
+        self._words = words
+        self._longest = longest
+        self._lines = lines  # some messages have several
+        self._sent: dict[tuple[Turn, ...], Chat] = {}
+        self._turns: list[tuple[Chat, Tokens]] = []  # chat and reply, oldest first
+
+    def learn(self, messages: tuple[Turn, ...], reply: Tokens) -> None:
+        """Remember what was answered."""
+        self._turns.append((self._sent[messages], reply))
+
+    def next(self) -> tuple[Turn, ...]:
+        """The next chat."""
+        ways = (self._new, self._on, self._on, self._on, self._again, self._edited, self._stripped)
+        asked = (self._asked,) * 2 if self._share else ()
+        way = self._rng.choice((*ways, self._continued, *asked))
+        chat = way() if self._turns else self._new()
+        return self._noted(chat if _length(chat) < self._longest else self._new())
+
+    def refused(self) -> tuple[Turn, ...]:
+        """A chat that ends with two messages of the assistant."""
+        answer = Said(role="assistant", content=self._says("assistant").content[:5])
+        return self._noted((*self._new(), answer, answer))
+
+    def _noted(self, chat: Chat) -> tuple[Turn, ...]:
+        messages = as_messages(chat)
+        self._sent[messages] = chat
+        return messages
+
+    def _new(self) -> Chat:
+        role = self._rng.choice(INSTRUCTORS)
+        return (*((self._says(role),) if self._rng.random() < 0.5 else ()), self._says("user"))
+
+    def _asked(self) -> Chat:
+        """A new question under the instructions of an earlier chat, as applications ask it."""
+        first = self._turn()[0][0]
+        return (*((first,) if first.role in INSTRUCTORS else ()), self._says("user"))
+
+    def _on(self) -> Chat:
+        chat, reply = self._answered()
+        return (*chat, Said(role="assistant", content=reply), self._says(self._speaker()))
+
+    def _again(self) -> Chat:
+        return self._turn()[0]
+
+    def _edited(self) -> Chat:
+        chat = self._turn()[0]
+        last = chat[-1]
+        kept = last.content[: self._rng.randint(0, len(last.content))]
+        return (*chat[:-1], Said(role=last.role, content=kept + self._says("user").content))
+
+    def _stripped(self) -> Chat:
+        """A client that drops the reasoning: only the end of the reply comes back."""
+        chat, reply = self._answered()
+        answer = Said(role="assistant", content=reply[len(reply) // 2 :])
+        return (*chat, answer, self._says(self._speaker()))
+
+    def _continued(self) -> Chat:
+        """A client that has the server go on from what it said, or from nothing."""
+        chat, reply = self._answered()
+        return (*chat, Said(role="assistant", content=reply[: self._rng.randint(0, len(reply))]))
+
+    def _answered(self) -> tuple[Chat, Tokens]:
+        """A turn; where the reply went on from the last message, the two are one."""
+        chat, reply = self._turn()
+        if chat[-1].role == "assistant":
+            return chat[:-1], chat[-1].content + reply
+        return chat, reply
+
+    def _turn(self) -> tuple[Chat, Tokens]:
+        return self._turns[-1] if self._rng.random() < 0.6 else self._rng.choice(self._turns)
+
+    def _speaker(self) -> str:
+        return self._rng.choice(SPEAKERS)
+
+    def _says(self, role: str) -> Said:
+        count = min(self._rng.choice((1, 3, 10, 30, 70, 150)), self._longest // 4)
+        words = (Token(FIRST_WORD + self._rng.randrange(self._words)) for _ in range(count))
+        content = tuple(words)
+        if self._lines and count > 1 and self._rng.random() < 0.15:
+            content = (*content[: count // 2], NEWLINE, *content[count // 2 :])
+        return Said(role=role, content=content)
+
+
+def _length(chat: Chat) -> int:
+    return sum(len(each.content) + MARKS + len(each.role) for each in chat) + MARKS

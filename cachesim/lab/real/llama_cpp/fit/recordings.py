@@ -1,0 +1,187 @@
+"""Answers of a wheel's servers to random workloads, kept on disk and played once.
+
+A recording is a line of JSON. It is used again as long as the generator still asks what was asked
+then; from the first workload on that it would ask otherwise, the wheel is played again.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.errors import CachesimError
+from cachesim.lab.real.environment import environments_folder
+from cachesim.lab.real.llama_cpp.compare import Difference, SideBySide, first_difference
+from cachesim.lab.real.llama_cpp.trial import Trial
+from cachesim.lab.real.llama_cpp.workload import Outcome, Release
+from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.reading import read
+from cachesim.scenario.writing import to_toml
+from cachesim.typed import there_is
+from cachesim.units import as_tokens
+
+UNSAID: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
+"""Fields of an outcome that no comparison reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A workload and what the wheel's server answered to each step."""
+
+    workload: Scenario
+    outcomes: tuple[Outcome, ...]
+
+    @classmethod
+    def from_line(cls, line: str) -> "Recording":
+        """Read what `line` wrote."""
+        plain = json.loads(line)
+        outcomes = tuple(_outcome(each) for each in plain["outcomes"])
+        workload, _ = read(tomllib.loads(plain["workload"]))  # of a release that may be unknown
+        return cls(workload=there_is(workload), outcomes=outcomes)
+
+    @property
+    def requests(self) -> int:
+        """The number of requests it has."""
+        return self.workload.requests
+
+    def agreeing(self, difference: Difference | None) -> int:
+        """The number of requests before a difference: all where there is none."""
+        steps = self.workload.step
+        until = len(steps) if difference is None else difference.step
+        return sum(step.do == "complete" for step in steps[:until])
+
+    def line(self) -> str:
+        """The recording as a line of JSON."""
+        outcomes = [
+            {name: value for name, value in asdict(each).items() if name not in UNSAID}
+            for each in self.outcomes
+        ]
+        return json.dumps({"workload": to_toml(self.workload), "outcomes": outcomes})
+
+
+def _outcome(plain: dict[str, Any]) -> Outcome:
+    drafts = plain.pop("drafts")
+    reply = as_tokens(plain.pop("reply"))
+    said = None if drafts is None else tuple(as_tokens(each) for each in drafts)
+    return Outcome(reply=reply, drafts=said, **plain)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """Answers as the recording says, while it is asked the same."""
+
+    recording: Recording
+    at: int = 0
+    lost: bool = False
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        end = self.at + len(group)
+        if tuple(group) != self.recording.workload.step[self.at : end]:
+            raise _AskedOtherwiseError
+        outcomes, self.at = self.recording.outcomes[self.at : end], end
+        self.lost = end == len(self.recording.outcomes)
+        return outcomes
+
+
+class _AskedOtherwiseError(Exception):
+    """The generator asks something else than when the recording was made."""
+
+
+class Recordings:
+    """The recordings of one wheel and one seed, in the order of their numbers."""
+
+    def __init__(
+        self, release: Release, *, seed: int, version: str = "", folder: Path | None = None
+    ) -> None:
+        self.release = release
+        self.version = version
+        self.seed = seed
+        kept = folder or environments_folder() / "recordings"
+        self.file = kept / f"{release}-seed-{seed}.jsonl"
+        self.singles = kept / f"{release}-seed-{seed}-singles.jsonl"
+
+    def take(self, count: int) -> Iterator[Recording]:
+        """The first so many, one after the other: from disk, or played now and kept."""
+        kept = self._kept(count)
+        yield from kept
+        if len(kept) == count:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text("".join(f"{each.line()}\n" for each in kept))
+        with (
+            SideBySide(self.release, version=self.version) as pair,
+            self.file.open("a") as file,
+        ):
+            for number in range(len(kept), count):
+                recording = self._played(pair, number)
+                file.write(f"{recording.line()}\n")
+                file.flush()
+                yield recording
+
+    def play(self, number: int) -> Recording:
+        """A workload by its number: from disk, or played now and kept."""
+        kept = next((each for at, each in self._singles() if at == number), None)
+        if kept is not None and self._still_asked(kept, number):
+            return kept
+        with SideBySide(self.release, version=self.version) as pair:
+            recording = self._played(pair, number)
+        self.singles.parent.mkdir(parents=True, exist_ok=True)
+        with self.singles.open("a") as file:
+            file.write(f"{number} {recording.line()}\n")
+        return recording
+
+    def _singles(self) -> Iterator[tuple[int, Recording]]:
+        if not self.singles.exists():
+            return
+        for line in reversed(self.singles.read_text().splitlines()):
+            number, _, rest = line.partition(" ")
+            try:
+                yield int(number), Recording.from_line(rest)
+            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
+                continue
+
+    def _kept(self, count: int) -> list[Recording]:
+        found: list[Recording] = []
+        if not self.file.exists():
+            return found
+        for line in self.file.read_text().splitlines()[:count]:
+            try:
+                recording = Recording.from_line(line)
+            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
+                break
+            if not self._still_asked(recording, len(found)):
+                break
+            found.append(recording)
+        return found
+
+    def _still_asked(self, recording: Recording, number: int) -> bool:
+        setting = draw_setting(self.seed, number, release=self.release)
+        if not recording.outcomes:
+            return False
+        try:
+            workload, _ = grow(setting, _Recorded(recording))
+        except _AskedOtherwiseError:
+            return False
+        return workload == recording.workload
+
+    def _played(self, pair: SideBySide, number: int) -> Recording:
+        setting = draw_setting(self.seed, number, release=self.release)
+        model = pair.model(setting.preset, setting.window)
+        with pair.real(setting.options).started(setting.options, model) as server:
+            workload, outcomes = grow(setting, server)
+        return Recording(workload=workload, outcomes=outcomes)
+
+
+def play_under(recording: Recording, trial: Trial) -> Difference | None:
+    """The first difference of the simulator under these rules from the wheel."""
+    try:
+        return first_difference(recording.workload, recording.outcomes, trial)
+    except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
+        # Rules that no server ever had together may contradict one another.
+        failed = Outcome(error=type(error).__name__)
+        return Difference(
+            workload=recording.workload, step=0, real=recording.outcomes[0], simulated=failed
+        )

@@ -1,0 +1,260 @@
+"""Logs made by the real servers, read, rebuilt and replayed: how often the replay is right.
+
+real server of one release   ->   its log, its answers
+log -> workload -> replay    ->   the same `cached`?
+real server of another       ->   its answers to the same requests
+workload on its profile      ->   the same `cached`, predicted?
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import sleep
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.lab.logs.alternatives import cached_over, workloads_of
+from cachesim.lab.logs.lines import lines_of
+from cachesim.lab.logs.other import default_step, options_for, play_workload
+from cachesim.lab.logs.passes import rebuild
+from cachesim.lab.logs.reading import Reader
+from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.settings import settings_of
+from cachesim.lab.logs.styles import BY_NAME, prints_checkpoints
+from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.compare import SideBySide
+from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.server import RealServer
+from cachesim.lab.real.llama_cpp.workload import Outcome, Release, release_of
+from cachesim.lab.real.llama_cpp.workloads import Setting, grow
+from cachesim.scenario.format import Scenario
+
+DEFAULT, MORE = 3, 4
+"""`-lv`: what a server prints unasked, and what October's prints of its caches."""
+
+Column: TypeAlias = tuple[Release, int, Release]
+"""Whose log, at which verbosity, and the release that is predicted from it."""
+
+COLUMNS: Final[Sequence[Column]] = (
+    ("b9093", DEFAULT, "b9538"),
+    ("b9538", DEFAULT, "b11549"),
+    ("b11549", MORE, "b9538"),
+    ("b11549", DEFAULT, "b9538"),
+)
+
+HEADS: Final = (
+    "log",
+    "requests",
+    "proven",
+    "reused as logged",
+    "other release",
+    "predicted",
+    "predicted of all",
+    "settled",
+    "settled and right",
+    "within bounds",
+)
+
+SECONDS_TO_WRITE: Final = 0.05
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Counts of replays of logs of one kind that were right."""
+
+    release: Release
+    verbosity: int
+    other: Release
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def share(self, part: str, whole: str) -> float:
+        """A count as a part of another, in percent."""
+        return 100 * self.counts[part] / max(1, self.counts[whole])
+
+    def row(self) -> tuple[str, ...]:
+        """The table's line: percentages of what the log makes comparable."""
+        level = "default" if self.verbosity == DEFAULT else f"-lv {self.verbosity}"
+        return (
+            f"{self.release}, {level}",
+            f"{self.counts['requests']:,}",
+            f"{self.share('sure', 'requests'):.1f} %",
+            f"{self.share('right', 'comparable'):.1f} %",
+            self.other,
+            f"{self.share('predicted', 'predictable'):.1f} %",
+            f"{self.share('right of all', 'answered'):.1f} %",
+            f"{self.share('settled', 'predictable'):.1f} %",
+            f"{self.share('rightly settled', 'settled'):.1f} %",
+            f"{self.share('within', 'predictable'):.1f} %",
+        )
+
+
+def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:
+    """A server as people start it: 1 to 4 slots, now and then little room for parked prompts."""
+    preset, window = draw_preset(
+        rng, abilities=Abilities(release), presets=Abilities(other).presets
+    )
+    slots = rng.choices((1, 2, 3, 4), (60, 17, 13, 10))[0]
+    options: dict[str, Any] = {
+        "parallel": slots,
+        "ctx_size": rng.choice((1024, 2048, 4096, 8192)) * slots,
+    }
+    if slots > 1 and rng.random() < 0.4:
+        options |= {"kv_unified": True, "ctx_size": options["ctx_size"] // slots * 2}
+    if rng.random() < 0.3:
+        options["cache_ram"] = rng.choice((0, 1, 1, 2))
+    if preset == "hybrid-mtp":
+        options["spec_type"] = "draft-mtp"
+    return Setting(
+        name=name,
+        release=release,
+        preset=preset,
+        window=window,
+        options=options,
+        rng=rng,
+        slot_actions=False,
+        request_options=False,
+        cancels=0.06,
+        chats_share=True,
+    )
+
+
+class LogMaker(AbstractContextManager["LogMaker"]):
+    """Plays workloads on the real servers of two releases, and keeps the log of one."""
+
+    def __init__(self, release: Release, verbosity: int, other: Release) -> None:
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="cachesim-logs-")))
+        self._file = folder / "server.log"
+        self.agreement = Agreement(release, verbosity, other)
+        self._models = self._stack.enter_context(SideBySide(release))
+        self._real = self._stack.enter_context(
+            RealServer(release, log=self._file, verbosity=verbosity)
+        )
+        self._other = self._stack.enter_context(RealServer(other))
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def play(self, seed: int, number: int) -> tuple[bytes, Scenario, tuple[Outcome, ...]]:
+        """Play a server's life: its log, its requests, its answers."""
+        agreement = self.agreement
+        name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
+        rng = Random(f"log {name}")
+        setting = draw_setting(rng, name, release=agreement.release, other=agreement.other)
+        before = self._file.stat().st_size if self._file.exists() else 0
+        model = self._models.model(setting.preset, setting.window)
+        with self._real.started(setting.options, model) as server:
+            workload, outcomes = grow(setting, server)
+            sleep(SECONDS_TO_WRITE)
+        with self._file.open("rb") as file:
+            file.seek(before)
+            return file.read(), workload, outcomes
+
+    def count(self, seed: int, number: int) -> None:
+        """Play one workload, replay its log, predict the other release; count what agrees."""
+        log, workload, outcomes = self.play(seed, number)
+        replay = replay_of(log, workload, told=self.agreement.verbosity == DEFAULT)
+        counts = self.agreement.counts
+        counts["requests"] += len(replay.requests)
+        for each in replay.requests:
+            counts["comparable"] += each.is_comparable
+            counts["right"] += each.is_comparable and each.agrees
+            sure = each.common.is_sure and each.lengths.prompt.is_sure
+            counts["sure"] += sure
+            if each.is_comparable and not each.agrees:
+                self.agreement.wrong.append(f"{workload.name} request {each.observed.number}")
+        self._predict(replay, workload, outcomes)
+
+    def _predict(self, replay: Replay, workload: Scenario, outcomes: Sequence[Outcome]) -> None:
+        """Ask the other release the same, and hold what the workload said beforehand against it."""
+        if any(step.leaves for step in workload.step):
+            return
+        other = self.agreement.other
+        model = self._models.model(str(workload.model.preset), workload.model.window or 0)
+        real = self._other.play(workload, model)
+        values = {
+            name: value
+            for name, value in replay.settings.values.items()
+            if name not in default_step(replay.settings)
+        }
+        options = options_for(other, values)
+        predicted = [
+            play_workload(each, f"llama.cpp@{other}", options).replayed
+            for each in workloads_of(replay)
+        ]
+        bounds, counts = cached_over(predicted), self.agreement.counts
+        otherwise = False  # from the first prompt on that the other release renders otherwise
+        for number, answer in enumerate(real):
+            if number >= len(outcomes) or answer.cached is None:
+                continue
+            said, settled = predicted[0].get(number), bounds.get(number)
+            right = said is not None and said.cached == answer.cached
+            counts["answered"] += 1
+            counts["right of all"] += right
+            is_chat = bool(workload.step[number].messages)
+            otherwise |= is_chat and tokens_of(answer) != tokens_of(outcomes[number])
+            if otherwise:
+                continue
+            counts["predictable"] += 1
+            counts["predicted"] += right
+            if settled is not None:
+                counts["settled"] += settled.is_sure
+                counts["rightly settled"] += settled.is_sure and right
+                counts["within"] += settled.low <= answer.cached <= settled.high
+
+
+def replay_of(log: bytes, workload: Scenario, *, told: bool) -> Replay:
+    """Read a log and play it.
+
+    Where a level prints no flags the reader is `told` what a user knows: the command line, the
+    model, and whether the client sends chats.
+    """
+    servers = Reader().take(lines_of(BytesIO(log))).servers
+    server = max(servers, key=lambda each: len(each.requests))
+    if told and any(step.messages for step in workload.step):
+        server.holds_chats()
+    given: Mapping[str, Any] = {}
+    model: str | None = None
+    window: int | None = None
+    if told and not prints_checkpoints(server.styles):
+        given = {k: v for k, v in workload.engine.options.items() if k != "spec_type"}
+    if told:
+        model, window = workload.model.preset, workload.model.window
+    release = release_of(workload)
+    styled = release in BY_NAME  # the wheels print no build; other releases look like one
+    profile = None if styled else f"{FAMILY.name}@{release}"
+    settings = settings_of(server, profile=profile, model=model, window=window, given=given)
+    return rebuild(server, settings)
+
+
+def tokens_of(outcome: Outcome) -> int | None:
+    """The length of the prompt that a release made of a request."""
+    if outcome.cached is None or outcome.processed is None:
+        return None
+    return outcome.cached + outcome.processed
+
+
+def columns_of(release: Release) -> tuple[Column, ...]:
+    """A release's logs at both levels; the newest release is predicted from them, or June's."""
+    newest = FAMILY.real()[-1]
+    other = newest if release != newest else "b9538"
+    return (release, DEFAULT, other), (release, MORE, other)
+
+
+def agreements(
+    columns: Sequence[Column] = COLUMNS, *, seed: int, requests: int
+) -> Iterator[Agreement]:
+    """The table's rows, each as soon as it is done."""
+    for release, verbosity, other in columns:
+        with LogMaker(release, verbosity, other) as maker:
+            number = 0
+            while maker.agreement.counts["requests"] < requests:
+                maker.count(seed, number)
+                number += 1
+            yield maker.agreement

@@ -1,0 +1,317 @@
+"""A scenario on the real server of its release, with the simulator beside it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, Final
+
+from cachesim.engines.byte_tokenizer import VOCABULARY
+from cachesim.engines.llamacpp.lora import as_field
+from cachesim.errors import InputError, ScenarioError
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.llama_cpp.calls import NotStartedError
+from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names, model_file
+from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
+from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, play_on
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
+from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
+from cachesim.model.presets import preset
+from cachesim.scenario.bisect import Play, Played, Seen
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.labels import CONFIRMED
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.session import AS_TEXT, ENDLESS
+from cachesim.scenario.session import NotStartedError as SimulatedEndsError
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import Answer, judge
+
+EXACT: Final[Mapping[str, Any]] = {
+    "flash_attn": False,
+    "cache_type_k": "f32",
+    "cache_type_v": "f32",
+}
+"""Flags of a server whose answers may be compared."""
+
+ROUNDING: Final = 1e-3
+"""Log probabilities of a sound server lie closer than this: five times what it was seen to do."""
+
+ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full", "lora")
+"""Flags that the cold server shares with the warm one, so that both round alike."""
+
+PROMPTING: Final = ("endpoint", AS_TEXT, "tools", "add_generation_prompt")
+"""Fields of a request that its prompt depends on."""
+
+PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
+"""What the second cold server reads in, to show how far rounding goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The distance of an answer from the cold one, the token it is at, and the size of rounding."""
+
+    distance: float
+    token: int  # the generated token before which it is so far
+    noise: float  # between two cold answers
+
+    @property
+    def wrong(self) -> bool:
+        """True when rounding cannot explain the distance."""
+        return self.distance > max(ROUNDING, 2 * self.noise)
+
+    def __str__(self) -> str:
+        if self.wrong:
+            return f"WRONG {self.distance:.2g}, token {self.token + 1}"
+        return f"same {self.distance:.0g}"
+
+
+def parted(one: Outcome, other: Outcome) -> tuple[float, int]:
+    """The largest difference of a log probability, and before which token it is.
+
+    Rows are compared as long as both replies have said the same.
+
+        one    t0 t1 t2 t3        row 0, 1, 2 and 3 are compared: before t3 both had said the same
+        other  t0 t1 t2 u3 u4     row 4 is not
+    """
+    largest, token = 0.0, 0
+    for at, (ours, theirs) in enumerate(zip(one.top, other.top, strict=False)):
+        shared = ours.keys() & theirs.keys()
+        apart = max((abs(ours[each] - theirs[each]) for each in shared), default=math.inf)
+        if not ours or not theirs:  # a server that verifies drafts gives no row for what it accepts
+            apart = 0.0
+        if apart > largest:
+            largest, token = apart, at
+        if one.reply[at : at + 1] != other.reply[at : at + 1]:
+            break
+    return largest, token
+
+
+def proven(
+    step: Step,
+    answer: Outcome,
+    options: Mapping[str, Any],
+    real: RealServer,
+    model: Path,
+    *,
+    strengths: Sequence[float] = (),
+) -> Proof | None:
+    """Hold an answer of an exact server against cold ones; None where there is nothing to hold.
+
+    `strengths` are of the adapters that the answer belongs to, whatever was in force later.
+    """
+    if step.do != "complete" or answer.error or not answer.top:
+        return None
+    shared = {key: options[key] for key in ALIKE if key in options}
+    alone = alone_of(step, strengths)
+    cold, again = (
+        _cold(alone, {**shared, **more}, real, model) for more in (EXACT, {**EXACT, **PIECES})
+    )
+    if not cold.top:
+        return None
+    distance, token = parted(answer, cold)
+    noise, _ = parted(again, cold) if again.top else (0.0, 0)
+    return Proof(distance=distance, token=token, noise=noise)
+
+
+def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
+    """A step whose prompt goes to a server of its own: nothing but what makes the prompt stays."""
+    fields = {key: step.options[key] for key in PROMPTING if key in step.options}
+    if strengths:
+        fields["lora"] = as_field(strengths)
+    return replace(step, slot=-1, with_previous=False, turns=None, completions=1, options=fields)
+
+
+def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path) -> Outcome:
+    with real.started(options, model, probabilities=VOCABULARY) as server:
+        return server.ask([step])[0]
+
+
+def told_alike(one: Sequence[Outcome], other: Sequence[Outcome]) -> bool:
+    """True if two plays of the same steps reused the same."""
+    return [(each.cached, each.error) for each in one] == [
+        (each.cached, each.error) for each in other
+    ]
+
+
+GONE: Final = (CRASH, ENDLESS, SILENT)
+"""Errors of a server that is asked no more."""
+
+ROOM: Final = (1, 2)
+"""What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlayed:
+    """A step, and the answers of both servers."""
+
+    step: Step
+    real: Outcome
+    simulated: Outcome
+    proof: Proof | None = None  # of the real answer, against the real server's own cold one
+    strengths: tuple[float, ...] = ()  # of the adapters that the answer belongs to
+    expected: Answer | None = None  # what the simulator says of its own
+
+    @property
+    def answer(self) -> str:
+        """The comparison of the real server's answer with its own cold answer, in words."""
+        return "" if self.proof is None else str(self.proof)
+
+    @property
+    def agrees(self) -> bool:
+        """True when both say the same."""
+        return self.real.agrees_with(self.simulated)
+
+    @property
+    def confirmed(self) -> bool | None:
+        """True if the real server answers wrongly, or ends as simulated; None where no answer
+        was proven.
+        """
+        if self.real.error in GONE:
+            return self.agrees
+        return None if self.proof is None else self.proof.wrong
+
+
+def play_scenario(
+    scenario: Scenario,
+    release: Release,
+    *,
+    patience: float = SECONDS_FOR_ONE_CALL,
+    proves: bool = True,
+) -> tuple[StepPlayed, ...]:
+    """Play a scenario on the real server, and on the simulator with the real replies.
+
+    Then it is played with exact numbers, and every prompt goes to fresh servers of its own: the
+    real server's answers are held against its own cold ones. Where a server with exact numbers
+    reuses something else, for its states are larger, no answer is proven. `proves` False leaves
+    that out: it is most of the work.
+    """
+    with (
+        TemporaryDirectory(prefix="cachesim-models-") as folder,
+        RealServer(release, patience=patience) as real,
+    ):
+        model = Path(folder) / "model.gguf"
+        write_model(spec_of(scenario.model), model)
+        for name in adapter_names(scenario.engine.options):
+            write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
+        if drafts := scenario.engine.options.get("model_draft"):
+            write_model(preset(drafts), model_file(model.parent, drafts))
+        try:
+            played = tuple(_steps(scenario, release, real, model))
+        except NotStartedError as error:
+            msg = f"{scenario.name} on {release}: the simulated server starts; {error}"
+            raise ScenarioError(msg) from None
+        if not proves or (played and played[-1].real.error in GONE):
+            return played
+        for times in ROOM:
+            exact = _with_flags(scenario, times)
+            answers = tuple(_steps(exact, release, real, model))
+            if told_alike([each.real for each in played], [each.real for each in answers]):
+                break
+        else:
+            return played
+        return tuple(
+            replace(
+                each,
+                proof=proven(
+                    twin.step,
+                    twin.real,
+                    scenario.engine.options,
+                    real,
+                    model,
+                    strengths=twin.strengths,
+                ),
+                expected=twin.expected,
+            )
+            for each, twin in zip(played, answers, strict=True)
+        )
+
+
+def _with_flags(scenario: Scenario, times: int) -> Scenario:
+    """The scenario with exact numbers, and so much more room for what is parked."""
+    options = {**scenario.engine.options, **EXACT}
+    if options.get("cache_ram", 0) > 0:
+        options["cache_ram"] *= times
+    return replace(scenario, engine=replace(scenario.engine, options=options))
+
+
+def _steps(
+    scenario: Scenario, release: Release, real: RealServer, model: Path
+) -> Iterator[StepPlayed]:
+    """Each step on the real server, then on the simulator with the real replies."""
+    flags = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
+    asked = replace(scenario, engine=replace(scenario.engine, options=flags))
+    try:
+        simulated = SimulatedServer(asked, "ring", release=release)
+    except SimulatedEndsError as ended:
+        abort, starts = ended.abort, _starts(real, scenario.engine.options, model)
+        msg = (
+            f"{scenario.name} on {release}: the simulated server ends as it starts ({abort.where}: "
+            f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
+        )
+        raise ScenarioError(msg) from None
+    oracle = Oracle(simulated.session.network)
+    with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
+        sent = list(play_on(server, scenario))
+    steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
+    written = tuple(
+        replace(step, prompt=each.prompt, predict=each.predict, reply=each.reply, forced=True)
+        for step, each in zip(asked.step, steps, strict=False)
+    )
+    at = 0
+    for group in grouped(observed(replace(asked, step=written), answers).step):
+        for our, record in zip(simulated.ask(group), simulated.records, strict=True):
+            answered = record.step.do == "complete" and not record.step.leaves
+            reply = record.reply if answered else None
+            verdict = None if reply is None else judge(reply, oracle)
+            yield StepPlayed(
+                step=steps[at],
+                real=answers[at],
+                simulated=our,
+                expected=None if verdict is None else verdict.answer,
+                strengths=() if reply is None else reply.strengths,
+            )
+            at += 1
+        if simulated.lost:
+            return
+
+
+def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
+    try:
+        with real.started(options, model):
+            return True
+    except NotStartedError:
+        return False
+
+
+def on_the_wheels(scenario: Scenario) -> Play:
+    """Play on the real servers; an answer far from the server's own cold one is wrong."""
+    if scenario.engine.name != "llama.cpp":
+        msg = f"{scenario.name}: --real plays llama.cpp; {scenario.engine.name} has no such wheels"
+        raise ScenarioError(msg)
+
+    def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
+        options = {**flags, **scenario.engine.options}
+        asked = replace(scenario, engine=replace(scenario.engine, options=options))
+        try:
+            steps = play_scenario(asked, release)
+        except (EnvironmentUnavailableError, InputError) as error:
+            return Played(profile=release, refused=str(error))
+        return Played(profile=release, steps=tuple(_seen(each) for each in steps))
+
+    return play
+
+
+def _seen(played: StepPlayed) -> Seen:
+    answer = None
+    if played.proof is not None:
+        answer = "diverged" if played.proof.wrong else "same"
+    real = played.real
+    return Seen(
+        name=played.step.name,
+        cached=real.cached,
+        answer=answer,
+        error=real.error,
+        evidence=CONFIRMED,
+    )

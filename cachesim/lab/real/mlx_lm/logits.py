@@ -1,0 +1,252 @@
+"""The float network beside mlx-lm's own models: same weights, same tokens, the same logits.
+
+mlx-lm computes in float32 here; what is left is rounding. Prompts go in as pieces of random
+lengths, so its caches are in it too. Batches of unequal rests follow, padded as the release pads
+them: there the logits are the same where they are right and where they are wrong.
+"""
+
+import json
+import math
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.byte_tokenizer import FIRST_WORD
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.families import FAMILIES
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.generate.batch_generator_old import batch_form_of
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
+from cachesim.engines.profile import Profile
+from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
+from cachesim.lab.real.mlx_lm.process import environment_for
+from cachesim.model.build import build
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Array, Integers, Tokens, as_tokens
+from cachesim.verify.oracle import cold_logits
+
+WORKER: Final = Path(__file__).parent / "logits_worker.py"
+TOLERANCE: Final = 1e-3
+"""How far logits may lie apart."""
+
+SAID: Final = 4
+"""Tokens that a batch decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A batch: what each sequence holds already, what is fed together, what is decoded."""
+
+    past: tuple[Tokens, ...]
+    rests: tuple[Tokens, ...]
+    said: tuple[Tokens, ...]  # per step, one token for each sequence
+    step: int  # with it all rests take as many pieces
+
+    def calls(self, *, before_1072: bool) -> tuple[list[int] | None, list[tuple[Any, ...]]]:
+        """Left padding of a fresh batch, and the columns to be fed with their lengths and padding.
+
+        Follows the generators: before #1072 all at once, fresh batches padded on the left; since
+        then in pieces of at most a step, padded on the right where their lengths differ.
+        """
+        if before_1072:
+            longest = max(map(len, self.rests))
+            padding = [longest - len(rest) for rest in self.rests]
+            if not any(self.past):
+                return padding, [(left_padded(self.rests, longest), None, None)]
+            lengths = [len(rest) for rest in self.rests]
+            return None, [(right_padded(self.rests), lengths, padding)]
+        found = []
+        for start in range(0, max(map(len, self.rests)), self.step):
+            pieces = [rest[start : start + self.step] for rest in self.rests]
+            lengths = [len(piece) for piece in pieces]
+            padding = [max(lengths) - length for length in lengths]
+            told = (lengths, padding) if any(padding) else (None, None)
+            found.append((right_padded(pieces), *told))
+        return None, found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsAgreement:
+    """The comparison of a family's logits over some prompts and some batches."""
+
+    family: str
+    prompts: int
+    tokens: int
+    largest: float  # distance of two logits
+    spread: float  # standard deviation of the logits, to hold the distance against
+    batches: int
+    wrong: int  # batches in which a row is not the cold one
+    largest_in_batches: float
+
+    @property
+    def agrees(self) -> bool:
+        """True if no logit is too far off."""
+        return max(self.largest, self.largest_in_batches) <= TOLERANCE
+
+
+def compare_mlx_logits(
+    release: str,
+    names: Sequence[str] = (),
+    *,
+    prompts: int = 5,
+    batches: int = 6,
+    length: int = 100,
+    seed: int = 0,
+) -> list[LogitsAgreement]:
+    """Play the same prompts and batches on mlx-lm's models and on the network, for each family."""
+    new = FAMILY.release(release).rules.server.segments
+    found = []
+    there = (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names()))
+    for name in names or tuple(there):
+        windows = windows_at(release, name)
+        window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}
+        spec = spec_of(name, seed=seed, **window)
+        random = Random(f"{name}/{seed}")
+        cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
+        in_steps = new or not FAMILIES[name].rules.chunked
+        planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
+        found.append(_compare(release, spec, cut, planted))
+    return found
+
+
+def _compare(
+    release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[Planted]
+) -> LogitsAgreement:
+    old = not FAMILY.release(release).rules.server.segments
+    with TemporaryDirectory() as folder:
+        order = order_of(spec, Path(folder) / "weights.npz")
+        order |= {"prompts": cut, "batches": [_as_order(each, old=old) for each in planted]}
+        real = _answer(release, order)
+    network = build(spec)
+    largest, spreads = 0.0, []
+    for pieces, rows in zip(cut, real["prompts"], strict=True):
+        tokens = as_tokens([token for piece in pieces for token in piece])
+        ours = cold_logits(network, tokens)
+        largest = max(largest, float(np.abs(ours - np.array(rows)).max()))
+        spreads.append(float(ours[:, FIRST_WORD:].std()))
+    distances, wrong = [0.0], 0
+    for each, rows in zip(planted, real["batches"], strict=True):
+        try:
+            played = _play_planted(release, spec, each)
+        except UpstreamRaise as error:
+            distances.append(0.0 if rows == name_of(error) else math.inf)
+            continue
+        off = math.inf if isinstance(rows, str) else np.abs(played - np.array(rows)).max()
+        distances.append(float(off))
+        wrong += not np.array_equal(played, _cold(spec, each))
+    return LogitsAgreement(
+        family=spec.family,
+        prompts=len(cut),
+        tokens=sum(len(piece) for pieces in cut for piece in pieces),
+        largest=largest,
+        spread=float(np.mean(spreads)) if spreads else 0.0,
+        batches=len(planted),
+        wrong=wrong,
+        largest_in_batches=max(distances),
+    )
+
+
+def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
+    """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
+    profile = Profile("mlx-lm", release)
+    rules = FAMILY.rules(profile)
+    recurrent = rules.recurrent(FAMILIES[spec.family], profile.release)
+    forward = Forward(build(spec), rules.caches, recurrent=recurrent)
+    left, calls = planted.calls(before_1072=not rules.server.segments)
+    if left is not None:
+        batch = [batch_form_of(layer, left) for layer in forward.make_cache()]
+    else:
+        single = [forward.make_cache() for _ in planted.past]
+        for past, cache in zip(planted.past, single, strict=True):
+            if past:
+                forward(np.array([past], dtype=np.int64), cache)
+        batch = merge_caches(single)
+    for columns, lengths, padding in calls:
+        if lengths is not None:
+            for layer in batch:
+                layer.prepare(lengths=lengths, right_padding=padding)
+        for start in range(0, columns.shape[1], planted.step):
+            forward(columns[:, start : start + planted.step], batch)
+        if lengths is not None or left is not None:
+            for layer in batch:
+                layer.finalize()
+    return np.stack([forward(_column(said), batch) for said in planted.said])
+
+
+def _cold(spec: ModelSpec, planted: Planted) -> Array:
+    network, rows = build(spec), []
+    for index, (past, rest) in enumerate(zip(planted.past, planted.rests, strict=True)):
+        said = tuple(step[index] for step in planted.said)
+        rows.append(cold_logits(network, (*past, *rest, *said))[-len(said) :])
+    return np.stack(rows, axis=1)
+
+
+def _as_order(planted: Planted, *, old: bool) -> dict[str, Any]:
+    left, calls = planted.calls(before_1072=old)
+    return {
+        "past": [list(past) for past in planted.past],
+        "left_padding": left,
+        "calls": [[columns.tolist(), *told] for columns, *told in calls],
+        "step": planted.step,
+        "said": [list(said) for said in planted.said],
+    }
+
+
+def _column(tokens: Tokens) -> Integers:
+    return np.array(tokens, dtype=np.int64)[:, None]
+
+
+def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> Planted:
+    """Fresh batches and such with a past take turns; every third has rests of several steps.
+
+    Not `in_steps`: before #1072 the lengths of a batch reach beyond a step's columns, and a chunked
+    scan that is told them reads whatever memory lies there.
+    """
+
+    def words(count: int) -> Tokens:
+        return as_tokens([random.randrange(FIRST_WORD, spec.vocabulary) for _ in range(count)])
+
+    rows = random.choice((2, 2, 3))
+    pasts = [0] * rows if number % 2 else [random.choice((5, 30, 70)) for _ in range(rows)]
+    if number % 4 == 0 and random.random() < 0.5:
+        pasts[random.randrange(rows)] = 0
+    step = 16 if in_steps and number % 3 == 2 else 2048
+    longest = random.choice((6, 20, 60)) if step > 60 else 16
+    rests = [longest, *(random.choice((1, 2, longest)) for _ in range(rows - 1))]
+    whole = 0 if step > 60 else step * random.choice((0, 1, 3))  # steps that all of them fill
+    return Planted(
+        past=tuple(words(count) for count in pasts),
+        rests=tuple(words(whole + rest) for rest in rests),
+        said=tuple(words(rows) for _ in range(SAID)),
+        step=step,
+    )
+
+
+def _pieces(random: Random, length: int, vocabulary: int) -> list[list[int]]:
+    tokens = [random.randrange(FIRST_WORD, vocabulary) for _ in range(length)]
+    pieces = []
+    while tokens:
+        count = random.choice((1, 1, 5, 17, 40))
+        pieces.append(tokens[:count])
+        tokens = tokens[count:]
+    return pieces
+
+
+def _answer(release: str, order: dict[str, Any]) -> dict[str, Any]:
+    python = environment_for(release).ready()
+    done = subprocess.run(
+        [str(python), "-I", str(WORKER)],
+        input=json.dumps(order) + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

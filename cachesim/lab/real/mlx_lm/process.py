@@ -1,0 +1,45 @@
+"""A real release of mlx-lm in a process of its own: a line of JSON goes in, a line comes back."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.worker_process import JsonProcess
+
+_STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
+"""Release -> the version of the package that is played in its place."""
+
+
+@contextmanager
+def played_by(release: str, version: str) -> Iterator[None]:
+    """Have another version of the package answer where a release is asked for."""
+    token = _STAND_IN.set({**_STAND_IN.get(), release: version})
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
+
+
+def environment_for(release: str) -> Environment:
+    """The environment that holds a release of mlx-lm on a CPU, or what stands in for it."""
+    name, package = package_of(FAMILY, release)
+    version = _STAND_IN.get().get(name, package.version)
+    if version == package.version:
+        return Environment(name=f"mlx-{name}", requirements=package.requirements)
+    other = replace(package, version=version)
+    return Environment(name=f"mlx-lm-{version}", requirements=other.requirements)
+
+
+class RealProcess(JsonProcess):
+    """A worker process, run by the interpreter that has the release installed."""
+
+    def __init__(self, release: str, worker: Path, *, quiet: bool = False) -> None:
+        """`quiet`: what the worker complains of is thrown away."""
+        python = environment_for(release).ready()
+        super().__init__(f"mlx-lm {release}", [str(python), "-I", str(worker)], quiet=quiet)
+        self.release = release

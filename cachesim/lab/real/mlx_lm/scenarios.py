@@ -1,0 +1,173 @@
+"""A scenario on the real mlx-lm of its release, with the simulator beside it.
+
+The real server reads the scenario's tokens as words: one token, one word, marks as marks. Its model
+is a tiny one of the class that the scenario names, and says what the simulator said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.profile import Profile
+from cachesim.errors import ScenarioError
+from cachesim.lab.real.mlx_lm.families import toy_of
+from cachesim.lab.real.mlx_lm.server import RealMlxServer
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.verify.oracle import Oracle
+
+Outcome: TypeAlias = tuple[int | None, str | None, str | None]
+"""Cached tokens, the answer, the error."""
+
+MARKS: Final = {
+    259: "<|im_start|>",
+    260: "<|im_end|>",
+    261: "system",
+    262: "user",
+    263: "assistant",
+    264: "\n",
+}
+THINK_MARKS: Final = {510: "<think>", 511: "</think>"}
+ORDER: Final = ("<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool")
+FILLER: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioStep:
+    """A step in both servers: cached tokens, the answer, the error."""
+
+    name: str
+    prompt_tokens: int
+    real: Outcome
+    simulated: Outcome
+
+    @property
+    def agrees(self) -> bool:
+        """True when both say the same."""
+        return self.real == self.simulated
+
+    @property
+    def confirmed(self) -> bool:
+        """True if the real server answers wrongly, or fails as simulated."""
+        _, answer, error = self.real
+        return answer == "diverged" or (error is not None and self.agrees)
+
+
+def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
+    """Play a scenario on the simulator, then on the real server with the same replies."""
+    family = playable_family(scenario)
+    session = Session(scenario, Profile(FAMILY.name, release))
+    records = list(session.run())
+    oracle = Oracle(session.network)
+    words = Words(session.vocabulary.tokenizer)
+    with RealMlxServer(release) as real:
+        line = real.play(
+            {
+                "id": scenario.name,
+                "version": release,
+                "model": {"family": family} | _changes(session),
+                "template": scenario.chat.template,
+                "vocabulary": words.size,
+                "options": dict(scenario.engine.options),
+                "steps": [
+                    [words.request(records[index], session) for index in group]
+                    for group in groups_of(scenario)
+                ],
+            }
+        )
+    played = [request for group in line["results"] for request in group["requests"]]
+    return tuple(
+        ScenarioStep(
+            name=record.name,
+            prompt_tokens=len(record.prompt),
+            real=(None if theirs["error"] else theirs["cached"], theirs["answer"], theirs["error"]),
+            simulated=_outcome(record, oracle),
+        )
+        for record, theirs in zip(records, played, strict=False)
+    )
+
+
+def _changes(session: Session) -> dict[str, int]:
+    spec = session.network.spec
+    window = {"window": spec.window} if spec.window else {}
+    packs = "kv_bits" in session.scenario.engine.options
+    return window | ({"head_size": spec.head_size} if packs else {})
+
+
+def _outcome(record: Record, oracle: Oracle) -> Outcome:
+    reply = record.reply
+    if reply is None or reply.error is not None or not reply.generated:
+        return None, None, record.error
+    cold = oracle.logits(reply.prompt, reply.generated)
+    same = np.array_equal(cold, reply.logits)
+    return reply.cached, "same" if same else "diverged", None
+
+
+def playable_family(scenario: Scenario) -> str:
+    """The model class for a scenario; what cannot be played there is refused."""
+    spec = spec_of(scenario.model)
+    family = family_of(spec).name
+    held = toy_of({"family": family}, VOCABULARY)
+    hurdles = {
+        "none of its model classes has such layers": set(spec.layers) != set(held.layers),
+        "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
+        "it depends on the real server's clock": any(
+            step.do != "complete" or step.turns for step in scenario.step
+        ),
+    }
+    why = next((why for why, stands in hurdles.items() if stands), None)
+    if why is not None:
+        msg = f"{scenario.name} is not played on the real server: {why}"
+        raise ScenarioError(msg)
+    return family
+
+
+class Words:
+    """The byte tokenizer's tokens as words of the real server's tokenizer."""
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self.tokenizer = tokenizer
+        thinks = tokenizer.template.thinks
+        self._marks = MARKS | (THINK_MARKS if thinks else {})
+        order = ORDER + tuple(THINK_MARKS.values()) * thinks
+        self._first = len(order)
+        self._ids = {text: index for index, text in enumerate(order)}
+        self.size = self._first + VOCABULARY
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as words, separated by blanks."""
+        return " ".join(self._marks.get(token, f"w{token}") for token in tokens)
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the real tokenizer numbers their words."""
+        marks = ((self._marks.get(token), token) for token in tokens)
+        return [self._first + token if mark is None else self._ids[mark] for mark, token in marks]
+
+    def request(self, record: Record, session: Session) -> dict[str, Any]:
+        """A step as a request to the real server, with the simulator's reply."""
+        asked = session.request(record)
+        said = () if record.reply is None else record.reply.generated
+        limit = max(asked.predict, len(said))
+        request: dict[str, Any] = {
+            "max_tokens": limit,
+            "reply": self.ids([*said, *[FILLER] * (limit - len(said))]),
+            **(asked.options or {}),
+        }
+        if "tools" in request:
+            request["tools"] = [self.text(self.tokenizer.encode("\n".join(request["tools"])))]
+        if "draft_model" in session.scenario.engine.options:
+            request["drafts"] = [self.ids(draft) for draft in asked.drafts or ()]
+        if asked.messages:
+            request["messages"] = [
+                {"role": each.role, "content": self.text(self.tokenizer.encode(each.content))}
+                for each in asked.messages
+            ]
+        else:
+            request["text"] = self.text(asked.prompt)
+        return request

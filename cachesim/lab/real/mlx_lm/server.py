@@ -1,0 +1,150 @@
+"""mlx-lm's own server beside the simulator: the same random requests, field by field."""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.fit.newest import Played
+from cachesim.lab.real.mlx_lm.classes import played_of
+from cachesim.lab.real.mlx_lm.families import order_of, toy_of
+from cachesim.lab.real.mlx_lm.process import RealProcess
+from cachesim.lab.real.mlx_lm.rows import write_row
+from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
+from cachesim.lab.real.vectors.mlx_server import mismatch
+from cachesim.model.spec import ModelSpec
+
+WORKER: Final = Path(__file__).parent / "server_worker.py"
+TRIALS: Final = 60
+
+Draw: TypeAlias = Callable[[str, int, int], Workload]
+"""The workload of a release, a seed and a number."""
+
+
+class RealMlxServer(RealProcess):
+    """The server of one release, in a process of its own; a fresh one for each workload."""
+
+    def __init__(self, release: str) -> None:
+        super().__init__(release, WORKER, quiet=True)
+        self._folder = TemporaryDirectory()
+        self._models: dict[ModelSpec, dict[str, Any]] = {}
+
+    def _model(self, workload: Workload) -> dict[str, Any]:
+        """The workload's model with what its class is built with, and its weights in a file."""
+        model: dict[str, Any] = workload["model"]
+        if "family" not in model:
+            return model
+        return model | self._order(toy_of(model, workload.get("vocabulary", VOCABULARY)))
+
+    def _order(self, spec: ModelSpec) -> dict[str, Any]:
+        if spec not in self._models:
+            weights = Path(self._folder.name) / f"{len(self._models)}.npz"
+            self._models[spec] = order_of(spec, weights)
+        return self._models[spec]
+
+    def _draft(self, workload: Workload) -> dict[str, Any]:
+        name = workload["options"].get("draft_model")
+        if name is None:
+            return {}
+        spec = toy_of(workload["model"], workload.get("vocabulary", VOCABULARY))
+        draft = MlxOptions(draft_model=name).draft_spec(spec)
+        if draft is None:
+            return {}
+        return {"draft": self._order(replace(draft, family=family_of(draft).name))}
+
+    def play(self, workload: Workload) -> dict[str, Any]:
+        """A workload with what the real server did, in the form of the vector files."""
+        results = self.order(workload | {"model": self._model(workload)} | self._draft(workload))
+        for group in results:
+            for request in group["requests"]:
+                request["generated"] = write_row(request["generated"])
+                if "prompt" in request:
+                    request["prompt"] = write_row(request["prompt"])
+            for insertion in group["inserted"]:
+                insertion["key"] = write_row(insertion["key"])
+        return workload | {"results": results, "steps": workload["steps"][: len(results)]}
+
+
+def count(agreement: Agreement, line: Workload, found: Difference | None) -> None:
+    """Add a workload; requests after a difference count as disagreeing."""
+    requests = sum(map(len, line["steps"]))
+    answers = [each["answer"] for group in line["results"] for each in group["requests"]]
+    insertions = [each for group in line["results"] for each in group["inserted"]]
+    agreement.add(
+        line["model"]["family"],
+        line,
+        found,
+        workloads=1,
+        requests=requests,
+        agreeing=requests if found is None else found.step,
+        wrong_answers=answers.count("diverged"),
+        wrong_states=sum(
+            any(layer["state_is_key"] is False for layer in each["layers"]) for each in insertions
+        ),
+    )
+
+
+def compare_server(
+    release: str,
+    seed: int,
+    workloads: int,
+    *,
+    first: int = 0,
+    families: Sequence[str] = (),
+    draw: Draw = draw_workload,
+    record: Callable[[Played[MlxRules]], None] = lambda _: None,
+) -> Agreement:
+    """Random workloads on the real server and on the simulator; the first difference is shrunk."""
+    agreement = Agreement(title=f"mlx-lm {release}: server, seed {seed}", kinds="model")
+    with RealMlxServer(release) as real:
+        for number in range(first, first + workloads):
+            workload = draw(release, seed, number)
+            if families and workload["model"]["family"] not in families:
+                continue
+            line = real.play(workload)
+            found = mismatch(line)
+            first = found is not None and agreement.difference is None
+            count(agreement, line, found)
+            record(played_of(line, sum(map(len, line["steps"])), mismatch))
+            if first and found is not None:
+                agreement.difference = shrunk(workload, found, lambda w: mismatch(real.play(w)))
+    return agreement
+
+
+def shrunk(
+    workload: Workload, found: Difference, check: Callable[[Workload], Difference | None]
+) -> tuple[Workload, Difference]:
+    """A smaller workload that still differs: fewer groups, fewer requests, no options."""
+    for _ in range(TRIALS):
+        for smaller in _smaller(workload):
+            again = check(smaller)
+            if again is not None:
+                workload, found = smaller, again
+                break
+        else:
+            break
+    return workload, found
+
+
+def _smaller(workload: Workload) -> Iterator[Workload]:
+    steps = workload["steps"]
+    for index in reversed(range(len(steps))):
+        if len(steps) > 1:
+            yield workload | {"steps": steps[:index] + steps[index + 1 :]}
+    for index, group in enumerate(steps):
+        for place in range(len(group)):
+            if len(group) > 1:
+                fewer = deepcopy(steps)
+                del fewer[index][place]
+                yield workload | {"steps": fewer}
+    for name in workload["options"]:
+        if name.endswith(("draft_model", "draft_tokens")):
+            continue  # requests bring drafts
+        fewer_options = {k: v for k, v in workload["options"].items() if k != name}
+        yield workload | {"options": fewer_options}

@@ -1,0 +1,128 @@
+"""Common parts of the commands of all real engines: the console, tables, playing a scenario."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from cachesim.careful import CarefulConsole
+from cachesim.engines.family import Family
+from cachesim.errors import ScenarioError
+from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import load_all
+
+
+class Compared(Protocol):
+    """A step, as the real engine and the simulator played it."""
+
+    @property
+    def agrees(self) -> bool:
+        """True when both say the same."""
+        ...
+
+
+S = TypeVar("S", bound=Compared)
+P = ParamSpec("P")
+
+
+def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "") -> tuple[str, ...]:
+    """A named release, or those among a scenario's profiles that a package plays."""
+    if release and scenario.engine.name == family.name:
+        return (package_of(family, release)[0],)
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    found = tuple(
+        each.release
+        for each in profiles
+        if each.engine == family.name and not each.patches and each.release in family.real()
+    )
+    if not found:
+        msg = (
+            f"{scenario.name}: none of its profiles is an unpatched release that a package of "
+            f"{family.name} plays; there are {', '.join(family.real())}"
+        )
+        raise ScenarioError(msg)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Generic[S]):
+    """The parts of an engine's command that plays a scenario."""
+
+    family: Family[Any, Any]
+    environment_for: Callable[[str], Environment]
+    play: Callable[[Scenario, str], Sequence[S]]
+    table: Callable[[str, str, Sequence[S]], Table]
+
+    def play_named(self, name: str, release: str = "") -> int:
+        """Play what a name stands for on one release, or on each that it names; the exit status."""
+        return max(self._play(scenario, release) for _, scenario in load_all([name]))
+
+    def _play(self, scenario: Scenario, wanted: str) -> int:
+        agree = True
+        for release in releases_of(self.family, scenario, wanted):
+            try:
+                self.environment_for(release).ready()
+            except EnvironmentUnavailableError as error:
+                return not_compared(error)
+            steps = self.play(scenario, release)
+            console().print(self.table(scenario.name, release, steps))
+            agree = agree and all(step.agrees for step in steps)
+        return 0 if agree else 1
+
+
+def not_compared(error: EnvironmentUnavailableError) -> int:
+    """Say loudly that a real engine is not there; the exit status."""
+    console(stderr=True).print(f"NOT COMPARED: {error}")
+    return 1
+
+
+def comparing(command: Callable[P, int]) -> Callable[P, int]:
+    """A command that says so loudly where its real engine is not there."""
+
+    @wraps(command)
+    def or_not(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except EnvironmentUnavailableError as error:
+            return not_compared(error)
+
+    return or_not
+
+
+def watched(numbers: range) -> Iterable[int]:
+    """The numbers of workloads, with a bar that says how many are done."""
+    beside = console(stderr=True)
+    return track(numbers, console=beside, transient=True, disable=not beside.is_terminal)
+
+
+def table_of_numbers(title: str, name: str, *heads: str) -> Table:
+    """A name for each row, and numbers behind it."""
+    table = Table(title=title, title_style="")
+    table.add_column(name)
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
+def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) -> Table:
+    """Counters side by side: a row for whatever the first of them counts, and the sums."""
+    table = table_of_numbers(title, name, *columns)
+    for each in sorted(next(iter(columns.values()), ())):
+        table.add_row(each, *(f"{column[each]:,}" for column in columns.values()))
+    table.add_section()
+    table.add_row("all", *(f"{column.total():,}" for column in columns.values()))
+    return table
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The console for results, or for messages; never wrapped in a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return CarefulConsole(file=stream, soft_wrap=not stream.isatty())

@@ -1,0 +1,301 @@
+"""Workloads and scenarios on a release's own scheduler, with the simulated one beside it.
+
+A scenario is played by the simulator first, network and all; the real scheduler is told the same
+tokens, for no kernel runs there, and must take the same decisions.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from cachesim.engines.base import Engine
+from cachesim.engines.family import Family
+from cachesim.engines.profile import Profile
+from cachesim.errors import ScenarioError
+from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
+from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.fit.newest import Played, explain
+from cachesim.lab.real.playing import Stage, console, watched
+from cachesim.lab.real.prompts import spell
+from cachesim.lab.real.registry import versions_of
+from cachesim.lab.real.unpacked import UnpackedWheel
+from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.session import Record, Session, groups_of
+
+Result = Mapping[str, Any]
+
+NOT_PLAYED: Final = "not played"
+"""The entry of a step after the one in which the scheduler raised."""
+
+R = TypeVar("R")
+
+
+NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
+
+
+def count(
+    agreement: Agreement, workload: Workload, real: Sequence[Result], simulated: Sequence[Result]
+) -> None:
+    """Count a workload; one that the release itself fails on does not count as agreeing."""
+    raised = _raised(real)
+    real, simulated = comparable(real, simulated)
+    requests = [each for group in real for each in group.get("requests", ())]
+    difference = first_difference(real, simulated)
+    agreement.add(
+        workload["id"].rpartition("-")[0],
+        workload["id"],
+        difference,
+        workloads=1,
+        requests=len(requests),
+        tokens_cached=sum(each["cached"] or 0 for each in requests),
+        agreeing=difference is None and not raised,
+        raised=raised,
+    )
+
+
+def _raised(real: Sequence[Result]) -> bool:
+    return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
+
+
+def comparable(
+    real: Sequence[Result], simulated: Sequence[Result]
+) -> tuple[Sequence[Result], Sequence[Result]]:
+    """The results that are compared: where the release raises, what came before.
+
+    The simulator must end there, too.
+    """
+    if _raised(real):
+        last = simulated[len(real) - 1 :]
+        if last and "error" in last[0]:
+            return real[:-1], simulated[: len(real) - 1]
+    return real, simulated
+
+
+def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealScheduler(Generic[R]):
+    """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
+
+    `config_of` is what it is told of a simulated server, `hurdles` why it is not led through a
+    scenario, `group_of` what is asked of it in steps that come together, and `shared` names what
+    it tells of all of them. `visible` reduces the results of both to what this form of the release
+    shows. `configured` adds the configuration of a server's start to each workload.
+    """
+
+    family: Family[R, Any]
+    kept: re.Pattern[str]  # what of the wheel is unpacked
+    worker: str
+    flags: str  # of the interpreter
+    draw: Callable[[int, int, R], Workload]
+    play: Callable[[Workload, R], list[dict[str, Any]]]
+    config_of: Callable[[Engine], dict[str, Any]]
+    hurdles: Callable[[Scenario], Mapping[str, bool]]
+    group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
+    shared: tuple[str, ...]
+    variant: str = ""  # the form in which the worker runs a part of the release
+    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
+    part: str = "scheduler"  # of the wheel, by which its folder is named
+    packages: Environment | None = None  # what all releases import
+    configured: Callable[[WorkerProcess, UnpackedWheel, str], WorkerProcess] | None = None
+
+    def core_of(self, release: str, version: str = "") -> UnpackedWheel:
+        """The folder that holds the scheduler of a release, or of another version in its place."""
+        name, package = package_of(self.family, release)
+        played = replace(package, version=version) if version else package
+        return UnpackedWheel(
+            name="-".join((self.family.name, version or name, self.part)),
+            requirements=played.requirements,
+            kept=self.kept,
+            packages=self.packages,
+        )
+
+    def start(self, release: str, version: str = "") -> WorkerProcess:
+        """The scheduler, started with its own files and little else."""
+        core = self.core_of(release, version)
+        core.ready()
+        given = self.worker, str(core.folder), release, *filter(None, (self.variant,))
+        process = WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
+        return self.configured(process, core, self.flags) if self.configured else process
+
+    def compare(
+        self,
+        release: str,
+        seed: int,
+        numbers: range,
+        *,
+        version: str = "",
+        record: Callable[[Played[R]], None] = lambda _: None,
+    ) -> Agreement:
+        """Play workloads on both; another version may stand in for the release's own."""
+        known = self.family.release(release)
+        title = f"{self.family.name} {known.name}: scheduler, seed {seed}"
+        found = Agreement(title=title, kinds="groups")
+        with self.start(known.name, version) as real:
+            for number in watched(numbers):
+                workload = self.draw(seed, number, known.rules)
+                real_groups = self.visible(workload, real.play(workload))
+                record(self._played(workload, real_groups))
+                simulated = self.visible(workload, self.play(workload, known.rules))
+                count(found, workload, real_groups, simulated)
+        return found
+
+    def compare_newest(self, seed: int, numbers: range, wheel: str = "") -> int:
+        """The newest version, or a named one, under the newest release's rules; the exit status.
+
+        Where they do not agree, the rule fields are fitted that explain it.
+        """
+        engine, played = self.family.name, list[Played[R]]()
+        version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
+        try:
+            found = self.compare(known, seed, numbers, version=version, record=played.append)
+            status = found.show()
+        except WorkerError as error:
+            console().print(str(error), markup=False)
+            status = 1
+        console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
+        if status and played:
+            explain(
+                version, known, {each.name: each.rules for each in self.family.releases}, played
+            )
+        return status
+
+    def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
+        def check(rules: R) -> Difference | None:
+            ours = self.visible(workload, self.play(workload, rules))
+            return first_difference(*comparable(real, ours))
+
+        size = len(str(workload["steps"]))
+        return Played(
+            kind=workload["id"].rpartition("-")[0], requests=len(real), size=size, check=check
+        )
+
+    def play_named(self, scenario: str, release: str = "") -> int:
+        """Play what a name stands for on one release, or on each that it names; the exit status."""
+        stage = Stage(
+            family=self.family,
+            environment_for=self.core_of,
+            play=self.play_scenario,
+            table=self._table,
+        )
+        return stage.play_named(scenario, release)
+
+    def workload_of(self, scenario: Scenario, release: str) -> tuple[list[Record], Workload]:
+        """Play a scenario on the simulator; its steps, and the same requests as a workload."""
+        why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
+        if why is not None:
+            msg = f"{scenario.name} is not played beside the real scheduler: {why}"
+            raise ScenarioError(msg)
+        session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
+        records, groups = list(session.run()), list(groups_of(scenario))
+        workload = {
+            "id": scenario.name,
+            "config": self.config_of(session.engine),
+            "steps": [
+                self.group_of([records[index] for index in group], session.engine)
+                for group in groups
+            ],
+        }
+        return records, workload
+
+    def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
+        """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
+        records, workload = self.workload_of(scenario, release)
+        groups = list(groups_of(scenario))
+        with self.start(release) as process:
+            real = self.visible(workload, process.play(workload))
+        simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))
+        return tuple(
+            StepPlayed(
+                name=records[index].name,
+                prompt_tokens=len(records[index].prompt),
+                real=_entry(real, at, number, self.shared),
+                simulated=_entry(simulated, at, number, self.shared),
+                cached=_cached(records[index]),
+            )
+            for at, group in enumerate(groups)
+            for number, index in enumerate(group)
+        )
+
+    def _table(self, name: str, release: str, steps: "Sequence[StepPlayed]") -> Table:
+        title = f"{name} on {self.family.name} {release}"
+        shown = Table(title=title, title_style="", box=SIMPLE_HEAD)
+        for head in ("step", "prompt", "cached", "simulated", "chunks", "evicted", ""):
+            shown.add_column(head, justify="right" if head not in {"step", ""} else "left")
+        for step in steps:
+            shown.add_row(*step.cells())
+        return shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlayed:
+    """A step: what each scheduler did, and what the engine replied."""
+
+    name: str
+    prompt_tokens: int
+    real: Result
+    simulated: Result
+    cached: int | None
+
+    @property
+    def agrees(self) -> bool:
+        """True if all three say the same; where the release raises, the simulator ends too."""
+        if "error" in self.real:
+            return "error" in self.simulated and self.cached is None
+        return self.real == self.simulated and self.real.get("cached") == self.cached
+
+    @property
+    def confirmed(self) -> bool | None:
+        """True where the real scheduler raises as simulated; no answer is computed there."""
+        raised = self.real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
+        return True if raised and self.agrees else None
+
+    def cells(self) -> tuple[str, ...]:
+        """The step's row in a table."""
+        verdict = "same" if self.agrees else "DIFFERS"
+        if "reset" in self.real:
+            return self.name, "", "", "", "", "", verdict
+        return (
+            self.name,
+            str(self.prompt_tokens),
+            str(self.real.get("cached", self.real.get("error"))),
+            str(self.cached),
+            " ".join(f"{first}-{last}" for first, last in self.real.get("chunks", ())),
+            str(len(self.real.get("evicted", ()))),
+            verdict,
+        )
+
+
+def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
+    """A step as the workloads write it."""
+    if record.step.do != "complete":
+        return {"reset": True}
+    generated = record.reply.generated if record.reply else ()
+    asked = {
+        "prompt": spell(record.prompt),
+        "generate": max(1, (record.error and record.step.predict) or len(generated)),
+        "reply": spell(generated),
+    }
+    return asked | dict(more)
+
+
+def _entry(told: Sequence[Result], group: int, number: int, shared: tuple[str, ...]) -> Result:
+    if group >= len(told) or "requests" not in told[group]:
+        return told[group] if group < len(told) else {"error": NOT_PLAYED}
+    whole = told[group]
+    entry: dict[str, Any] = dict(whole["requests"][number])
+    return entry | {key: whole[key] for key in shared}
+
+
+def _cached(record: Record) -> int | None:
+    reply = record.reply
+    if record.step.do != "complete" or reply is None or reply.cached is None:
+        return None
+    return int(reply.cached)

@@ -1,0 +1,640 @@
+"""The release's own scheduler, pools and tree of one configuration, release by release.
+
+Runs in the worker, and is imported after the stand-ins: what it imports is the unpacked release's.
+"""
+
+import importlib
+from array import array
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.lab.real.sglang import hicache_worker
+from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
+from cachesim.lab.real.worker_side import Bag, Told, fitting
+
+Json = Any
+Real = Any
+
+CHUNK: Final = 64
+"""What a linear-attention kernel takes at once."""
+
+
+RANKS: Final = tuple(
+    f"{name}_rank"
+    for name in (
+        *("tp", "pp", "dp", "attn_tp", "attn_dp", "attn_cp"),
+        *("moe_ep", "moe_dp", "moe_tp", "dcp", "attn_dcp"),
+    )
+)
+
+
+def set_all(owner: Real, values: Json) -> None:
+    """Set attributes."""
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def find(name: str, *modules: str) -> Real:
+    """A name, in the first of some modules that has it."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(f"sglang.srt.{module}"), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(name)
+
+
+Scheduler: Real = find("Scheduler", "managers.scheduler")
+
+
+class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
+    """The real scheduler's methods on attributes that are set here; what is not set is None.
+
+    Its own `__init__` opens sockets and loads a model.
+    """
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Real:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def stream_output(self, *_: Real, **__: Real) -> None:
+        """Print nothing."""
+
+    maybe_collect_routed_experts = maybe_collect_customized_info = stream_output
+    report_prefill_stats = log_prefill_stats = log_decode_stats = stream_output
+    log_decode_stats_every_iteration = send_abort_output = stream_output
+    _abort_on_waiting_timeout = _abort_on_running_timeout = stream_output
+
+    def maybe_prepare_mlp_sync_batch(self, batch: Real, *_: Real, **__: Real) -> Real:
+        """Return the batch: one worker synchronizes with none."""
+        return batch
+
+    def _add_request_to_queue(self, req: Real, *, is_retracted: bool = False) -> None:
+        if is_retracted:
+            req.storage_prefetch_retry_attempts, req.storage_prefetch_last_match_len = 0, None
+        if self.enable_hicache_storage:
+            self._prefetch_kvcache(req)
+        self.waiting_queue.append(req)
+
+
+class Core:
+    """The part that releases have in common: pools, allocator, requests."""
+
+    rust: RustNodes | None = None
+    """The nodes of a tree core in Rust, which has none that Python could walk."""
+
+    def __init__(self, config: Json) -> None:
+        self.config, self.kind = config, config["kind"]
+        self.has_states = "mamba" in self.kind
+        self.has_windows = "window" in self.kind
+        self.extra_buffer = config.get("strategy") == "extra_buffer"
+        self.host = config.get("host")
+        self.storage = (self.host or {}).get("storage")
+        self.page, self.size = config.get("page", 1), config["tokens"]
+        self.rows, self.length = config.get("max_running", 8), config.get("max_len", 4096)
+        self.chunk = config.get("chunk", 8192)
+        self.modes = find("DisaggregationMode", "disaggregation.utils")
+        self.args = self._settings(self._values())
+        self.pool = self._rows_pool()
+        self.allocator = self._allocator()
+        self.tree = self._tree(self._tree_parameters())
+        if self.host is not None:
+            hicache_worker.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
+        if self.storage is not None:
+            self._step_by_looks(self.storage)
+        self.scheduler = Attributes()
+        set_all(self.scheduler, self._attributes())
+        self._begin()
+
+    def _values(self) -> Json:
+        """The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`)."""
+        own: Json = {
+            "device": "cpu",
+            "disable_overlap_schedule": True,
+            "pp_max_micro_batch_size": self.rows,
+        }
+        if self.config.get("eagle"):
+            own["speculative_algorithm"] = None
+        if self.host is not None:
+            own |= {"hicache_io_backend": "direct", "hicache_mem_layout": hicache_worker.LAYOUT}
+        return self.config["server"] | own
+
+    def _settings(self, values: Json) -> Real:
+        raise NotImplementedError
+
+    def settings(self) -> Json:
+        """The configuration that the scheduler has."""
+        raise NotImplementedError
+
+    def _tree(self, parameters: Real) -> Real:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _step_by_looks(self, wanted: Json) -> None:
+        hicache_worker.step_by_looks(self.tree, wanted["lag"])
+
+    def _rows_pool(self) -> Real:
+        torch = importlib.import_module("torch")
+        common = {"device": "cpu", "enable_memory_saver": False}
+        if not self.has_states:
+            made = find("ReqToTokenPool", "mem_cache.memory_pool")
+            return fitting(made, size=self.rows, max_context_len=self.length, **common)
+        shape = fitting(
+            find("Mamba2StateShape", "configs.mamba_utils"),
+            conv=[(1, 1)],
+            temporal=(1, 1, 1),
+            intermediate_size=1,
+            conv_dim=1,
+            ssm_state_size=1,
+            num_heads=1,
+            head_dim=1,
+            state_size=1,
+            conv_kernel=2,
+        )
+        kinds = Bag(conv=torch.float32, temporal=torch.float32)
+        return fitting(
+            find("HybridReqToTokenPool", "mem_cache.memory_pool"),
+            size=self.rows,
+            mamba_size=self.config["states"],
+            mamba_spec_state_size=self.rows,
+            max_context_len=self.length,
+            cache_params=Bag(shape=shape, dtype=kinds, layers=[0], mamba_cache_per_req=8),
+            enable_mamba_extra_buffer=self.extra_buffer,
+            enable_overlap_schedule=True,
+            mamba_layer_ids=[0],
+            **common,
+        )
+
+    def _allocator(self) -> Real:
+        torch = importlib.import_module("torch")
+        memory: Json = {
+            "size": self.size,
+            "page_size": self.page,
+            "dtype": torch.float32,
+            "head_num": 1,
+            "head_dim": 1,
+            "device": "cpu",
+            "enable_memory_saver": False,
+        }
+        common = {
+            "size": self.size,
+            "page_size": self.page,
+            "dtype": torch.float32,
+            "device": "cpu",
+            "need_sort": False,
+        }
+        if self.has_windows:
+            windows = self.config["window_tokens"]
+            cache = fitting(
+                find("SWAKVPool", "mem_cache.swa_memory_pool"),
+                **memory,
+                size_swa=windows,
+                swa_attention_layer_ids=[0],
+                full_attention_layer_ids=[1],
+                enable_kvcache_transpose=False,
+            )
+            made = find(
+                "SWATokenToKVPoolAllocator", "mem_cache.allocator.swa", "mem_cache.swa_memory_pool"
+            )
+            return fitting(made, **common, size_swa=windows, kvcache=cache)
+        cache = self._attention(memory)
+        name, module = (
+            ("TokenToKVPoolAllocator", "mem_cache.allocator.token")
+            if self.page == 1
+            else ("PagedTokenToKVPoolAllocator", "mem_cache.allocator.paged")
+        )
+        return fitting(find(name, module, "mem_cache.allocator"), **common, kvcache=cache)
+
+    def _attention(self, memory: Json) -> Real:
+        """Keys and values; a host beside states asks for the pool that knows of both."""
+        if self.host is None or not self.has_states:
+            made = find("MHATokenToKVPool", "mem_cache.memory_pool")
+            return fitting(made, **memory, layer_num=1)
+        return fitting(
+            find("HybridLinearKVPool", "mem_cache.memory_pool"),
+            **memory,
+            full_attention_layer_ids=[1],
+            mamba_pool=self.pool.mamba_pool,
+        )
+
+    def _tree_parameters(self) -> Real:
+        return fitting(
+            find("CacheInitParams", "mem_cache.cache_init_params"),
+            disable=False,
+            req_to_token_pool=self.pool,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=self.page,
+            is_eagle=bool(self.config.get("eagle")),
+            eviction_policy=self.config.get("policy", "lru"),
+            enable_mamba_extra_buffer=self.extra_buffer,
+            chunked_prefill_size=self.chunk,
+            sliding_window_size=self.config.get("window") if self.has_windows else None,
+        )
+
+    def _attributes(self) -> Json:
+        """Attributes that the scheduler's own `__init__` sets."""
+        window = self.config.get("window") if self.has_windows else None
+        model = Bag(
+            vocab_size=1 << 30,
+            is_encoder_decoder=False,
+            context_len=self.length,
+            is_hybrid_swa=self.has_windows,
+            sliding_window_size=window,
+            hf_config=Bag(),
+            hf_text_config=Bag(mamba_chunk_size=CHUNK),
+            is_multimodal=False,
+            model_impl="auto",
+        )
+        return {
+            "server_args": self.args,
+            "model_config": model,
+            "page_size": self.page,
+            "device": "cpu",
+            "req_to_token_pool": self.pool,
+            "token_to_kv_pool_allocator": self.allocator,
+            "tree_cache": self.tree,
+            "spec_algorithm": find("SpeculativeAlgorithm", "speculative.spec_info").NONE,
+            "is_generation": True,
+            "enable_overlap": False,
+            "max_running_requests": self.rows,
+            "max_prefill_tokens": self.config.get("max_prefill", 16384),
+            "max_total_num_tokens": self.size,
+            "is_hybrid_swa": self.has_windows,
+            "is_hybrid_ssm": self.has_states,
+            "sliding_window_size": window,
+            "schedule_policy": "fcfs",
+            "enable_priority_scheduling": False,
+            "schedule_low_priority_values_first": False,
+            "enable_hierarchical_cache": self.host is not None,
+            "enable_lora": False,
+            "enable_metrics": False,
+            "enable_hicache_storage": self.storage is not None,
+            "grammar_manager": Told(has_waiting_grammars=lambda: False),
+            "send_to_tokenizer": Told(),
+            "disaggregation_mode": self.modes.NULL,
+            "num_generated_tokens": 0,
+            "forward_ct_decode": 0,
+        }
+
+    @staticmethod
+    def ids(tokens: list[int]) -> Real:
+        """Tokens as requests have them."""
+        return tokens
+
+    def request(self, name: str, prompt: list[int], wanted: Json) -> Real:
+        """A request of the release."""
+        made = find("SamplingParams", "sampling.sampling_params")
+        sampling = made(
+            max_new_tokens=max(1, wanted["generate"]),
+            temperature=0,
+            ignore_eos=self.config.get("ignore_eos", True),
+        )
+        sampling.normalize(None)
+        request = fitting(
+            find("Req", "managers.schedule_batch"),
+            rid=name,
+            origin_input_text="",
+            origin_input_ids=self.ids(prompt),
+            sampling_params=sampling,
+            extra_key=wanted.get("salt"),
+            priority=wanted.get("priority"),
+            vocab_size=1 << 30,
+            eos_token_ids=set(),
+        )
+        request.tokenizer = None
+        return request
+
+    def abort(self, name: str) -> None:
+        """The client of a request goes away."""
+        self.scheduler.abort_request(Bag(rid=name, abort_all=False))
+
+    def _result(self, tokens: list[int]) -> Real:
+        torch = importlib.import_module("torch")
+        return Bag(
+            next_token_ids=torch.tensor(tokens),
+            can_run_cuda_graph=False,
+            num_accepted_tokens=0,
+            get_num_generated_tokens=lambda count: count,
+        )
+
+    def free(self) -> Json:
+        """Free slots."""
+        found: Json = {}
+        if self.has_windows:
+            found["tokens"] = int(self.allocator.full_available_size())
+            found["window_tokens"] = int(self.allocator.swa_available_size())
+        else:
+            found["tokens"] = int(self.allocator.available_size())
+        if self.has_states:
+            states = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
+            found["states"] = int(states.available_size())
+        if self.host is not None:
+            found |= hicache_worker.free_slots(self.tree)
+        return found
+
+
+class OnePerKind(Core):
+    """0.5.9: a tree for each kind of model, settings in one object."""
+
+    def _settings(self, values: Json) -> Real:
+        values["attention_backend"] = "torch_native"
+        args = Bag(
+            **values,
+            enable_mamba_extra_buffer=lambda: self.extra_buffer,
+            get_attention_backends=lambda: (values["attention_backend"],) * 2,
+        )
+        set_all(importlib.import_module("sglang.srt.server_args"), {"_global_server_args": args})
+        _stand_in_for_page_kernels()
+        return args
+
+    def settings(self) -> Json:
+        return {name: held for name, held in vars(self.args).items() if not callable(held)}
+
+    def _tree(self, parameters: Real) -> Real:
+        if self.host is not None:
+            module = importlib.import_module("sglang.srt.mem_cache.hiradix_cache")
+            hicache_worker.install_host(module)
+            hicache_worker.install_storage(self.storage)
+            return module.HiRadixCache(parameters, self.args)
+        if self.has_states:
+            return find("MambaRadixCache", "mem_cache.mamba_radix_cache")(parameters)
+        if self.has_windows:
+            return find("SWARadixCache", "mem_cache.swa_radix_cache")(params=parameters)
+        return find("RadixCache", "mem_cache.radix_cache")(parameters)
+
+    def _begin(self) -> None:
+        scheduler = self.scheduler
+        set_all(scheduler, dict.fromkeys(("pp_size", "tp_size", "dp_size"), 1))
+        set_all(scheduler, dict.fromkeys(("attn_tp_rank", "pp_rank", "tp_rank"), 0))
+        scheduler.init_running_status()
+        scheduler.init_chunked_prefill()
+        scheduler.init_schedule_policy()
+
+    @property
+    def root(self) -> Real:
+        """The tree's root."""
+        return self.tree.root_node
+
+    def held(self, node: Real) -> list[int]:
+        """Flags of a node: state, or window; with a host, attention on the device and the host."""
+        if self.host is not None:
+            return [int(node.value is not None), int(node.host_value is not None)]
+        if self.has_states:
+            return [int(node.mamba_value is not None)]
+        return [int(not node.swa_tombstone)] if self.has_windows else []
+
+    @staticmethod
+    def span(request: Real) -> tuple[int, int]:
+        """Start and end of this chunk."""
+        start = len(request.prefix_indices)
+        return start, start + request.extend_input_len
+
+    @staticmethod
+    def branch(request: Real) -> Real:
+        """The branching point that the match reported."""
+        return getattr(request, "mamba_branching_seqlen", None)
+
+    def plan(self) -> Real:
+        """The next batch."""
+        return self.scheduler.get_next_batch_to_run()
+
+    def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
+        """Process the sampled tokens."""
+        scheduler, result = self.scheduler, self._result(tokens)
+        if self.config.get("mixes"):  # what a prefill mixes in is fed again
+            batch.output_ids = result.next_token_ids
+        if extends:
+            scheduler.process_batch_result_prefill(batch, result)
+        else:
+            scheduler.process_batch_result_decode(batch, result)
+
+
+class Unified(Core):
+    """0.5.16 on: one tree for all kinds, settings in a context that the process publishes."""
+
+    published: Real = None
+
+    def _settings(self, values: Json) -> Real:
+        module = importlib.import_module("sglang.srt.runtime_context")
+        values["_mamba_cache_chunk_size"] = values.pop("mamba_cache_chunk_size")
+        if "requested" in self.config:
+            self._check_running(module, values)
+        args = self._publish(module, values)
+        module.get_parallel().override_permanently(**dict.fromkeys(RANKS, 0))
+        return args
+
+    def _publish(self, module: Real, values: Json) -> Real:
+        if Unified.published is not None:
+            Unified.published.restore()
+        Unified.published = module.get_context().override_server_args(**values)
+        return Unified.published.install()
+
+    def settings(self) -> Json:
+        chunk = self.args._mamba_cache_chunk_size
+        return self.args.resolved_dict() | {"mamba_cache_chunk_size": chunk}
+
+    def _check_running(self, module: Real, values: Json) -> None:
+        """Compare the number of requests that run at once with the release's own sum.
+
+        It is that of the server's start, whose schedule may overlap.
+        """
+        overlap = {"disable_overlap_schedule": self.config["server"]["disable_overlap_schedule"]}
+        self._publish(module, values | overlap)
+        configurator = find("KVCacheConfigurator", "mem_cache.kv_cache_configurator")
+        owner: Real = Bag(
+            attn_dp_size=1,
+            model_config=Bag(context_len=self.length),
+            mambaish_config=Bag() if self.has_states else None,
+        )
+        owner._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(owner)
+        running = configurator.resolve_max_num_reqs(owner, self.size)
+        if running != self.rows:
+            msg = f"the release runs {running} requests at once, not {self.rows}"
+            raise ValueError(msg)
+
+    def _tree(self, parameters: Real) -> Real:
+        if self.host is not None:
+            hicache_worker.install_unified_host()
+            hicache_worker.install_unified_storage(self.storage)
+        wanted = Bag(
+            server_args=self.args,
+            params=parameters,
+            is_hybrid_swa=self.has_windows,
+            is_hybrid_ssm=self.has_states,
+            full_tokens_per_layer=1,
+            enable_hierarchical_cache=self.host is not None,
+            tp_worker=Told(),
+        )
+        return find("create_unified_radix_cache", "mem_cache.registry")(wanted)
+
+    def _begin(self) -> None:
+        scheduler = self.scheduler
+        beam = Told(pending_member_rows=lambda *_: 0)
+        set_all(scheduler, self._unified_attributes(beam))
+        scheduler.init_schedule_policy()
+        self.processor = self._processor(beam)
+        core = self.tree.tree_core
+        if type(core).__name__ == "RustUnifiedTreeCore":
+            kinds = [
+                kind for has, kind in ((self.has_states, MAMBA), (self.has_windows, SWA)) if has
+            ]
+            self.rust = RustNodes(
+                core,
+                page=self.page,
+                bigrams=bool(self.config.get("eagle")) and not self.has_states,
+                kinds=[FULL, *kinds] if self.host is not None else kinds,
+                host=self.host is not None,
+            )
+
+    def _step_by_looks(self, wanted: Json) -> None:
+        hicache_worker.step_by_looks_unified(self.tree, wanted["lag"], wanted["acks"])
+
+    def _unified_attributes(self, beam: Real) -> Json:
+        batches = find("ScheduleBatch", "managers.schedule_batch")
+        return {
+            "tp_worker": Bag(model_runner=Bag(attn_backend=object(), prefill_aware_swa=False)),
+            "beam_coordinator": beam,
+            "dp_attn_adapter": Bag(
+                maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
+                maybe_convert_decode_to_extend=lambda batch: batch,
+            ),
+            "ngram_embedding_manager": Bag(prepare_for_forward=lambda batch, **_: batch),
+            "load_inquirer": Bag(_get_num_pending_tokens=lambda **_: 0),
+            "metrics_reporter": Told(enable_metrics=False),
+            "ipc_channels": Bag(send_to_tokenizer=Told()),
+            "waiting_queue": [],
+            "chunked_req": None,
+            "last_batch": None,
+            "_pending_chunked_abort_req": None,
+            "chunked_prefill_size": self.chunk,
+            "prefill_decode_interval": 0,
+            "_prefill_decode_interval_remaining": 0,
+            "prefill_decode_interval_min_bs": 0,
+            "is_mixed_chunk": self.config["server"]["enable_mixed_chunk"],
+            "forward_ct": 0,
+            "running_batch": batches(reqs=[], batch_is_full=False),
+            "processed_tokens_counter": 0,
+        }
+
+    def _processor(self, beam: Real) -> Real:
+        return fitting(
+            find(
+                "SchedulerBatchResultProcessor",
+                "managers.scheduler_components.batch_result_processor",
+            ),
+            is_generation=True,
+            disaggregation_mode=self.modes.NULL,
+            enable_overlap=False,
+            enable_overlap_mlx=False,
+            model_config=self.scheduler.model_config,
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.tree,
+            hisparse_coordinator=None,
+            req_to_token_pool=self.pool,
+            decode_offload_manager=None,
+            metrics_collector=None,
+            metrics_reporter=Told(
+                num_generated_tokens=0,
+                enable_metrics=False,
+                forward_ct_decode=0,
+                current_scheduler_metrics_enabled=False,
+            ),
+            draft_worker=None,
+            model_worker=None,
+            logprob_result_processor=Told(),
+            output_streamer=Told(),
+            beam_coordinator=beam,
+            abort_request=lambda *_: None,
+        )
+
+    @property
+    def root(self) -> Real:
+        """The tree's root."""
+        return self.tree.tree_core.root_node
+
+    def held(self, node: Real) -> list[int]:
+        """Flags of a node: state and window, with a host on both tiers."""
+        kinds = find("ComponentType", "mem_cache.unified_cache.components")
+        asked = [(self.has_states, kinds.MAMBA), (self.has_windows, kinds.SWA)]
+        if self.host is None:
+            return [int(node.component_data[kind].value is not None) for has, kind in asked if has]
+        parts = [node.component_data[kind] for has, kind in [(True, kinds.FULL), *asked] if has]
+        return [int(on is not None) for each in parts for on in (each.value, each.host_value)]
+
+    @staticmethod
+    def ids(tokens: list[int]) -> Real:
+        return array("q", tokens)
+
+    @staticmethod
+    def span(request: Real) -> tuple[int, int]:
+        """Start and end of this chunk."""
+        return request.prefix_len, request.extend_end
+
+    def branch(self, request: Real) -> Real:
+        """The branching point that the match reported."""
+        if self.kind == "window":
+            return request.swa_branching_seqlen
+        return request.mamba_branching_seqlen
+
+    def plan(self) -> Real:
+        """The next batch."""
+        scheduler = self.scheduler
+        found = scheduler.get_next_batch_to_run(
+            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+        )
+        scheduler.running_batch = found.running_batch
+        return found.batch_to_run
+
+    def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
+        """Process the sampled tokens."""
+        processor, result = self.processor, self._result(tokens)
+        if extends:
+            processor.process_batch_result_prefill(batch, result)
+        else:
+            processor.process_batch_result_decode(batch, result)
+        self.tree.flush_pending_backups()
+
+
+class _Launch:
+    """A kernel's place: started as `kernel[grid](...)`, computed by a plain function."""
+
+    def __init__(self, function: Real) -> None:
+        self.function = function
+
+    def __getitem__(self, _grid: Real) -> Real:
+        return self.function
+
+
+def _stand_in_for_page_kernels() -> None:
+    """0.5.9 takes pages by kernels only; the same sums, one of them by the release's own."""
+    allocator = importlib.import_module("sglang.srt.mem_cache.allocator")
+
+    def extend(prefix: Real, seq: Real, last: Real, free: Real, out: Real, *rest: Real) -> None:
+        page = rest[1]
+        needed = int(((seq + page - 1) // page - (prefix + page - 1) // page).sum())
+        if needed <= len(free):  # else the caller gives up
+            allocator.alloc_extend_naive(prefix, seq, last, free, out, page, "cpu")
+
+    def decode(seq: Real, last: Real, free: Real, out: Real, _upper: Real, page: Real) -> None:
+        taken = 0
+        for index, length in enumerate(seq.tolist()):
+            if (length - 1) % page:
+                out[index] = last[index] + 1
+                continue
+            if taken < len(free):
+                out[index] = free[taken] * page
+            taken += 1
+
+    vars(allocator).update(alloc_extend_kernel=_Launch(extend), alloc_decode_kernel=_Launch(decode))
+
+
+def core_of(root: Path) -> type[Core]:
+    """The class for a release."""
+    is_unified = (root / "sglang/srt/mem_cache/unified_radix_cache.py").exists()
+    return Unified if is_unified else OnePerKind

@@ -1,0 +1,322 @@
+"""The release's host tier without memory, and its storage with a dictionary for files.
+
+Sizes, free lists, queues, hashes, thresholds, prefetches and all that the tree decides are the
+release's own. Left out are buffers, kernels and threads: pools count slots, copies move nothing,
+and the threads' functions run when the scheduler looks. Runs in the worker.
+"""
+
+import hashlib
+import importlib
+import json
+import threading
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from cachesim.lab.real.sglang.stand_ins import Event
+from cachesim.lab.real.worker_side import Bag, Told, fitting
+
+Json = Any
+Real = Any
+
+MEMORY: Final = 1 << 50
+"""Bytes that the machine claims to have."""
+
+ASSEMBLER: Final = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
+
+LAYOUT: Final = "page_first_direct"
+"""A layout that every pool takes; no buffer has it."""
+
+UNUSED: Final = (
+    "init_kv_buffer",
+    "load_to_device_per_layer",
+    "backup_from_device_all_layer",
+    "load_to_device_per_layer_physical",
+    "backup_from_device_all_layer_physical",
+    "get_data_page",
+    "get_dummy_flat_data_page",
+    "set_from_flat_data_page",
+)
+"""What would move bytes."""
+
+
+def flags(wanted: Json) -> Json:
+    """Flags of the host tier that a workload names."""
+    if wanted is None:
+        return {}
+    given = {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": wanted["ratio"],
+        "hicache_write_policy": wanted["policy"],
+    }
+    storage = wanted.get("storage")
+    if storage is None:
+        return given
+    extra = {
+        "prefetch_threshold": storage["threshold"],
+        "prefetch_timeout_base": storage["timeout_base"],
+        "prefetch_timeout_per_ki_token": storage["timeout_per_ki_token"],
+    }
+    return given | {
+        "hicache_storage_backend": "file",
+        "hicache_storage_prefetch_policy": storage["policy"],
+        "hicache_storage_backend_extra_config": json.dumps(extra),
+        "hicache_storage_prefetch_retry_poll_interval": storage.get("interval", 8),
+        "hicache_storage_prefetch_retry_max_attempts": storage.get("attempts", 8),
+    }
+
+
+def slow_down(controller: Real, lag: int) -> None:
+    """Copies to the host are done after so many looks; loads by the next one."""
+    submit = controller.start_writing
+
+    def start_writing() -> None:
+        Event.lag = lag
+        submit()
+        Event.lag = 0
+
+    controller.start_writing = start_writing
+
+
+def free_slots(tree: Real) -> Json:
+    """Free slots of each part on the host."""
+    if not hasattr(tree, "host_pool_group"):
+        return {"host_tokens": int(tree.token_to_kv_pool_host.available_size())}
+    names = {"kv": "host_tokens", "swa": "host_window_tokens", "mamba": "host_states"}
+    return {
+        names[entry.name.value]: int(entry.host_pool.available_size())
+        for entry in tree.host_pool_group.entries
+    }
+
+
+def _nothing(*_: Real, **__: Real) -> None:
+    """No bytes move."""
+
+
+def _slots(base: Real) -> Real:
+    body: dict[str, Real] = dict.fromkeys(UNUSED, _nothing)
+    body |= {"get_size_per_token": _one_byte, "prepare_transfer_indices": _as_they_are}
+    return type("Slots", (base,), body)
+
+
+def _one_byte(_pool: Real) -> int:
+    return 1
+
+
+def _as_they_are(_pool: Real, host: Real, device: Real, _backend: Real) -> Real:
+    return host, device
+
+
+def install_host(module: Real) -> None:
+    """0.5.9: `HiRadixCache` makes its pool itself."""
+    host = importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
+    psutil: Real = importlib.import_module("psutil")
+    psutil.virtual_memory = lambda: Bag(available=MEMORY)
+    slots = _slots(host.HostKVCache)
+
+    def make(device: Real, *given: Real, **named: Real) -> Real:
+        return slots(device, *given, pin_memory=False, device="cpu", **named)
+
+    module.MHATokenToKVPoolHost = make
+
+
+def install_unified_host() -> None:
+    """0.5.16 on: an assembler makes a pool for each part of the model."""
+    module: Real = importlib.import_module(ASSEMBLER)
+    slots = _slots(importlib.import_module("sglang.srt.mem_cache.pool_host.base").HostKVCache)
+    memory = importlib.import_module("sglang.srt.runtime_context").get_memory
+
+    def pool(capacity: int, page: int, start: int, end: int) -> Real:
+        return fitting(
+            slots,
+            dtype=None,
+            device_capacity_tokens=capacity,
+            size_per_token=1,
+            start_layer=start,
+            end_layer=end,
+            host_to_device_ratio=memory().hicache_ratio,
+            host_size=0,
+            page_size=page,
+            layout=LAYOUT,
+            pin_memory=False,
+            device="cpu",
+            is_dummy=True,
+        )
+
+    def attention(*, kv_pool: Real, page_size: int, **_: Real) -> Real:
+        return pool(kv_pool.size, page_size, kv_pool.start_layer, kv_pool.end_layer)
+
+    def states(mamba_pool: Real, *_: Real, **__: Real) -> Real:
+        return pool(mamba_pool.size, 1, 0, 0)
+
+    module.build_kv_host_pool, module.build_mamba_host_pool = attention, states
+
+
+PAGES: set[str] = set()
+"""Keys of the pages that the storage has; it outlives a tree."""
+
+CONTROLLER = "sglang.srt.managers.cache_controller"
+STORAGE = "sglang.srt.mem_cache.hicache_storage"
+
+
+def install_storage(wanted: Json) -> None:
+    """Install a storage backend, and threads that do nothing."""
+    if wanted is None:
+        return
+    _install_backend(importlib.import_module(STORAGE).HiCacheStorage, {})
+
+
+def install_unified_storage(wanted: Json) -> None:
+    """Install a storage under the release's own `HiCacheFile`, which knows parts of pages."""
+    if wanted is None:
+        return
+    importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(
+        _load_native_hash_module=lambda: Bag(get_hash=_hash)
+    )
+    files: Real = importlib.import_module(STORAGE).HiCacheFile
+    _install_backend(files, {"__init__": _begin, "_collect_existing_component_keys": _files})
+
+
+def _install_backend(base: Real, own: Mapping[str, Callable[..., Real]]) -> None:
+    controller = importlib.import_module(CONTROLLER)
+    factory = importlib.import_module("sglang.srt.mem_cache.storage").StorageBackendFactory
+    idle = Bag(Thread=Told, Event=threading.Event, Lock=threading.Lock)
+    vars(controller).update(
+        threading=idle,
+        get_tensor_model_parallel_rank=lambda: 0,
+        get_tensor_model_parallel_world_size=lambda: 1,
+        is_dp_attention_enabled=lambda: False,
+    )
+    body = {"exists": _exists, "get": _get, "set": _set, "batch_get": _gets, "batch_set": _sets}
+    made = type("Dictionary", (base,), {**body, **own})
+    factory.create_backend = lambda *_: made()
+
+
+def _begin(storage: Real) -> None:
+    storage.config_suffix = storage.tp_config_suffix = ""
+
+
+def _files(storage: Real, keys: list[str], transfers: Real = None) -> set[str]:
+    names = ["", *(f".{each.name}" for each in transfers or ())]
+    wanted = {f"{key}{name}{storage.config_suffix}" for key in keys for name in names}
+    return {f"{each}.bin" for each in wanted & PAGES}
+
+
+def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | list[str]:
+    prior, page = rest
+    stride = 1 if pairs else width  # pairs overlap
+    rows = [raw[at * stride : at * stride + width] for at in range(count)]
+    step, found = page or max(count, 1), list[str]()
+    for start in range(0, count, step):
+        words = array("I", [word for row in rows[start : start + step] for word in row])
+        prior = hashlib.sha256((prior or b"") + words.tobytes()).digest()
+        found.append(prior.hex())
+    return found if page else found[-1]
+
+
+def _exists(_storage: Real, key: str) -> bool:
+    return key in PAGES
+
+
+def _get(_storage: Real, key: str, *_: Real) -> Real:
+    return True if key in PAGES else None
+
+
+def _set(_storage: Real, key: str, *_: Real) -> bool:
+    PAGES.add(key)
+    return True
+
+
+def _gets(storage: Real, keys: list[str], *_: Real) -> Real:
+    return [_get(storage, key) for key in keys]
+
+
+def _sets(storage: Real, keys: list[str], *_: Real) -> bool:
+    return all(_set(storage, key) for key in keys)
+
+
+def _count_looks(tree: Real) -> Real:
+    """A prefetch begins and times out by the count of looks; all else has its own clock."""
+    clock = Bag(looks=0)
+    counted = Bag(monotonic=lambda: clock.looks)
+    importlib.import_module(CONTROLLER).__dict__["time"] = counted
+    module, is_late = importlib.import_module(type(tree).__module__), tree.is_prefetch_timeout
+
+    def is_prefetch_timeout(operation: Real) -> bool:
+        names = vars(module)
+        usual, names["time"] = names["time"], counted
+        try:
+            return bool(is_late(operation))
+        finally:
+            names["time"] = usual
+
+    tree.is_prefetch_timeout = is_prefetch_timeout
+    return clock
+
+
+class Threads:
+    """A controller's threads: what they are asked for waits some looks until they do it."""
+
+    def __init__(self, controller: Real, lag: int) -> None:
+        self.controller, self.lag = controller, lag
+        self.lines: dict[str, list[list[Real]]] = {}
+
+    def run(self, name: str, function: Real, *, lag: int | None = None) -> None:
+        """Run a thread's function on what is due of its queue."""
+        queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
+        while not queue.empty():
+            line.append([self.lag if lag is None else lag, queue.get_nowait()])
+        while line and not line[0][0]:
+            queue.put(line.pop(0)[1])
+        for each in line:
+            each[0] -= 1
+        self.controller.storage_stop_event = Bag(is_set=queue.empty)
+        function()
+
+    def pass_on(self, name: str, function: Real, most: int) -> None:
+        """At most so many of a queue are passed on; 0: all of them."""
+        queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
+        while not queue.empty():
+            line.append(queue.get_nowait())
+        count = most or len(line)
+        for each in line[:count]:
+            queue.put(each)
+        del line[:count]
+        self.controller.storage_stop_event = Bag(is_set=queue.empty)
+        function()
+
+
+def step_by_looks(tree: Real, lag: int) -> None:
+    """Whenever the tree looks at its queues, the threads' functions do what is due."""
+    controller, drain = tree.cache_controller, tree.drain_storage_control_queues
+    clock, threads = _count_looks(tree), Threads(tree.cache_controller, lag)
+
+    def look() -> None:
+        clock.looks += 1
+        threads.run("backup_queue", controller.backup_thread_func)
+        threads.run("prefetch_queue", controller.prefetch_thread_func)
+        threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=0)
+        drain()
+
+    tree.drain_storage_control_queues = look
+
+
+def step_by_looks_unified(tree: Real, lag: int, acks: int) -> None:
+    """Run the threads before the tree counts its queues; a transfer reports in pieces, of which at
+    most `acks` are received in one look.
+    """
+    controller, check = tree.cache_controller, tree.check_hicache_events
+    clock: Real = Bag(looks=0)
+    threads = Threads(controller, lag)
+    timer = importlib.import_module("sglang.srt.utils.poll_timer")
+    vars(timer).update(time=Bag(perf_counter=lambda: clock.looks))
+
+    def look() -> None:
+        clock.looks += 1
+        threads.run("backup_queue", controller.backup_thread_func)
+        threads.run("prefetch_queue", controller.prefetch_thread_func)
+        threads.run("prefetch_buffer", controller.prefetch_io_aux_func)
+        threads.pass_on("prefetch_sync_queue", controller.prefetch_sync_thread_func, acks)
+        check()
+
+    tree.check_hicache_events = look

@@ -1,0 +1,256 @@
+"""A sequence of requests on the simulated scheduler, in the form of the real one's vectors.
+
+The steps are those that drive the real scheduler: requests of a group are added in order, then it
+runs until all are done; tokens are forced.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
+from cachesim.engines.sglang.host_pool import HostShape, host_size
+from cachesim.engines.sglang.integrity import check_books
+from cachesim.engines.sglang.node import Node, as_key
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.request import Batch, Limits, Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.scheduler import Scheduler
+from cachesim.engines.sglang.storage import Storage, StorageShape
+from cachesim.engines.sglang.tree import Shape
+from cachesim.errors import UpstreamAbort
+from cachesim.lab.real.prompts import unspell
+
+MOST_STEPS: Final = 20_000
+MOST_IDLE: Final = 40
+IDLE: Final = 10
+"""Passes of a server that idles before it is flushed."""
+
+
+class Player:
+    """A fresh scheduler, and what it does with one group of requests after another."""
+
+    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
+        self.config, self.rules = config, rules
+        self.keys: list[list[int]] = []
+        self._count = 0
+        self.evicted: list[list[Any]] = []
+        self.storage = Storage()
+        self._start()
+
+    def _start(self) -> None:
+        config, rules = self.config, self.rules
+        page = config.get("page", 1)
+        self.kind = config["kind"]
+        shape = Shape(
+            page=page,
+            bigrams=bool(config.get("eagle")) and "mamba" not in self.kind,
+            extra_buffer=config.get("strategy") == "extra_buffer",
+            grid=grid_of(page),
+            window=config.get("window", 0),
+            states_per_path=config.get("cap", -1),
+            policy=config.get("policy", "lru"),
+            host=_host(config),
+        )
+        sizes = Sizes(
+            tokens=config["tokens"],
+            window_tokens=config.get("window_tokens", 0),
+            states=config.get("states", 0),
+        )
+        self.tree = make_tree(self.kind, shape, sizes, rules, self.storage)
+        self.scheduler = Scheduler(
+            self.tree,
+            self.tree.pool,
+            rules,
+            Limits(
+                chunk=config.get("chunk", 8192),
+                max_prefill=config.get("max_prefill", 16384),
+                max_running=config.get("max_running", 8),
+                max_len=config.get("max_len", 4096),
+                interval=config.get("interval", 256),
+                ignores_eos=config.get("ignore_eos", True),
+                mixes=bool(config.get("mixes"))
+                and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
+            ),
+        )
+        self.tree.on_evict = self._evicting
+
+    # -- the tree ----------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[tuple[tuple[int, ...], int, list[int]]]:
+        found: list[tuple[tuple[int, ...], int, list[int]]] = []
+
+        def walk(node: Node, path: tuple[int, ...]) -> None:
+            for child in node.children.values():
+                whole = path + tuple(int(each) for each in child.key)
+                found.append((whole, len(child), self._extra(child)))
+                walk(child, whole)
+
+        walk(self.tree.root, ())
+        return found
+
+    def _extra(self, node: Node) -> list[int]:
+        tree = self.tree
+        if tree.shape.host is not None:
+            return self._tiers(node)
+        states = [int(node.state is not None)] if tree.has_states else []
+        return states + ([int(node.window)] if tree.has_windows else [])
+
+    def _tiers(self, node: Node) -> list[int]:
+        found = [node.value is not None, node.host_full is not None]
+        if self.tree.has_states:
+            found += [node.state is not None, node.host_state is not None]
+        if self.tree.has_windows:
+            found += [node.window, node.host_window is not None]
+        return list(map(int, found))
+
+    def _label(self, path: Sequence[int]) -> list[int]:
+        keys = list(path)
+        for number, text in enumerate(self.keys):
+            if text[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
+
+    def _evicting(self) -> Callable[[], None]:
+        before = self._nodes()
+
+        def compare() -> None:
+            now = {path: [length, *extra] for path, length, extra in self._nodes()}
+            for path, length, extra in before:
+                rest = [length, *extra]
+                if path not in now:
+                    self.evicted.append([*self._label(path), *rest])
+                elif now[path] != rest:
+                    self.evicted.append([*self._label(path), *rest, "kept without it"])
+
+        return compare
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        most: int,
+        *,
+        extra_key: str | None = None,
+        priority: int = 0,
+    ) -> Req:
+        """A request at the end of the queue."""
+        self._count += 1
+        tokens = np.array(prompt, np.int64)
+        req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)
+        self.scheduler.add(req)
+        return req
+
+    def _add(self, wanted: Mapping[str, Any]) -> Req:
+        prompt = unspell(wanted["prompt"])
+        text = np.array(prompt + unspell(wanted.get("reply", "")), np.int64)
+        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
+        return self.add(
+            prompt,
+            max(1, wanted["generate"]),
+            extra_key=wanted.get("salt"),
+            priority=wanted.get("priority") or 0,
+        )
+
+    def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.scheduler.next_batch()
+            self._start()
+            return {"reset": True}
+        try:
+            return self._play(group)
+        except UpstreamAbort as error:
+            return {"error": str(error)}
+
+    def _play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        self.evicted = []
+        coming, reqs = list(group), dict[int, Req]()
+        idle = 0
+        wanted: dict[int, Mapping[str, Any]] = {}
+        told: dict[int, dict[str, Any]] = {}
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                req = self._add(coming[0])
+                reqs[req.id], wanted[req.id] = req, coming.pop(0)
+                told[req.id] = {"cached": None, "chunks": [], "branch": None}
+            for req in reqs.values():
+                if wanted[req.id].get("aborted") == turn and not req.finished:
+                    told[req.id]["aborted"] = True
+                    self.scheduler.abort(req)
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                self.scheduler.last = None
+                none = not coming and not self.scheduler.waiting
+                if none and all(req.finished for req in reqs.values()):
+                    return self._told(told, reqs)
+                idle += int(not coming)
+                if idle > MOST_IDLE:
+                    return {"error": "stuck"}
+                continue
+            idle = 0
+            self._tell(batch, told)
+            tokens = []
+            for req in batch.reqs:
+                reply, done = unspell(wanted[req.id].get("reply", "")), req.num_output
+                tokens.append(reply[done] if done < len(reply) else 1)
+            self.scheduler.take(batch, tokens)
+        return {"error": "too many steps"}
+
+    def _told(self, told: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]) -> dict[str, Any]:
+        if self.tree.rules.tree.trees != "one-per-kind":
+            check_books(self.tree, ())  # 0.5.9 counts slots that its own HiRadixCache lost, too
+        return {
+            "requests": [told[each] | {"retracted": reqs[each].retractions} for each in reqs],
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
+            "free": self._free(),
+        }
+
+    def _tell(self, batch: Batch, told: dict[int, dict[str, Any]]) -> None:
+        if not batch.extend:
+            return
+        for req in filter(batch.reads, batch.reqs):
+            told[req.id]["chunks"].append([req.prefix, req.fill])
+            if told[req.id]["cached"] is None:
+                told[req.id]["cached"] = req.prefix
+                window = self.kind == "window"
+                told[req.id]["branch"] = req.window_branch if window else req.branch
+
+    def _free(self) -> dict[str, int]:
+        pool = self.tree.pool
+        free = {"tokens": pool.available}
+        if isinstance(pool, WindowPool):
+            free["window_tokens"] = pool.windows.available
+        if self.tree.states is not None:
+            free["states"] = self.tree.states.available
+        return free | self.tree.host_free()
+
+
+def _host(config: Mapping[str, Any]) -> HostShape | None:
+    wanted, page = config.get("host"), config.get("page", 1)
+    if wanted is None:
+        return None
+    storage = wanted.get("storage")
+    return HostShape(
+        tokens=host_size(config["tokens"], wanted["ratio"], page),
+        window_tokens=host_size(config.get("window_tokens", 0), wanted["ratio"], page),
+        states=host_size(config.get("states", 0), wanted["ratio"], 1),
+        policy=wanted["policy"],
+        lag=wanted.get("lag", 0),
+        storage=StorageShape(**storage) if storage is not None else None,
+    )
+
+
+def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
+    """All groups of a workload, up to the first that ends in an error."""
+    player = Player(workload["config"], rules)
+    results: list[dict[str, Any]] = []
+    for group in workload["steps"]:
+        results.append(player.play(group))
+        if "error" in results[-1]:
+            break
+    return results

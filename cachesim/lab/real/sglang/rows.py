@@ -1,0 +1,217 @@
+"""`cachesim real sglang --runner`: the states that a release's model runner reads and writes.
+
+A workload is played on both schedulers, batch by batch. Of each row of a batch the comparison has
+its tokens, the length of the text in the state that it is computed from, whether that text is the
+request's, and the same of the state that is tracked for the tree.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.sglang.contents import Contents
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.request import Batch, Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.runner import Runner
+from cachesim.errors import ScenarioError
+from cachesim.lab.real.playing import console, watched
+from cachesim.lab.real.schedules import RealScheduler
+from cachesim.lab.real.sglang.agents import draw_agents
+from cachesim.lab.real.sglang.playing import Player
+from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust
+from cachesim.lab.real.sglang.workloads import draw, draw_mixed
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.scenario.format import Scenario
+from cachesim.typed import there_is
+from cachesim.units import Array
+
+RUNNER: Final[RealScheduler[Rules]] = replace(
+    with_rust(SCHEDULER), worker="cachesim.lab.real.sglang.rows_worker"
+)
+"""The scheduler with PyTorch and the tree core in Rust, and the model runner's preparation."""
+
+Row = list[Any]
+"""Request, start, end, length of the text read, whether it is the request's, what is tracked."""
+
+
+class Labels(Contents):
+    """States that are the texts folded into them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, tuple[int, ...]] = {}
+        self.written: list[int] = []
+
+    def copy_state(self, source: int, target: int) -> None:
+        self._write(target, self.texts.get(source, ()))
+
+    def clear_state(self, slot: int) -> None:
+        """A slot holds the state of no text."""
+        self.texts.pop(slot, None)
+
+    def state(self, slot: int) -> dict[int, Array]:
+        return {0: np.array(self.texts.get(slot, ()), np.int64)}
+
+    def put_state(self, slot: int, state: dict[int, Array]) -> None:
+        """Write what `state` took."""
+        self._write(slot, tuple(state[0].tolist()))
+
+    def _write(self, slot: int, text: tuple[int, ...]) -> None:
+        self.texts[slot] = text
+        self.written.append(slot)
+
+
+class Recorder(Runner):
+    """The simulated model runner, with texts in place of a network."""
+
+    __slots__ = ("labels", "pieces", "rows")
+
+    def __init__(self, player: "Rows") -> None:
+        network = build(preset("hybrid-delta"), "ring")
+        self.labels = Labels()
+        grid = player.tree.shape.grid
+        super().__init__(network, self.labels, self.labels, player.rules.runner, grid)
+        self.pieces: list[tuple[int, ...]] = []
+        self.rows: list[Row] = []
+        self.watch(player.tree.states)
+        player.scheduler.on_chunk = self.stashing
+
+    def record(self, batch: Batch) -> None:
+        """Run a batch, and note what each row read and tracked."""
+        first, self.labels.written = len(self.rows), []
+        self.run(batch, lambda _req, _row: 0)
+        for req, row in zip(batch.reqs, self.rows[first:], strict=True):
+            slots = [each for each in self.labels.written if each in (req.tracks or ())]
+            if slots:
+                text = self.labels.texts[slots[-1]]
+                right = text == tuple(req.tokens[: len(text)].tolist())
+                taps = req.track_at if batch.reads(req) else len(text)
+                row[-1] = [len(text), right, taps]
+
+    def _extend(self, req: Req) -> Array:
+        return self._noted(req, req.prefix, req.fill, super()._extend)
+
+    def _decode(self, req: Req) -> Array:
+        return self._noted(req, req.committed - 1, req.committed, super()._decode)
+
+    def _noted(self, req: Req, start: int, end: int, run: Callable[[Req], Array]) -> Array:
+        self.pieces = []
+        found = run(req)
+        read = self.pieces[0]
+        right = read == tuple(req.tokens[:start].tolist())
+        self.rows.append([req.id, start, end, len(read), right, None])
+        return found
+
+    def _piece(
+        self,
+        req: Req,
+        start: int,
+        end: int,
+        initial: int | None,
+        target: int | None,
+        *,
+        wanted: bool,
+    ) -> Array:
+        read = () if initial is None else self.labels.texts.get(initial, ())
+        self.pieces.append(read)
+        if target is not None:
+            self.labels.texts[target] = read + tuple(req.tokens[start:end].tolist())
+        return np.zeros((int(wanted), 1))
+
+
+class Rows(Player):
+    """The simulated scheduler with its model runner."""
+
+    recorder: Recorder
+
+    def _start(self) -> None:
+        super()._start()
+        rows = self.recorder.rows if hasattr(self, "recorder") else []
+        self.recorder = Recorder(self)
+        self.recorder.rows = rows
+
+    def _tell(self, batch: Batch, told: dict[int, dict[str, Any]]) -> None:
+        super()._tell(batch, told)
+        self.recorder.record(batch)
+
+
+def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
+    """The rows of a workload on the simulated model runner."""
+    player = Rows(workload["config"], rules)
+    for group in workload["steps"]:
+        if "error" in player.play(group):
+            break
+    return player.recorder.rows
+
+
+@dataclass(slots=True)
+class Compared:
+    """Counts of a comparison, and the first difference."""
+
+    release: str
+    workloads: int = 0
+    rows: int = 0
+    tracked: int = 0
+    wrong: int = 0
+    differing: int = 0
+    first: str = ""
+
+    def count(self, name: str, real: list[Row], ours: list[Row]) -> None:
+        """Compare a workload's rows."""
+        self.workloads += 1
+        self.rows += len(real)
+        self.tracked += sum(row[-1] is not None for row in real)
+        self.wrong += sum(not row[4] for row in real)
+        if real == ours:
+            return
+        self.differing += 1
+        pairs = zip([*real, None], [*ours, None], strict=False)
+        at, (one, other) = next((at, each) for at, each in enumerate(pairs) if each[0] != each[1])
+        self.first = self.first or f"{name}, row {at}: real {one}, simulated {other}"
+
+    def show(self) -> int:
+        """The counts; the exit status."""
+        out = console()
+        out.print(
+            f"sglang {self.release}: {self.workloads:,} workloads, {self.rows:,} rows, "
+            f"{self.tracked:,} tracked states; {self.differing:,} workloads differ; "
+            f"{self.wrong:,} rows read a state that is not their prefix's"
+        )
+        if self.first:
+            out.print(f"first difference: {self.first}", markup=False)
+        return 0 if self.workloads and not self.differing else 1
+
+
+def is_compared(workload: Mapping[str, Any]) -> bool:
+    """Return true where the model has states, all of them on the device."""
+    config = workload["config"]
+    return config["kind"] == "mamba" and "host" not in config
+
+
+def compare_rows(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
+    """Play workloads with states on both model runners; the exit status."""
+    known = FAMILY.release(release)
+    found = Compared(known.name)
+    with RUNNER.start(known.name) as real:
+        for number in watched(numbers):
+            drawn = [make(seed, number, known.rules) for make in (draw, draw_mixed, draw_agents)]
+            for workload in (each for each in drawn if is_compared(each)):
+                answer = there_is(real.order(workload).get("results"))
+                found.count(workload["id"], answer["rows"], rows_of(workload, rules or known.rules))
+    return found.show()
+
+
+def differs_in(scenario: Scenario, release: str) -> str:
+    """The first row of a scenario in which the release's model runner differs, empty if none."""
+    _, workload = RUNNER.workload_of(scenario, release)
+    if not is_compared(workload):
+        msg = f"{scenario.name} is not compared: its model has no states, or a host"
+        raise ScenarioError(msg)
+    found = Compared(release)
+    with RUNNER.start(release) as real:
+        answer = there_is(real.order(workload).get("results"))
+        found.count(scenario.name, answer["rows"], rows_of(workload, FAMILY.release(release).rules))
+    return found.first

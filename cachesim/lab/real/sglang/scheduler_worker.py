@@ -1,0 +1,248 @@
+"""Runs with an unpacked wheel at hand: plays workloads on SGLang's own scheduler, without a model.
+
+One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
+tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler,
+policy, batches, requests, pools, allocators and trees are the release's own; stand-ins are the
+configuration, the model, which says what the workload names, and whoever is only told things.
+"""
+
+import importlib
+import itertools
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.sglang import hicache_worker, stand_ins
+from cachesim.lab.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
+
+Json = Any
+Real = Any  # modules, classes and objects of the release: known only when it runs
+
+MOST_STEPS = 20_000
+MOST_IDLE = 40
+IDLE = 10
+NEVER = 1 << 30
+
+
+class Playing:
+    """The real scheduler of one configuration, and what is written down of it."""
+
+    def __init__(self, core: Real, config: Json) -> None:
+        self.make, self.config = core, config
+        self.known: list[list[int]] = []
+        self.salts: list[str | None] = []
+        self.evicted: Json = []
+        self._depth = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.core = self.make(self.config)
+        if self.core.rust is not None:
+            for text, salt in zip(self.known, self.salts, strict=True):
+                self.core.rust.learn(text, salt)
+        for name in ("evict", "evict_for_alloc"):
+            if hasattr(self.core.tree, name):
+                self._watch(name)
+
+    # -- what is written down ----------------------------------------------------------------------
+
+    def _watch(self, name: str) -> None:
+        inner = getattr(self.core.tree, name)
+
+        def evict(*given: Real, **named: Real) -> Real:
+            self._depth += 1
+            before = self._nodes() if self._depth == 1 else None
+            try:
+                return inner(*given, **named)
+            finally:
+                self._depth -= 1
+                if before is not None:
+                    self._note(before, self._nodes())
+
+        setattr(self.core.tree, name, evict)
+
+    def _note(self, before: Json, after: Json) -> None:
+        now = {path: rest for path, *rest in after}
+        for path, *rest in before:
+            if path not in now:
+                self.evicted.append([*self._label(path), *rest])
+            elif now[path] != rest:
+                self.evicted.append([*self._label(path), *rest, "kept without it"])
+
+    def _label(self, path: Json) -> list[int]:
+        keys = list(path)
+        pairs = bool(keys) and isinstance(keys[0], tuple)
+        for number, text in enumerate(self.known):
+            known = list(itertools.pairwise(text)) if pairs else text
+            if known[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
+
+    def _nodes(self) -> Json:
+        if self.core.rust is not None:
+            return [(path, size, *held) for path, size, held in self.core.rust.walk()]
+        found: Json = []
+
+        def walk(node: Real, path: tuple[Real, ...]) -> None:
+            for child in node.children.values():
+                whole = path + tuple(child.key)
+                found.append((whole, len(child.key), *self.core.held(child)))
+                walk(child, whole)
+
+        walk(self.core.root, ())
+        return found
+
+    # -- playing -----------------------------------------------------------------------------------
+
+    def _add(self, wanted: Json) -> Real:
+        prompt = unspell(wanted["prompt"])
+        self.known.append(prompt + unspell(wanted.get("reply", "")))
+        self.salts.append(wanted.get("salt"))
+        if self.core.rust is not None:
+            self.core.rust.learn(self.known[-1], self.salts[-1])
+        request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
+        self.core.scheduler._add_request_to_queue(request)
+        return request
+
+    def play(self, group: Json) -> Json:
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.core.plan()
+            self._start()
+            return {"reset": True}
+        self.evicted = []
+        scheduler, coming = self.core.scheduler, list(group)
+        requests: dict[str, Real] = {}
+        wanted: dict[str, Json] = {}
+        told: dict[str, Json] = {}
+        back: set[str] = set()
+        idle = 0
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                request = self._add(coming[0])
+                requests[request.rid], wanted[request.rid] = request, coming.pop(0)
+                told[request.rid] = {"cached": None, "chunks": [], "branch": None, "retracted": 0}
+            for name, request in requests.items():
+                if wanted[name].get("aborted", NEVER) == turn and not request.finished():
+                    told[name]["aborted"] = True
+                    self.core.abort(name)
+            batch = self.core.plan()
+            scheduler.cur_batch = batch
+            if batch is None:
+                scheduler.last_batch = None
+                ended = all(_is_over(r) or told[n].get("aborted") for n, r in requests.items())
+                none = not coming and not scheduler.waiting_queue
+                if ended and none and scheduler.running_batch.is_empty():
+                    return self._told([told[name] for name in requests])
+                idle += not coming
+                if idle > MOST_IDLE:
+                    return {"error": "stuck"}
+                continue
+            idle = 0
+            self._run(batch, wanted, told)
+            scheduler.last_batch = batch
+            for name, request in requests.items():
+                _count_retractions(request, told[name], back)
+        return {"error": "too many steps"}
+
+    def _run(self, batch: Real, wanted: dict[str, Json], told: dict[str, Json]) -> None:
+        extends = batch.forward_mode.is_extend()
+        decoding = batch.decoding_reqs or () if extends else ()
+        tokens = []
+        for request in batch.reqs:
+            entry = told[request.rid]
+            if extends and request not in decoding:
+                start, end = self.core.span(request)
+                entry["chunks"].append([start, end])
+                if entry["cached"] is None:
+                    entry["cached"], entry["branch"] = start, self.core.branch(request)
+            reply, done = unspell(wanted[request.rid].get("reply", "")), len(request.output_ids)
+            tokens.append(reply[done] if done < len(reply) else 1)
+        self.core.take(batch, tokens, extends=extends)
+
+    def _told(self, requests: list[Json]) -> Json:
+        return {
+            "requests": requests,
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
+            "free": self.core.free(),
+        }
+
+
+def _is_over(request: Real) -> bool:
+    """Done, or dropped: the last one that finds no memory is told to end, and never runs again."""
+    return bool(request.finished() or getattr(request, "to_finish", None) is not None)
+
+
+def _count_retractions(request: Real, told: Json, back: set[str]) -> None:
+    if hasattr(request, "retraction_count"):
+        told["retracted"] = request.retraction_count
+    elif not getattr(request, "is_retracted", False):
+        back.discard(request.rid)
+    elif request.rid not in back:
+        told["retracted"] += 1
+        back.add(request.rid)
+
+
+TREE = (
+    *("match_prefix", "cache_finished_req", "cache_unfinished_req", "checkpoint", "evict"),
+    *("inc_lock_ref", "dec_lock_ref", "lock", "unlock", "free_kv_row", "on_release"),
+)
+"""What a scheduler asks of a tree; a release has some of them."""
+
+
+def seconds(core: Real, wanted: Json) -> Json:
+    """Processor time for the prompts, one after another, each with a token of reply.
+
+    Of the scheduler with everything, and of the tree's methods alone.
+    """
+    server, texts = core(wanted["config"]), [unspell(prompt) for prompt in wanted["prompts"]]
+    clock = Stopwatch(server.tree, TREE)
+    begun = time.process_time()
+    for number, text in enumerate(texts):
+        request = server.request(f"{number:06}", text, {"generate": 1})
+        server.scheduler.waiting_queue.append(request)
+        while not request.finished():
+            batch = server.plan()
+            server.take(batch, [1] * len(batch.reqs), extends=batch.forward_mode.is_extend())
+            server.scheduler.last_batch = batch
+    return {"scheduler": time.process_time() - begun, "tree": clock.seconds}
+
+
+def play(core: Real, workload: Json) -> list[Json]:
+    """All groups of a workload, up to the first that ends in an error."""
+    hicache_worker.PAGES.clear()
+    return play_groups(workload["steps"], Playing(core, workload["config"]).play)
+
+
+def differences(core: Real, config: Json) -> list[list[str]]:
+    """Field, as a server starts, as the scheduler has it here: of the whole configuration."""
+    started, used = config["server"], core(config).settings()
+    names = sorted(started.keys() | used.keys())
+    return [
+        [name, str(started.get(name, "-")), str(used.get(name, "-"))]
+        for name in names
+        if started.get(name, "-") != used.get(name, "-")
+    ]
+
+
+def main() -> None:
+    """Play workloads until the input ends."""
+    answers = own_output()
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    root = Path(sys.argv[1])
+    stand_ins.install(root, tree_core=sys.argv[3] if len(sys.argv) > 3 else "python")
+    core = importlib.import_module("cachesim.lab.real.sglang.core_worker").core_of(root)
+
+    def told(wanted: Json) -> list[Json]:
+        if wanted.get("settings"):
+            return differences(core, wanted["config"])
+        return [seconds(core, wanted)] if "prompts" in wanted else play(core, wanted)
+
+    answer_lines(answers, told)

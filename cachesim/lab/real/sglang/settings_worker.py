@@ -1,0 +1,210 @@
+"""The configuration of a server, by SGLang's own `ServerArgs` of a workload's flags.
+
+`ServerArgs` with a model's `config.json` and the flags that a workload names is resolved by the
+release's own code, as when a server starts on a machine with one GPU. What the scheduler is then
+given otherwise stands in `OVERRIDES`. Empty are kernels, quantizations and models, and the outside
+packages that only they need; the GPU only has a name, a size and a capability. Runs in a worker
+apart from the scheduler's.
+"""
+
+import dataclasses
+import importlib
+import importlib.machinery
+import inspect
+import json
+import logging
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.lab.real.empty_modules import EmptyModules
+from cachesim.lab.real.sglang import hicache_worker, stand_ins
+from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
+from cachesim.lab.real.worker_side import Bag, answer_lines, own_output
+
+Json = Any
+Real = Any  # modules, classes and objects of the release: known only when it runs
+
+_LAYERS: Final = 4
+
+_WINDOWS: Final[dict[str, Any]] = HYBRIDS["dense"] | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_hidden_layers": _LAYERS,
+    "layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2),
+    "sliding_window": 128,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+
+STARTED: Final[dict[str, dict[str, Any]]] = {
+    "full": HYBRIDS["dense"],
+    "eagle": HYBRIDS["dense"] | {"architectures": ["LlamaForCausalLMEagle"]},
+    "window": _WINDOWS,
+    "mamba": HYBRIDS["hybrid"],
+    "window-mamba": HYBRIDS["hybrid"]
+    | {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0], "sliding_window": 128},
+}
+"""`config.json` of each kind of model, and of a drafter."""
+
+EMPTY: Final = (
+    "sglang.jit_kernel",
+    "sglang.kernels",
+    "sglang.srt.entrypoints",
+    "sglang.srt.layers",
+    "sglang.srt.models",
+)
+"""Parts of the release that hold kernels or weights."""
+
+NAME: Final = "NVIDIA H100 80GB HBM3"
+MEMORY: Final = 80 << 30
+"""Bytes of the GPU that is pretended to be there."""
+
+CAPABILITY: Final = (9, 0)
+
+
+class Modules(EmptyModules):
+    """Empty modules for what the release itself imports; what PyTorch looks up is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(_is_missing)
+
+
+def _is_missing(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top == "sglang":
+        return name.startswith(EMPTY)
+    return importlib.machinery.PathFinder.find_spec(top) is None and _importer() == "sglang"
+
+
+def _importer() -> str:
+    frame: Real = sys._getframe(1)
+    while frame is not None:
+        named = frame.f_globals.get("__name__", "")
+        if not named.startswith(("importlib", "cachesim", "_frozen")):
+            return str(named.partition(".")[0])
+        frame = frame.f_back
+    return ""
+
+
+def install(root: Path) -> None:
+    """Make `import sglang.srt.server_args` work from an unpacked wheel."""
+    torch: Real = importlib.import_module("torch")
+    transformers: Real = importlib.import_module("transformers")
+    for name in ("AutoProcessor", "AutoTokenizer", "AutoConfig"):  # before anything is empty
+        getattr(transformers, name)
+    importlib.import_module("transformers.processing_utils")
+    images = Bag(register=lambda *_, **__: None)  # they need another package
+    vars(sys.modules["transformers"]).update(AutoImageProcessor=images)
+    importlib.import_module("torch.utils.cpp_extension")
+    torch.compile = stand_ins.compile_nothing
+    vars(torch.cuda).update(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        get_device_name=lambda *_: NAME,
+        get_device_capability=lambda *_: CAPABILITY,
+        mem_get_info=lambda *_: (MEMORY, MEMORY),
+        get_device_properties=lambda *_: Bag(
+            name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
+        ),
+    )
+    torch.version.cuda = "12.9"
+    sys.modules["dill"] = pickle
+    sys.path.insert(0, str(root))
+    sys.meta_path.insert(0, Modules())
+    stand_ins.name_chunk_size(root)
+    common: Real = importlib.import_module("sglang.srt.utils.common")
+    common.get_nvgpu_memory_capacity = lambda: MEMORY >> 20
+
+
+FLAGS: Final = {
+    "page_size": "page",
+    "chunked_prefill_size": "chunk",
+    "max_prefill_tokens": "max_prefill",
+    "max_running_requests": "max_running",
+    "max_total_tokens": "tokens",
+    "max_mamba_cache_size": "states",
+    "mamba_scheduler_strategy": "strategy",
+    "mamba_radix_cache_strategy": "strategy",
+    "mamba_track_interval": "interval",
+    "mamba_max_states_per_path": "cap",
+    "radix_eviction_policy": "policy",
+    "enable_mixed_chunk": "mixes",
+    "context_length": "max_len",
+}
+"""Flag of `ServerArgs` -> its name in a workload."""
+
+
+class Start:
+    """Makes configurations by a release's own code."""
+
+    def __init__(self, root: Path) -> None:
+        install(root)
+        self.arguments: Real = importlib.import_module("sglang.srt.server_args").ServerArgs
+        self._known = set(inspect.signature(self.arguments).parameters)
+        self._folder = tempfile.TemporaryDirectory()
+        for name, model in STARTED.items():
+            place = Path(self._folder.name, name)
+            place.mkdir()
+            place.joinpath("config.json").write_text(json.dumps(model))
+
+    def model(self, name: str) -> str:
+        """The folder of a model's configuration."""
+        return str(Path(self._folder.name, name))
+
+    def flags(self, config: Json) -> dict[str, Real]:
+        """Flags of a server as a workload names it."""
+        given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
+        given["model_path"] = self.model(config["kind"])
+        given["max_running_requests"] = config.get("requested", config.get("max_running"))
+        if config.get("strategy") == "no_buffer":  # 0.5.23 refuses it otherwise
+            given["disable_overlap_schedule"] = True
+        if "window_tokens" in config:
+            given["swa_full_tokens_ratio"] = config["window_tokens"] / config["tokens"]
+        if config.get("eagle"):
+            given["speculative_algorithm"] = "EAGLE"
+            given["speculative_draft_model_path"] = self.model("eagle")
+        given |= hicache_worker.flags(config.get("host"))
+        return {name: value for name, value in given.items() if name in self._known}
+
+    def resolved(self, config: Json) -> dict[str, Json]:
+        """Every field of the configuration that a server would start with."""
+        args = self.arguments(**self.flags(config))
+        if hasattr(args, "resolve_once"):
+            args.resolve_once()
+            found = args.resolved_dict()
+        else:  # 0.5.9 resolves when it is made
+            found = {each.name: getattr(args, each.name) for each in dataclasses.fields(args)}
+        found |= {
+            "random_seed": None,  # drawn at every start
+            "mamba_cache_chunk_size": self._chunk_size(args, config),
+        }
+        plain = json.loads(json.dumps(found, default=str))
+        folder = self._folder.name
+        return {
+            name: value.replace(f"{folder}/", "") if isinstance(value, str) else value
+            for name, value in plain.items()
+        }
+
+    def _chunk_size(self, args: Real, config: Json) -> int | None:
+        if "mamba" not in config["kind"]:
+            return None
+        if hasattr(self.arguments, "mamba_cache_chunk_size"):
+            return int(args.mamba_cache_chunk_size)
+        overrides: Real = importlib.import_module("sglang.srt.arg_groups.overrides")
+        return int(overrides.mamba_cache_chunk_size(args))
+
+
+def main() -> None:
+    """Answer flags until the input ends."""
+    answers = own_output()
+    logging.disable(logging.CRITICAL)
+    start = Start(Path(sys.argv[1]))
+    answer_lines(answers, start.resolved)
+
+
+if __name__ == "__main__":
+    main()

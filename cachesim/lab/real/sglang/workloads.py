@@ -1,0 +1,215 @@
+"""Random workloads for both schedulers: every kind of tree, small pools, arrivals, aborts.
+
+Every new token is one that no earlier text has, unless it is copied.
+"""
+
+import math
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.sglang.rules import Rules
+from cachesim.lab.real.prompts import Writer
+
+KINDS: Final = (
+    "full",
+    "pages",
+    "policy",
+    "pairs",
+    "window",
+    "window-pages",
+    "no-buffer",
+    "extra-buffer",
+    "few-states",
+    "pressure",
+    "arrivals",
+    "aborts",
+    "host",
+    "host-parts",
+    "host-back",
+    "storage",
+)
+
+GRID: Final = 64
+"""Where states are saved with `extra_buffer`: whole chunks of the kernel."""
+
+
+def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """Draw a workload; a seed and a number give the same to every release that can."""
+    rng = Random(f"sglang {seed} {number}")
+    kind = KINDS[number % len(KINDS)]
+    longest = rng.choice((40, 90, 200, 400) if kind != "pressure" else (20, 40, 90))
+    stored = kind == "storage" and rules.tree.trees == "unified"
+    if stored:  # more than one piece of a transfer has
+        longest = max(longest, 200)
+    config = config_of(rng, kind, longest, rules)
+    writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
+    steps = []
+    groups = rng.randint(3, 10)
+    if kind in TIERED:  # what comes back after the device has given it up
+        writer.recent, writer.novelty, groups = 40, 0.35, groups + 8
+    if stored:
+        writer.novelty = 0.2
+    for _ in range(groups):
+        way = rng.choice(WAYS) if stored else kind
+        together = rng.choice((1, 1, 1, 2, 3, 5) if way not in CROWDS else (2, 3, 5, 8))
+        steps.append(writer.group(together, way))
+        if stored and rng.random() < 0.3:
+            steps.append([{"reset": True}])
+    return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def draw_mixed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload in which those that decode go on beside every piece of a prompt."""
+    drawn = draw(seed, number, rules)
+    drawn["config"]["mixes"] = True
+    return drawn | {"id": f"mixed-{drawn['id']}"}
+
+
+CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
+
+TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
+"""With a host beside the device: any model, one with parts, and everything copied late."""
+
+WAYS: Final = ("storage", "storage", "arrivals", "aborts")
+"""How the requests of a group come where there is a storage below every model's host."""
+
+POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
+
+
+def config_of(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
+    """The server of a kind of workloads: what its layers keep, and its limits."""
+    unified = rules.tree.trees == "unified"
+    model = _model(rng, kind, unified=unified)
+    running = rng.choice((1, 2, 4, 8) if kind != "pressure" else (4, 8))
+    config: dict[str, Any] = {
+        "kind": model,
+        "page": 1,
+        "chunk": rng.choice((32, 64, 100, 128)) if rng.random() < 0.5 else 8192,
+        "max_running": running,
+        "max_len": 4096,
+    }
+    if kind in CROWDS and rng.random() < 0.6:
+        config["ignore_eos"] = False  # counted with a part of what they may generate
+    if rng.random() < 0.2:
+        config["max_prefill"] = rng.choice((100, 300))
+    strategy = rng.choice(("no_buffer", "extra_buffer"))
+    if kind in {"no-buffer", "extra-buffer"}:
+        strategy = kind.replace("-", "_")
+    paged = kind in {"pages", "window-pages"} or (kind != "policy" and rng.random() < 0.3)
+    if paged and (model in {"full", "window"} or strategy == "extra_buffer"):
+        config["page"] = page = rng.choice((2, 4, 16, 64))
+        config["chunk"] = -(-config["chunk"] // page) * page  # the server takes no other
+    if kind == "policy" or (kind in CROWDS and model == "full" and rng.random() < 0.5):
+        config["policy"] = rng.choice(policies(rules))
+    if kind == "pairs" or (kind in {*CROWDS, *TIERED} and rng.random() < 0.2):
+        config["eagle"] = True
+    if "mamba" in model:
+        config |= _states(rng, strategy, running, few=kind in {"few-states", "pressure", *TIERED})
+        if unified and rng.random() < 0.2:
+            config["cap"] = rng.choice((1, 2, 4))
+    if kind in TIERED:
+        config |= _host(rng, kind, rules)
+    return config | _pool(rng, config, longest, tight=kind in {"pressure", "policy", *TIERED})
+
+
+def _model(rng: Random, kind: str, *, unified: bool) -> str:
+    model = {
+        "window": "window",
+        "window-pages": "window",
+        "no-buffer": "mamba",
+        "extra-buffer": "mamba",
+        "few-states": "mamba",
+    }.get(kind, "full")
+    if kind in CROWDS or (kind in TIERED and unified):
+        whole = () if kind == "host-parts" else ("full",)
+        model = rng.choice((*whole, "window", "mamba"))
+    if model != "full" and unified and rng.random() < 0.15:
+        model = "window-mamba"
+    return model
+
+
+def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+    """A host that is larger than the device, or where a release takes it smaller."""
+    unified = rules.tree.trees == "unified"
+    ratios = (0.2, 0.5, 1.0, 1.5, 2.0, 4.0) if unified else (1.0, 1.5, 2.0, 4.0)
+    host: dict[str, Any] = {
+        "policy": "write_back" if kind == "host-back" else rng.choice(POLICIES),
+        "ratio": rng.choice(ratios),
+        "lag": rng.choice((0, 0, 0, 1, 3)),
+    }
+    if kind == "storage":
+        host["storage"] = {
+            "policy": rng.choice(("best_effort", "wait_complete", "timeout")),
+            "threshold": rng.choice((1, 20, 64)),
+            "lag": rng.choice((0, 0, 1, 3)),
+            "timeout_base": rng.choice((0.0, 1.0, 2.0)),
+            "timeout_per_ki_token": rng.choice((0.25, 20.0)),
+        }
+    if kind == "storage" and unified:
+        host["storage"] |= {
+            "acks": rng.choice((0, 1, 1, 2)),
+            "interval": rng.choice((0, 1, 2, 8)),
+            "attempts": rng.choice((0, 1, 3, 8)),
+        }
+    by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
+    return {"host": host, **by}
+
+
+def policies(rules: Rules) -> tuple[str, ...]:
+    """Values of `--radix-eviction-policy`."""
+    both = ("lru", "lfu", "fifo", "mru", "filo", "priority")
+    return (*both, "slru") if rules.tree.counts_hits else both
+
+
+def _states(rng: Random, strategy: str, running: int, *, few: bool) -> dict[str, Any]:
+    """Enough for those that run; little more where they are to be few."""
+    most = running * (3 if strategy == "extra_buffer" else 1)
+    room = rng.randint(2, 6) if few else rng.choice((20, 60))
+    return {
+        "strategy": strategy,
+        "states": 3 * running + most + room,
+        "interval": rng.choice((64, 128, 256)),
+    }
+
+
+def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> dict[str, Any]:
+    page = config["page"]
+    one = 2 * longest + 140 + 3 * page
+    tokens = one + rng.randint(0, longest) if tight else rng.choice((2, 8)) * one
+    tokens = -(-tokens // page) * page
+    if "window" not in config["kind"]:
+        return {"tokens": tokens}
+    window = rng.choice((3, 8, 16, 40, 100))
+    share = one if tight else rng.choice((one, tokens))
+    return {
+        "tokens": tokens,
+        "window": window,
+        "window_tokens": min(tokens, -(-share // page) * page),
+    }
+
+
+class _Writer(Writer):
+    """Requests with a key and a priority."""
+
+    def request(self, *, long: bool) -> dict[str, Any]:
+        """Draw a request, with its reply, its key and its priority."""
+        rng = self.rng
+        wanted = self.ask((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
+        if rng.random() < 0.1:
+            wanted["salt"] = rng.choice(("a", "b"))
+        if rng.random() < 0.2:
+            wanted["priority"] = rng.randint(0, 3)
+        return wanted
+
+    def group(self, together: int, kind: str) -> list[dict[str, Any]]:
+        """Requests at once, or some turns apart; clients that go away after some turns."""
+        rng, turn, group = self.rng, 0, []
+        for _ in range(together):
+            wanted = self.request(long=kind == "pressure")
+            if kind in {"arrivals", "aborts"}:
+                turn += rng.choice((0, 0, 1, 2, 5))
+                wanted["arrives"] = turn
+            if kind == "aborts" and rng.random() < 0.5:
+                wanted["aborted"] = turn + rng.choice((0, 1, 1, 2, 3, 6, 12))
+            group.append(wanted)
+        return group

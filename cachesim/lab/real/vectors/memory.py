@@ -1,0 +1,233 @@
+"""Replays what llama.cpp's own memory classes did, as the vector files recorded it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
+from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.engines.llamacpp.memory.context import INVALID, NO_SLOT, PlannedFailure
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.memory.lanes import visible_cells
+from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.vectors.memory_counter import counter_context
+from cachesim.scenario.limits import TOTAL_TOKENS
+from cachesim.typed import JsonObject
+
+NAMES: Final = {"attention": "kv", "window": "swa"}
+"""What the vectors call our caches."""
+
+
+def mismatch(line: Mapping[str, Any]) -> Difference | None:
+    """The first operation that differs; None if every one is equal."""
+    player = MemoryPlayer(line["build"], line["memory"])
+    for step, (op, expected) in enumerate(zip(line["ops"], line["results"], strict=True)):
+        actual = player.play(op)
+        if actual != expected:
+            return Difference(step=step, real=expected, simulated=actual)
+    return None
+
+
+class MemoryPlayer:
+    """A fresh memory and the operations on it, in the vectors' words."""
+
+    def __init__(self, build: str, memory: Mapping[str, Any]) -> None:
+        # The recorded stand-in graph leaves the planes behind a short ubatch alone in all builds.
+        rules = replace(FAMILY.release(build).rules.memory, short_ubatch="kept")
+        self.context = counter_context(memory, rules)
+        self.n_seq_max: int = memory["n_seq_max"]
+        self.parts = named_parts(self.context.memory)
+        self.slots: dict[str, Blob] = {}
+
+    def play(self, op: Mapping[str, Any]) -> JsonObject:
+        """Do one operation: what it returned, and the state it left."""
+        result = OPERATIONS[op["op"]](self, op)
+        self.context.check_integrity()
+        return {**result, "state": self.state()}
+
+    # --- operations
+
+    def decode(self, op: Mapping[str, Any]) -> JsonObject:
+        """Decode a batch of runs."""
+        runs: Sequence[Mapping[str, Any]] = op["runs"]
+        counted = sum(run["count"] for run in runs)
+        if counted > TOTAL_TOKENS:
+            msg = f"a batch of {counted:,} tokens; {TOTAL_TOKENS:,} is the most"
+            raise ValueError(msg)
+        if any(run["start"] < 0 for run in runs):
+            msg = "a position below 0"
+            raise ValueError(msg)
+        seqs = tuple(tuple(run["seqs"]) for run in runs for _ in range(run["count"]))
+        positions = tuple(run["start"] + i for run in runs for i in range(run["count"]))
+        fail = op.get("fail")
+        self.context.n_ubatch = op["n_ubatch"]
+        self.context.all_outputs = op.get("all_outputs", False)
+        ret = self.context.decode(
+            Batch(tokens=(0,) * len(seqs), positions=positions, seqs=seqs),
+            fail=None if fail is None else PlannedFailure(ubatch=fail["ubatch"], code=fail["code"]),
+        )
+        result: JsonObject = {"ret": ret}
+        if ret not in {NO_SLOT, INVALID}:
+            result["ubatches"] = [told(ubatch, store) for ubatch, store in self.context.reached]
+        if ret not in {0, NO_SLOT, INVALID}:
+            result["ubatches"][-1]["failed"] = True
+            result["cleanup"] = [
+                {"seq": call.seq, "p0": call.p0, "p1": call.p1, "ret": call.removed}
+                for call in self.context.cleanup
+            ]
+        return result
+
+    def seq_rm(self, op: Mapping[str, Any]) -> JsonObject:
+        """Remove a range."""
+        return {"ret": self.context.seq_rm(op["seq"], op["p0"], op["p1"])}
+
+    def seq_cp(self, op: Mapping[str, Any]) -> JsonObject:
+        """Copy a sequence."""
+        self.context.seq_cp(op["src"], op["dst"], op["p0"], op["p1"])
+        return {"ret": None}
+
+    def seq_keep(self, op: Mapping[str, Any]) -> JsonObject:
+        """Drop the other sequences."""
+        self.context.seq_keep(op["seq"])
+        return {"ret": None}
+
+    def seq_add(self, op: Mapping[str, Any]) -> JsonObject:
+        """Move positions."""
+        self.context.seq_add(op["seq"], op["p0"], op["p1"], op["delta"])
+        return {"ret": None}
+
+    def seq_div(self, op: Mapping[str, Any]) -> JsonObject:
+        """Divide positions."""
+        if op["divisor"] < 1:
+            msg = f"positions divided by {op['divisor']}; write a whole number from 1 on"
+            raise ValueError(msg)
+        self.context.seq_div(op["seq"], op["p0"], op["p1"], op["divisor"])
+        return {"ret": None}
+
+    def clear(self, op: Mapping[str, Any]) -> JsonObject:
+        """Empty everything."""
+        self.context.clear(data=op["data"])
+        return {"ret": None}
+
+    def save(self, op: Mapping[str, Any]) -> JsonObject:
+        """Write a state into a named slot."""
+        blob = self.context.state_write(op["seq"], partial=op["flags"] == "partial")
+        self.slots[op["slot"]] = blob
+        return {"bytes": blob.size}
+
+    def load(self, op: Mapping[str, Any]) -> JsonObject:
+        """Restore a state from a named slot."""
+        blob = self.slots[op["slot"]]
+        consumed = self.context.state_read(blob, op["seq"], partial=op["flags"] == "partial")
+        return {"ok": False} if consumed is None else {"ok": True, "bytes": consumed}
+
+    def mask(self, op: Mapping[str, Any]) -> JsonObject:
+        """The attention mask of the last ubatch of the decode just before."""
+        ubatch, _ = self.context.reached[-1]
+        causal: bool = op["causal"]
+        return {"causal": causal} | {
+            name: visible_cells(cache.streams, cache.mask, ubatch, causal=causal)
+            for name, cache in self.parts.caches.items()
+        }
+
+    # --- state
+
+    def state(self) -> JsonObject:
+        """Everything that is compared after an operation."""
+        context = self.context
+        ids = range(self.n_seq_max)
+        state: JsonObject = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}
+        for name, cache in self.parts.caches.items():
+            state[name] = [_stream_state(cache, stream) for stream in range(len(cache.streams))]
+        if self.parts.recurrent is not None:
+            state["recurrent"] = recurrent_state(self.parts.recurrent)
+        return state
+
+
+OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], JsonObject]]] = {
+    "decode": MemoryPlayer.decode,
+    "seq_rm": MemoryPlayer.seq_rm,
+    "seq_cp": MemoryPlayer.seq_cp,
+    "seq_keep": MemoryPlayer.seq_keep,
+    "seq_add": MemoryPlayer.seq_add,
+    "seq_div": MemoryPlayer.seq_div,
+    "clear": MemoryPlayer.clear,
+    "save": MemoryPlayer.save,
+    "load": MemoryPlayer.load,
+    "mask": MemoryPlayer.mask,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Parts of a memory."""
+
+    caches: Mapping[str, AttentionCache]
+    recurrent: RecurrentMemory | None = None
+
+
+def named_parts(memory: Memory) -> Parts:
+    """Its attention caches under the vectors' names, and its recurrent part."""
+    attention, recurrent = parts_of(memory)
+    named = {NAMES[part]: cache for part, cache in caches_of(attention).items()}
+    return Parts(caches=named, recurrent=recurrent)
+
+
+def told(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
+    """A ubatch that was reached."""
+    entry: JsonObject = {
+        "n_tokens": ubatch.n_tokens,
+        "n_seqs": ubatch.n_seqs,
+        "n_seq_tokens": ubatch.n_seq_tokens,
+        "seqs": [list(ids) for ids in ubatch.seqs],
+        "positions": list(ubatch.positions),
+    }
+    if store is not None and store.recurrent is not None:
+        window = store.recurrent.window
+        entry["recurrent"] = {
+            "head": window.head,
+            "n": len(window.sources),
+            "zeroed": window.zeroed,
+            "source_rows": list(window.sources),
+        }
+    return entry
+
+
+def _stream_state(cache: AttentionCache, stream: int) -> JsonObject:
+    cells = cache.streams.cells[stream]
+    return {
+        "stream": stream,
+        "head": cache.streams.heads[stream],
+        "used": cells.used,
+        "has_shift": cells.has_shift,
+        "cells": [
+            [i, pos, cells.seqs_of(i), int(cells.shift[i])]
+            for i, pos in enumerate(cells.pos.tolist())
+            if pos >= 0
+        ],
+    }
+
+
+def recurrent_state(memory: RecurrentMemory) -> JsonObject:
+    """The recurrent part: records, pending rollbacks, and every plane's number."""
+    cells = memory.cells
+    rows = memory.planes.rows[memory.layers[0]][:, 0].tolist()
+    return {
+        "head": cells.head,
+        "used": cells.used,
+        "rs_idx": list(memory.rs_idx),
+        "cells": [
+            {
+                "pos": cells.pos[i],
+                "src": cells.src[i],
+                "tail": cells.tail[i],
+                "seqs": sorted(cells.seqs[i]),
+                "state": rows[i :: memory.size],
+            }
+            for i in range(memory.size)
+        ],
+    }

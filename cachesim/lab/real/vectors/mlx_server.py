@@ -1,0 +1,373 @@
+"""Replays what mlx-lm's own server did, as the vector files recorded it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.base import Reply, Request, Ticket
+from cachesim.engines.chat_templates import Message
+from cachesim.engines.events import Event
+from cachesim.engines.family import Family
+from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.events import (
+    Insertion,
+    ModelCalled,
+    PromptProgress,
+    RequestAdmitted,
+    RequestFinished,
+)
+from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.server.batch import DISCONNECTED
+from cachesim.engines.mlx_lm.server.thread import DEAD, UNANSWERED
+from cachesim.engines.profile import Profile
+from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
+from cachesim.lab.real.mlx_lm.rows import read_row, write_row
+from cachesim.lab.real.mlx_lm.state import ColdStates
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.typed import Json
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.oracle import Oracle
+
+PRESETS: Final = {"attn": "dense", "swa": "swa", "hyb": "hybrid-delta"}
+"""The models of the vectors, and the presets that have their caches."""
+
+FAMILIES: Final = {"hyb": "qwen3_next"}
+"""The classes of the recorded models, where they are not what the layers call for."""
+
+FLOAT32: Final = 4
+VOCABULARY: Final = 64
+FILLER: Final = 20
+"""What would be said where the recording ends because the worker died."""
+
+NEVER_SAID: Final = 21
+MOST_DRAFTED: Final = 3
+
+TOLERANCE: Final = 1e-3
+"""How far log probabilities may lie apart: the real model computes in float32."""
+
+CLOSE: Final = 1e-5
+"""How far a stored state may lie from the key's own, as `server_watch` asks beside the real one."""
+
+PACKED: Final = 0.1
+"""The same where keys and values are packed: one between two steps is rounded up or down."""
+
+FIELDS: Final = tuple(each.name for each in FAMILY.fields)
+BY_SIZE: Final = ("nbytes",)
+"""What classes with layers of their own have otherwise."""
+
+BY_WEIGHTS: Final = ("difference", "distance")
+
+STORE_OPTION: Final = "prompt_cache_size"
+"""Older servers do not have it; the recordings gave it to their store directly."""
+
+
+def spec_of(model: Mapping[str, Any]) -> ModelSpec:
+    """The toy with the caches, the bytes and, of a family, the weights of a recorded model."""
+    if "family" in model:
+        return toy_of(model, VOCABULARY)
+    window = {"window": model["window"]} if "window" in model else {}
+    preset = PRESETS[model["kind"]]
+    family = FAMILIES.get(model["kind"], "")
+    return tiny(preset, vocabulary=VOCABULARY, family=family, **window)
+
+
+class ServerPlayer:
+    """A server of a release, and the recorded form of what it does."""
+
+    def __init__(self, line: Mapping[str, Any], rules: MlxRules | None = None) -> None:
+        """`rules` take the place of the release's own."""
+        self.spec = spec_of(line["model"])
+        self.tolerance = PACKED if "kv_bits" in line["options"] else TOLERANCE
+        self.profile = Profile.parse(f"mlx-lm@{line['version']}")
+        self.rules = rules or FAMILY.rules(self.profile)
+        self.family = FAMILY if rules is None else under(self.profile.release, rules)
+        self.engine = self._started(line["template"], dict(line["options"]))
+        self.engine.server.store.watch = self._watch
+        layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
+        self._cold = ColdStates(build(self.spec), layers, within=CLOSE)
+        self._oracle = Oracle(build(self.spec))
+        self._inserted: list[dict[str, Json]] = []
+        self._numbers: list[tuple[PromptCache, int]] = []
+        self._seen = 0
+
+    def _started(self, template: str, options: dict[str, Any]) -> MlxLm:
+        known = FAMILY.has(FAMILY.option(STORE_OPTION), self.profile)
+        size = None if known else options.pop(STORE_OPTION, None)
+        more = {
+            "tokenizer": "words",
+            "chat_template": template,
+            "element_bytes": FLOAT32,
+            "provenance": False,
+        }
+        engine = MlxLm(
+            self.profile,
+            network=build(self.spec),
+            options=options | more,
+            family=self.family,
+        )
+        if size is not None:
+            engine.server.store.cache.max_size = size
+        return engine
+
+    def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
+        agree = self._cold.agree(insertion.key, cache)
+        layers = [
+            {**layer, "nbytes": _recorded_bytes(layer["nbytes"]), "state_is_key": same}
+            for layer, same in zip(insertion.layers, agree, strict=True)
+        ]
+        self._numbers.append((cache, insertion.number))
+        self._inserted.append(
+            {
+                "number": insertion.number,
+                "key": write_row(insertion.key),
+                "length": insertion.length,
+                "layers": layers,
+                "type": None if insertion.type == "all" else insertion.type,
+            }
+        )
+
+    def play(
+        self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Json]:
+        """Serve one group; the recording lends the tokens that were sampled."""
+        self._inserted = []
+        tickets = self._serve(requests, recorded)
+        self.engine.check_integrity()
+        events = self.engine.events[self._seen :]
+        self._seen = len(self.engine.events)
+        return {
+            "requests": [
+                self._result(ticket, events, result)
+                for ticket, result in zip(tickets, recorded, strict=True)
+            ],
+            "inserted": self._inserted,
+            "forwards": [[each.rows, each.columns] for each in of_kind(ModelCalled, events)],
+            "store": self._store(),
+        }
+
+    def _serve(
+        self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
+    ) -> list[Ticket | None]:
+        """Requests come in their turns, or when there is nothing else to do; clients leave."""
+        server, tickets = self.engine.server, dict[int, Ticket]()
+        start, pairs = server.turns, list(zip(requests, recorded, strict=True))
+        later = sorted(range(len(pairs)), key=lambda index: requests[index].get("at", 0))
+        busy = True
+        while busy or later:
+            while later and (not busy or requests[later[0]].get("at", 0) <= server.turns - start):
+                index, busy = later.pop(0), True
+                if "refused" not in requests[index]:  # the HTTP side turned it away
+                    tickets[index] = self.engine.submit(self._request(*pairs[index]))
+            for index, ticket in tickets.items():
+                leaves = requests[index].get("leaves_after")
+                if leaves is not None and self.engine.said(ticket) >= leaves:
+                    self.engine.cancel(ticket)
+            busy = self.engine.step()
+        return [tickets.get(index) for index in range(len(pairs))]
+
+    def _request(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> Request:
+        said = read_row(result["generated"] or "")
+        if result.get("error") or result.get("finish") == DISCONNECTED:
+            said += [FILLER] * (max(1, request["max_tokens"]) - len(said))
+        options = {name: request[name] for name in FIELDS if name in request}
+        tokenizer = self.engine.tokenizer
+        return Request(
+            prompt=tokenizer.encode(request["text"]) if "text" in request else (),
+            messages=tuple(Message(**each) for each in request.get("messages", ())),
+            predict=request["max_tokens"],
+            reply=as_tokens(said),
+            drafts=_drafts(request["drafts"], len(said)) if "drafts" in request else None,
+            options=options,
+        )
+
+    def _result(
+        self, ticket: Ticket | None, events: Sequence[Event], recorded: Mapping[str, Json]
+    ) -> dict[str, Json]:
+        if ticket is None:
+            return dict(REFUSED)
+        mine = [each for each in events if each.task == ticket]
+        reply = self.engine.reply(ticket)
+        admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
+        finished = next(iter(of_kind(RequestFinished, mine)), None)
+        result: dict[str, Json] = {
+            "prompt": "" if reply is None else write_row(reply.prompt),
+            "n": 0 if reply is None else len(reply.prompt),
+            "generated": "" if reply is None else write_row(reply.generated),
+            "finish": None if finished is None else finished.reason,
+            "error": _error_of(reply, recorded),
+            "progress": [[each.done, each.total] for each in of_kind(PromptProgress, mine)],
+            "cached": None if admitted is None else admitted.cached,
+            "reported": None if admitted is None else admitted.reported,
+        }
+        if "logprobs" in recorded:
+            rows = recorded["logprobs"]
+            result["logprobs"] = (
+                "as real" if reply is None else _as_real(reply, rows, self.tolerance)
+            )
+        elif "answer" in recorded:
+            result["answer"] = None if reply is None else self._answer(reply)
+        if recorded.get("wire") is not None and reply is not None:
+            told = reply.generated[: len(reply.generated) - self.engine.trimmed(ticket)]
+            result["wire"] = recorded["wire"] | {
+                "status": HTTPStatus.OK,
+                "prompt_tokens": len(reply.prompt),
+                "cached_tokens": result["reported"],
+            }
+            if self.rules.server.tells_marks:
+                result["wire"] |= _tokens_told(told, recorded["wire"])
+        if admitted is not None and self.rules.server.segments:
+            result["segments"] = [list(each) for each in admitted.segments]
+        if admitted is not None and admitted.checkpoint is not None:
+            result["checkpoint"] = list(admitted.checkpoint)
+        return result
+
+    def _answer(self, reply: Reply) -> str | None:
+        if reply.error is not None or not reply.generated:
+            return None
+        cold = self._oracle.logits(reply.prompt, reply.generated)
+        return "same" if np.array_equal(cold, reply.logits) else "diverged"
+
+    def _store(self) -> dict[str, Json]:
+        cache = self.engine.server.store.cache
+        items = [(tokens, entry) for _, tokens, entry in cache.trie.items()]
+        numbers = {tuple(tokens): self._number(entry.prompt_cache) for tokens, entry in items}
+        typed = len(cache.rules.queues) > 2
+        counted = cache.rules.same_key == "counts"
+        entries = [
+            {"insertion": numbers[tuple(tokens)], "length": len(tokens)}
+            | ({"count": entry.count} if counted else {"nbytes": entry.nbytes})
+            | ({"type": entry.cache_type} if typed else {})
+            for tokens, entry in items
+        ]
+        order = {
+            name: [numbers[tuple(tokens)] for _, tokens in queue]
+            for name, queue in cache.order.queues.items()
+        }
+        limits = cache.rules.limits_bytes
+        return {"entries": entries, "order": order} | ({"nbytes": cache.nbytes} if limits else {})
+
+    def _number(self, cache: PromptCache) -> int:
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
+
+
+def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
+    rest = [[NEVER_SAID] * MOST_DRAFTED] * count
+    return tuple(
+        as_tokens([*step, *[NEVER_SAID] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
+    )
+
+
+def _recorded_bytes(nbytes: int | str) -> Json:
+    """A size, or the exception that asking for it raised, as the recordings write it."""
+    return {"error": nbytes} if isinstance(nbytes, str) else nbytes
+
+
+def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
+    """The events of one class."""
+    return [each for each in events if isinstance(each, kind)]
+
+
+def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:
+    """mlx-lm with these rules in place of a release's own."""
+    releases = (replace(e, rules=rules) if e.name == release else e for e in FAMILY.releases)
+    return replace(FAMILY, releases=tuple(releases))
+
+
+def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Difference | None:
+    """The first group that differs; None if everything recorded is played alike."""
+    player, family = ServerPlayer(line, rules), line["model"].get("family")
+    before = 0
+    for group, recorded in zip(line["steps"], line["results"], strict=True):
+        expected = _as_compared(recorded, without=BY_SIZE if family in OTHERS else ())
+        if family == "falcon_h1":
+            expected["inserted"] = [_without_attention(each) for each in expected["inserted"]]
+        actual = asked(expected, player.play(group, recorded["requests"]))
+        if expected != actual:
+            pairs = zip(expected["requests"], actual["requests"], strict=True)
+            wrong = next((i for i, (one, two) in enumerate(pairs) if one != two), 0)
+            return Difference(step=before + wrong, real=expected, simulated=actual)
+        before += len(group)
+    return None
+
+
+def _error_of(reply: Reply | None, recorded: Mapping[str, Json]) -> str | None:
+    """A reply's error; a recording says of whoever came after the worker's death only that."""
+    if reply is None or reply.error not in {DEAD, UNANSWERED}:
+        return None if reply is None else reply.error
+    return TOO_LATE if recorded.get("error") == TOO_LATE else reply.error
+
+
+TOO_LATE: Final = "came too late"
+
+REFUSED: Final[Mapping[str, Json]] = {
+    "error": "refused",
+    "cached": None,
+    "reported": None,
+    "finish": None,
+    "generated": "",
+    "progress": [],
+    "wire": None,
+    "logprobs": "as real",
+}
+"""What the HTTP side turns away reaches nobody."""
+
+
+def _tokens_told(told: Sequence[int], recorded: Mapping[str, Json]) -> dict[str, Json]:
+    tokens = None if recorded["tokens"] is None else list(told)
+    return {"completion_tokens": len(told), "tokens": tokens}
+
+
+def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
+    """Without the verdict on attention: it lies beside a recurrent layer, the toy's comes after."""
+    layers = [
+        {name: value for name, value in layer.items() if name != "state_is_key"}
+        if "offset" in layer
+        else layer
+        for layer in insertion["layers"]
+    ]
+    return {**insertion, "layers": layers}
+
+
+def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
+    """A recording without what depends on weights: how far wrong states and answers are off.
+
+    Rows of the toy's own weights are compared themselves, instead of a verdict on them.
+    """
+    if isinstance(recorded, Mapping):
+        rows = {"logprobs": "as real"} if "logprobs" in recorded else {}
+        left_out = (*BY_WEIGHTS, *without, *(("answer", "logprobs") if rows else ()))
+        kept = {name: value for name, value in recorded.items() if name not in left_out}
+        return {name: _as_compared(value, without) for name, value in kept.items()} | rows
+    if isinstance(recorded, list):
+        return [_as_compared(each, without) for each in recorded]
+    return recorded
+
+
+def _as_real(
+    reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float = TOLERANCE
+) -> str:
+    for index, (ours, theirs) in enumerate(zip(reply.logits, recorded, strict=False)):
+        shifted = ours - ours.max()
+        off = np.abs(shifted - np.log(np.exp(shifted).sum()) - np.array(theirs)).max()
+        if off > tolerance:
+            return f"token {index} is off by {off:.1e}"
+    return "as real"
+
+
+def asked(recorded: Json, played: Json) -> Json:
+    """Of what was played, the fields that were recorded."""
+    if isinstance(recorded, Mapping) and isinstance(played, Mapping):
+        return {key: asked(value, played.get(key)) for key, value in recorded.items()}
+    if isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):
+        return [asked(one, two) for one, two in zip(recorded, played, strict=True)]
+    return played

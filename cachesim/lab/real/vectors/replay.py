@@ -1,0 +1,198 @@
+"""Replays recorded results of real engines; each kind of file has a room of its own."""
+
+import gzip
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from cachesim.errors import ScenarioError, UpstreamAbort
+from cachesim.lab.real.agreement import Difference
+from cachesim.typed import mapping
+
+Line: TypeAlias = Mapping[str, Any]
+"""One recorded sequence."""
+
+
+MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the replay of a line raises that was not recorded by a real engine."""
+
+Check: TypeAlias = Callable[[Line], Difference | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of file: how its lines are told apart, and who replays them."""
+
+    name: str
+    fits: Callable[[Line], bool]
+    module: str  # has a function `mismatch(line)`
+    operations: str  # the key under which a line lists them
+
+
+KINDS: Final = (
+    Kind(
+        name="llama.cpp memory",
+        fits=lambda line: "memory" in line and "ops" in line,
+        module="cachesim.lab.real.vectors.memory",
+        operations="ops",
+    ),
+    Kind(
+        name="mlx-lm caches and stores",
+        fits=lambda line: "version" in line and "ops" in line,
+        module="cachesim.lab.real.vectors.mlx_classes",
+        operations="ops",
+    ),
+    Kind(
+        name="vLLM scheduler",
+        fits=lambda line: "version" in line and "groups" in mapping(line.get("config")),
+        module="cachesim.lab.real.vectors.schedulers",
+        operations="steps",
+    ),
+    Kind(
+        name="SGLang scheduler",
+        fits=lambda line: "version" in line and "kind" in mapping(line.get("config")),
+        module="cachesim.lab.real.vectors.schedulers",
+        operations="steps",
+    ),
+    Kind(
+        name="mlx-lm server",
+        fits=lambda line: "version" in line and "steps" in line,
+        module="cachesim.lab.real.vectors.mlx_server",
+        operations="steps",
+    ),
+    Kind(
+        name="ik_llama.cpp server",
+        fits=lambda line: str(line.get("profile", "")).startswith("ik_llama.cpp"),
+        module="cachesim.lab.real.vectors.servers",
+        operations="steps",
+    ),
+    Kind(
+        name="llama.cpp server",
+        fits=lambda line: str(line.get("profile", "")).startswith("llama.cpp"),
+        module="cachesim.lab.real.vectors.servers",
+        operations="steps",
+    ),
+)
+"""The kinds of files there are; the first that fits a file's first line is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Counts of a file. Operations behind the first difference of a sequence do not count."""
+
+    sequences: int
+    sequences_equal: int
+    operations: int
+    operations_equal: int
+    first: tuple[str, Difference] | None  # and the operation
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sequences_equal} of {self.sequences} sequences, "
+            f"{self.operations_equal} of {self.operations} operations equal"
+        )
+
+
+def replay(path: Path) -> Summary:
+    """Replay every sequence of a file."""
+    sequences = sequences_equal = operations = operations_equal = 0
+    first: tuple[str, Difference] | None = None
+    kind: Kind | None = None
+    for number, line in enumerate(lines_of(path), 1):
+        kind = kind or kind_of(line, path)
+        ops, found = played(line, path, number, kind=kind)
+        sequences += 1
+        operations += len(ops)
+        operations_equal += len(ops) if found is None else found.step
+        sequences_equal += found is None
+        if found is not None and first is None:
+            operation = f"operation {found.step}: {json.dumps(ops[found.step])}"
+            first = f"{line['id']}, {operation}", found
+    if kind is None:
+        msg = f"{path} has no lines: a vector file has one JSON object per line"
+        raise ScenarioError(msg)
+    return Summary(
+        sequences=sequences,
+        sequences_equal=sequences_equal,
+        operations=operations,
+        operations_equal=operations_equal,
+        first=first,
+    )
+
+
+def played(
+    line: Line, path: Path, number: int, *, kind: Kind | None = None
+) -> tuple[list[Line], Difference | None]:
+    """The operations of a line, and the first that differs; a line that is none is refused."""
+    kind = kind or kind_of(line, path)
+    check: Check = importlib.import_module(kind.module).mismatch
+    listed = line.get(kind.operations)
+    if not isinstance(listed, list):
+        msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"
+        raise ScenarioError(msg)
+    ops = list(_operations_of(listed))
+    if not all(isinstance(each, dict) for each in ops):
+        msg = f"{path}:{number}: each of {kind.operations!r} must be an object"
+        raise ScenarioError(msg)
+    try:
+        return ops, check(line)
+    except UpstreamAbort as abort:
+        msg = f"{path}:{number}: with these flags {abort}"
+        raise ScenarioError(msg) from None
+    except MALFORMED as error:
+        if os.environ.get("CACHESIM_TRACEBACK"):
+            raise
+        msg = (
+            f"{path}:{number}: this line cannot be replayed as one of {kind.name}:"
+            f" {type(error).__name__}: {error}; CACHESIM_TRACEBACK=1 shows where"
+        )
+        raise ScenarioError(msg) from error
+
+
+def _operations_of(listed: Sequence[Any]) -> Iterator[Line]:
+    """The operations of a line; requests that are sent together stand in a list of their own."""
+    for each in listed:
+        if isinstance(each, list):
+            yield from each
+        else:
+            yield each
+
+
+def kind_of(line: Line, path: Path) -> Kind:
+    """The kind of file that begins with this line."""
+    for kind in KINDS:
+        if kind.fits(line):
+            return kind
+    known = ", ".join(kind.name for kind in KINDS)
+    msg = f"{path} is no vector file: there are files of {known}"
+    raise ScenarioError(msg)
+
+
+def line_of(text: str, path: Path, number: int) -> Line:
+    """A line of a file; what Python writes for infinity and no number is no JSON."""
+
+    def refuse(word: str) -> None:
+        msg = f"{path}:{number}: {word} is no JSON; write a number"
+        raise ScenarioError(msg)
+
+    found = json.loads(text, parse_constant=refuse)
+    if not isinstance(found, dict):
+        msg = f"{path}:{number}: write one JSON object per line"
+        raise ScenarioError(msg)
+    return found
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """The lines of a JSON Lines file, compressed or not."""
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        for number, line in enumerate(text.decode().splitlines(), 1):
+            yield line_of(line, path, number)
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        msg = f"{path} cannot be read as a vector file: {error}"
+        raise ScenarioError(msg) from error

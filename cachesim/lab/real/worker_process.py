@@ -1,0 +1,90 @@
+"""A release's own code in a process of its own: a workload goes in, what it did comes back."""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from cachesim.errors import CachesimError
+from cachesim.typed import Json, there_is
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""Where the worker finds cachesim itself."""
+
+START: Final = (
+    "import importlib, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "importlib.import_module(sys.argv.pop(1)).main()"
+)
+"""Starts a module of cachesim in an interpreter that knows nothing of it."""
+
+
+class WorkerError(CachesimError):
+    """The process with the release is gone, or refused a workload."""
+
+
+class JsonProcess:
+    """A program that answers each line of JSON with a line of JSON."""
+
+    def __init__(self, name: str, command: Sequence[str], *, quiet: bool = True) -> None:
+        """`quiet`: what the program complains of is thrown away."""
+        self.name = name
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            text=True,
+        )
+
+    def order(self, wanted: object) -> Json:
+        """Send one line, wait for the answer."""
+        inbox, outbox = there_is(self._process.stdin), there_is(self._process.stdout)
+        line = json.dumps(wanted)
+        try:
+            inbox.write(line + "\n")
+            inbox.flush()
+            answer = outbox.readline()
+        except OSError:
+            answer = ""
+        if not answer:
+            msg = f"{self.name} ended in the middle of {line[:300]}"
+            raise WorkerError(msg)
+        return json.loads(answer)
+
+    def __enter__(self) -> Self:
+        """The process itself."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """End the program by ending its input."""
+        with suppress(BrokenPipeError):
+            there_is(self._process.stdin).close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # busy machines take their time to end a thread
+            self._process.kill()
+            self._process.wait()
+        there_is(self._process.stdout).close()
+
+
+class WorkerProcess(JsonProcess):
+    """A module's `main`, isolated; a workload goes in, what became of it comes back."""
+
+    def __init__(self, name: str, python: Path, flags: str, module: str, *given: str) -> None:
+        super().__init__(name, [str(python), flags, "-c", START, str(ROOT), module, *given])
+
+    def play(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Results of a workload, group by group."""
+        told = self.order(workload)
+        if "raised" in told:
+            return [{"error": told["raised"]}]
+        results: list[dict[str, Any]] = told["results"]
+        return results

@@ -1,0 +1,208 @@
+"""Exact tokens and message starts of a prompt, by requests to the server.
+
+llama-server has `/props`, `/apply-template` and `/tokenize`; they answer beside the requests that
+are at work. The tokens stay in memory. The line gets runs: "the first 412 tokens are those of
+request 3, then come 57 that are new".
+
+    request 3   t0 .. t411 | t412 ..             text 6
+    request 4   t0 .. t411 | u0 .. u56           [[6, 0, 412], [8, 412, 469]]
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from cachesim.engines.rope import Rope, Run
+from cachesim.engines.tokens import common_numbers
+from cachesim.lab.logs.dump import Recorded
+from cachesim.typed import Json
+from cachesim.units import Array
+
+PATIENCE: Final = 10.0
+"""Seconds that a server may take for one question."""
+
+FAILURES: Final = 3
+"""So many questions without an answer, and no more is asked."""
+
+KEPT: Final = 64
+"""Prompts whose tokens are at hand."""
+
+LONGEST: Final = 4 << 20
+"""Characters of a prompt that is asked about."""
+
+TEMPLATED: Final = (
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+    "add_generation_prompt", "reasoning_format", "response_format", "json_schema", "grammar",
+    "continue_final_message", "enable_thinking", "chat_template",
+)  # fmt: skip
+"""Fields of a chat that its template looks at."""
+
+ONE, OTHER, THIRD = "ONE", "OTHER", "THIRD"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a prompt, as runs of named texts."""
+
+    runs: tuple[Run, ...]
+    user_starts: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"runs": [list(run) for run in self.runs], "user_starts": list(self.user_starts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt whose tokens are known, and those of its reply."""
+
+    number: int
+    tokens: Array
+    rope: Rope
+
+
+class Asker:
+    """Asks one server; called from the recording thread, it lets the event loop do the talking."""
+
+    def __init__(
+        self, upstream: str, session: ClientSession, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._upstream = upstream
+        self._session = session
+        self._loop = loop
+        self._failures = 0
+        self._seen: deque[Seen] = deque(maxlen=KEPT)
+        self._mark: Array | None = None  # what a user's message begins with; empty: not known
+        self._can: bool | None = None
+        self.facts: dict[str, Any] = {}
+
+    def learn(self) -> dict[str, Any]:
+        """Read the server's properties."""
+        if self._can is None:
+            props = self._ask("GET", "/props", None)
+            self._can = isinstance(props, dict) and "default_generation_settings" in props
+            if isinstance(props, dict) and self._can:
+                settings = props["default_generation_settings"]
+                self.facts = {
+                    "build": str(props.get("build_info", ""))[:80],
+                    "slots": props.get("total_slots"),
+                    "n_ctx": settings.get("n_ctx") if isinstance(settings, dict) else None,
+                    "model": str(props.get("model_path", "")).replace("\\", "/").rsplit("/", 1)[-1],
+                }
+        return self.facts
+
+    def tokens_of(self, path: str, request: Mapping[str, Any], own: Recorded) -> Tokens | None:
+        """The tokens of a request; None where the server cannot tell, or tells otherwise."""
+        if own.characters > LONGEST or self._failures >= FAILURES:
+            return None
+        self.learn()
+        if not self._can:
+            return None
+        text = self._text(path, request)
+        if text is None:
+            return None
+        ids = self._tokenized(text)
+        if ids is None:
+            return None
+        if own.prompt_tokens is not None and own.prompt_tokens != len(ids):
+            return None
+        starts = self._user_starts(ids) if "messages" in request else ()
+        best, equal = None, 0
+        for each in reversed(self._seen):
+            shared = common_numbers(each.tokens, ids)
+            if shared > equal:
+                best, equal = each, shared
+        rope = best.rope[:equal] if best is not None else Rope()
+        rope += Rope([(2 * own.number, equal, len(ids))])
+        runs = tuple(rope.runs)
+        self._seen.append(self._with_reply(own, ids, rope))
+        return Tokens(runs, starts)
+
+    def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
+        if path.endswith("/chat/completions"):
+            fields = {key: request[key] for key in TEMPLATED if key in request}
+            shown = self._ask("POST", "/apply-template", fields)
+            text = shown.get("prompt") if isinstance(shown, dict) else None
+            return text if isinstance(text, str) else None
+        prompt = request.get("prompt")
+        if path.endswith(("/completion", "/completions")) and isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            return prompt
+        return None
+
+    def _tokenized(self, text: str | list[int], *, first: bool = True) -> Array | None:
+        """The tokens of a text; `first`: of one that a prompt begins with."""
+        if isinstance(text, list):
+            return np.asarray(text, dtype=np.int64)
+        body = {"content": text, "add_special": first, "parse_special": True}
+        answer = self._ask("POST", "/tokenize", body)
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        try:
+            ids = np.asarray(tokens, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return ids if ids.ndim == 1 else None
+
+    def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> Seen:
+        rope = rope.copy()
+        said = [each for each in own.reply if each.kind == "text"]
+        if own.generated and len(said) == len(own.reply) == 1:
+            found = self._tokenized(said[0].text, first=False)
+            if found is not None:
+                reply = found[: own.generated]
+                rope += Rope.of(2 * own.number + 1, len(reply))
+                ids = np.concatenate([ids, reply])
+        return Seen(own.number, ids, rope)
+
+    def _user_starts(self, ids: Array) -> tuple[int, ...]:
+        if self._mark is None:
+            roles = (("user", ONE), ("assistant", OTHER), ("user", THIRD))
+            messages = [{"role": role, "content": text} for role, text in roles]
+            shown = self._ask("POST", "/apply-template", {"messages": messages})
+            text = shown.get("prompt") if isinstance(shown, dict) else None
+            mark = _mark_in(text) if isinstance(text, str) else ""
+            found = self._tokenized(mark, first=False) if mark else None
+            self._mark = np.zeros(0, dtype=np.int64) if found is None else found
+        return _places_of(self._mark, ids)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
+        if self._failures >= FAILURES:
+            return None
+        future = asyncio.run_coroutine_threadsafe(self._answer(method, path, body), self._loop)
+        try:
+            return future.result(timeout=PATIENCE + 1)
+        except (ClientError, TimeoutError, OSError, ValueError, RuntimeError):
+            future.cancel()
+            self._failures += 1
+            return None
+
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
+        async with self._session.request(
+            method, f"{self._upstream}{path}", json=body, timeout=ClientTimeout(total=PATIENCE)
+        ) as answer:
+            if answer.status != 200:
+                return None
+            return await answer.json(content_type=None)
+
+
+def _places_of(mark: Array, ids: Array) -> tuple[int, ...]:
+    if not len(mark) or len(mark) > len(ids):
+        return ()
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(mark))
+    return tuple(int(at) for at in np.flatnonzero((windows == mark).all(axis=1)))
+
+
+def _mark_in(text: str) -> str:
+    """The text before the first user's message that also stands before the second."""
+    first, _, rest = text.partition(ONE)
+    between = rest.partition(OTHER)[2].partition(THIRD)[0]
+    size = 0
+    while size < min(len(first), len(between)) and first[-size - 1] == between[-size - 1]:
+        size += 1
+    return first[len(first) - size :] if size else ""

@@ -1,0 +1,297 @@
+"""The way through: each request goes to the server as it came, each answer back as it came.
+
+Nothing is held back: a piece of a body is passed on before it is looked at, a slow reader slows
+the server (`drain`), and a client that leaves closes the connection to the server.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from aiohttp import (
+    ClientConnectionError,
+    ClientError,
+    ClientPayloadError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+    web,
+)
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from cachesim.lab.record.answer import AnswerReader
+from cachesim.lab.record.exchange import Body, Exchange, holds_prompt, path_shown, slot_action
+
+HOP_BY_HOP: Final = frozenset(
+    (
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    )
+)  # fmt: skip
+"""Headers that speak of one connection and not of the message (RFC 9110, 7.6.1)."""
+
+OURS: Final = frozenset(("host", "expect"))
+"""Headers of a request that name the recorder, or that it has answered itself."""
+
+LONGEST_HEADER: Final = 1 << 16
+MOST_PATHS, OTHER_PATHS = 50, "other paths"
+SECONDS_TO_CONNECT: Final = 30
+WAITS: Final = 0.05
+LOOKS: Final = 0.25
+STRIKES: Final = 2
+"""So often a connection is seen closed before its answer counts as broken."""
+NAMES: Final = re.compile(r"[A-Za-z][\w .+-]{0,40}(/[\w.+-]{1,20})?")
+
+Take = Callable[[Exchange], None]
+
+
+class Passage:
+    """Passes requests on, and tells `take` of each one with a prompt when it is over."""
+
+    def __init__(self, upstream: str, take: Take, wait: Callable[[], bool]) -> None:
+        self._upstream = upstream
+        self._take = take
+        self._wait = wait
+        self._numbers = itertools.count()
+        self._session: ClientSession | None = None
+        self._theirs: WeakKeyDictionary[web.StreamResponse, Mapping[str, str]] = WeakKeyDictionary()
+        self.skipped: Counter[str] = Counter()  # requests that hold no known prompt, by path
+        self.passed = 0
+        self.at_work = 0
+
+    def app(self) -> web.Application:
+        """Web application of the recorder."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.on_response_prepare.append(self._only_theirs)
+        return app
+
+    @property
+    def session(self) -> ClientSession:
+        """The side that speaks to the server.
+
+        Every request has a connection of its own: one that was kept open may be closed by the
+        server at the moment in which the next request is sent, and the client would get an error
+        that is none of the server's. llama-server b11549 closes after each stream, and does not
+        say so before: its answer promises `Keep-Alive: timeout=5, max=100`.
+        """
+        if self._session is None:
+            self._session = ClientSession(
+                connector=TCPConnector(limit=0, force_close=True),
+                timeout=ClientTimeout(total=None, sock_connect=SECONDS_TO_CONNECT),
+                cookie_jar=DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                max_line_size=LONGEST_HEADER,
+                max_field_size=LONGEST_HEADER,
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Let go of the server."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """A request, from its first byte to the last of its answer."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return refusal(501, "websocket_refused", "the recorder passes no WebSockets")
+        self.passed += 1
+        self.at_work += 1
+        exchange = None
+        action = slot_action(request.method, request.path, request.query)
+        if action is None and not holds_prompt(request.method, request.path):
+            self._skip(request)
+        else:
+            exchange = Exchange(
+                number=next(self._numbers),
+                method=request.method,
+                path=request.path[:200],
+                client=_client_of(request),
+                began=time.time(),
+                body=Body(encoding=request.headers.get("Content-Encoding", "")),
+                answer=AnswerReader(),
+                action=action,
+            )
+        begun = time.perf_counter()
+        try:
+            response = await self._pass(request, exchange, begun)
+        except (asyncio.CancelledError, ClientLeftError):
+            if exchange is not None:
+                exchange.cancelled = True
+            raise
+        finally:
+            self.at_work -= 1
+            if exchange is not None:
+                exchange.seconds = time.perf_counter() - begun
+                self._take(exchange)
+        while self._wait():  # the answer is out; the next request on this connection waits
+            await asyncio.sleep(WAITS)
+        return response
+
+    def _skip(self, request: web.Request) -> None:
+        name = f"{request.method} {path_shown(request.path)}"
+        if name not in self.skipped and len(self.skipped) >= MOST_PATHS:
+            name = OTHER_PATHS
+        self.skipped[name] += 1
+
+    async def _pass(
+        self, request: web.Request, exchange: Exchange | None, begun: float
+    ) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
+        try:
+            async with self.session.request(
+                request.method,
+                self._target(request),
+                headers=_passed_on(request.headers, OURS),
+                data=_sent(request, exchange) if request.body_exists else None,
+                allow_redirects=False,
+            ) as answer:
+                response = web.StreamResponse(
+                    status=answer.status,
+                    reason=answer.reason,
+                    headers=_passed_on(answer.headers, frozenset()),
+                )
+                self._theirs[response] = answer.headers
+                if exchange is not None:
+                    exchange.status = answer.status
+                    exchange.answer.opened(
+                        answer.headers.get("Content-Type", ""),
+                        answer.headers.get("Content-Encoding", ""),
+                    )
+                await response.prepare(request)
+                with _watched(answer):
+                    async for chunk in answer.content.iter_any():
+                        try:
+                            await _to_client(response, chunk)
+                        finally:  # whoever leaves now has been sent it all the same
+                            if exchange is not None:
+                                exchange.saw(chunk, time.perf_counter() - begun)
+                await response.write_eof()
+                return response
+        except ClientError as error:
+            return self._failed(request, exchange, response, error)
+
+    def _failed(
+        self,
+        request: web.Request,
+        exchange: Exchange | None,
+        response: web.StreamResponse | None,
+        error: ClientError,
+    ) -> web.StreamResponse:
+        """The server went away: before its answer a 502, in the middle of it the same break."""
+        why = _reason_of(error)
+        if exchange is not None:
+            exchange.broken = why
+        if response is not None and response.prepared:
+            if request.transport is not None:
+                request.transport.close()
+            return response
+        if exchange is not None:
+            exchange.status = 502
+        return refusal(502, "upstream_unreachable", f"{self._upstream}: {why}")
+
+    async def _only_theirs(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Leave out the headers that our side of HTTP adds to the server's of its own accord."""
+        theirs = self._theirs.get(response)
+        for name in ("Content-Type", "Date", "Server"):
+            if theirs is not None and name not in theirs:
+                response.headers.popall(name, None)
+
+    def _target(self, request: web.Request) -> URL:
+        path = request.raw_path
+        if not path.startswith("/"):  # the form that clients use with a proxy, and `*`
+            path = request.rel_url.raw_path_qs if "://" in path else "/"
+        return URL(f"{self._upstream}{path}", encoded=True)
+
+
+async def _sent(request: web.Request, exchange: Exchange | None) -> AsyncIterator[bytes]:
+    async for chunk in request.content.iter_any():
+        yield chunk
+        if exchange is not None:
+            exchange.body.add(chunk)
+
+
+class ClientLeftError(Exception):
+    """Whoever asked is gone."""
+
+
+async def _to_client(response: web.StreamResponse, chunk: bytes) -> None:
+    """Pass a piece on, once the client has taken most of those before it."""
+    try:
+        await response.write(chunk)
+    except ConnectionError as error:
+        raise ClientLeftError from error
+
+
+@contextmanager
+def _watched(answer: ClientResponse) -> Iterator[None]:
+    """Notice that an answer will never end: its bytes are no HTTP, and the connection is given up.
+
+    aiohttp closes the connection where a chunk has no size, and does not tell whoever reads.
+    """
+    loop = asyncio.get_running_loop()
+    strikes = 0
+    later: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal strikes, later
+        connection = answer.connection
+        transport = None if connection is None else connection.transport
+        closed = connection is not None and (transport is None or transport.is_closing())
+        strikes = strikes + 1 if closed and not answer.content.is_eof() else 0
+        if strikes == STRIKES:
+            answer.content.set_exception(ClientPayloadError("what came is no HTTP"))
+            answer.close()
+            return
+        later = loop.call_later(LOOKS, look)
+
+    later = loop.call_later(LOOKS, look)
+    try:
+        yield
+    finally:
+        later.cancel()
+
+
+def _passed_on(headers: CIMultiDictProxy[str], others: frozenset[str]) -> CIMultiDict[str]:
+    named = {
+        name.strip().lower()
+        for value in headers.getall("Connection", ())
+        for name in value.split(",")
+    }
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        if name.lower() not in HOP_BY_HOP | others | named:
+            kept.add(name, value)
+    return kept
+
+
+def refusal(status: int, kind: str, why: str) -> web.Response:
+    """An answer of the recorder itself, in the shape that clients of OpenAI's API read."""
+    error = {"message": f"cachesim record: {why}", "type": kind, "code": status}
+    text = json.dumps({"error": error})
+    return web.Response(status=status, text=text, content_type="application/json")
+
+
+def _reason_of(error: ClientError) -> str:
+    if isinstance(error, ClientConnectionError):
+        inner = getattr(error, "os_error", None)
+        return str(getattr(inner, "strerror", None) or error or "the connection was closed")
+    return f"the answer is no whole HTTP: {type(error).__name__}"
+
+
+def _client_of(request: web.Request) -> str:
+    """The program that asks, by its own word, and its machine where that is another."""
+    found = NAMES.match(request.headers.get("User-Agent", ""))
+    name = found.group() if found else "unknown"
+    return name if request.remote in {None, "127.0.0.1", "::1"} else f"{name} at {request.remote}"

@@ -1,0 +1,423 @@
+"""Finished exchanges: a line in the file, a cause in the live view.
+
+    passage (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
+
+The thread is given the processor for a moment at a time, so that answers that are passing never
+wait long for it; where it falls behind, clients wait after their answers, never before them.
+"""
+
+import json
+import secrets
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from typing import Any, Final
+
+from cachesim.lab.logs.dialects import is_lm_studio, messages_of
+from cachesim.lab.logs.dump import LONGEST_REQUEST, Recorded, acted, recorded_from
+from cachesim.lab.logs.live import Live
+from cachesim.lab.logs.segments import PLACES, Segment, segments_of
+from cachesim.lab.logs.slot_actions import SlotAction
+from cachesim.lab.record.answer import MOVED, ZLIB_OR_GZIP, Said
+from cachesim.lab.record.asking import Asker, Tokens
+from cachesim.lab.record.exchange import Exchange
+from cachesim.lab.record.file import RecordFile
+from cachesim.lab.record.hashing import Hasher
+from cachesim.typed import mapping
+
+SAMPLING: Final = (
+    "cache_prompt", "id_slot", "n", "n_cmpl", "n_predict", "max_tokens", "max_completion_tokens",
+    "n_cache_reuse", "n_keep", "n_discard", "t_max_predict_ms", "temperature", "top_p", "top_k",
+    "min_p", "seed", "speculative.n_max", "ignore_eos", "enable_thinking", "reasoning_effort",
+    "add_generation_prompt", "continue_final_message", "parallel_tool_calls",
+    "num_ctx", "num_keep", "num_predict", "think", "max_new_tokens", "max_length",
+    "max_context_length", "max_output_tokens", "context_length",
+)  # fmt: skip
+"""Fields of a request that change what a server keeps or reuses, or what it says."""
+
+KEPT_TEXT: Final = (*PLACES, "model", "stream", "tool_choice", "input_extra")
+"""What `--keep-text` keeps of a request, besides those."""
+
+TOOK: Final = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "cache_n", "draft_n",
+               "draft_n_accepted")  # fmt: skip
+LONGEST_WORD: Final = 200
+
+
+def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
+    """The request as JSON, and where that cannot be had, why."""
+    body = exchange.body
+    if not body.is_whole:
+        return {}, f"the request is longer than {LONGEST_REQUEST >> 20} MiB"
+    data = b"".join(body.chunks)
+    if body.encoding.strip().lower() in {"gzip", "x-gzip", "deflate"}:
+        unpacker = zlib.decompressobj(wbits=ZLIB_OR_GZIP)
+        try:
+            data = unpacker.decompress(data, LONGEST_REQUEST)
+        except zlib.error:
+            return {}, "the request's packing is damaged"
+        if unpacker.unconsumed_tail:
+            return {}, f"the request unpacks to more than {LONGEST_REQUEST >> 20} MiB"
+    elif body.encoding.strip().lower() not in {"", "identity"}:
+        return {}, f"the request is packed with {body.encoding[:20]!r}"
+    try:
+        request = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}, "the request is no JSON"
+    return (request, "") if isinstance(request, dict) else ({}, "the request is no JSON object")
+
+
+def reply_of(said: Said) -> tuple[Segment, ...]:
+    """Reply in the parts that the next request repeats."""
+    parts = (("reasoning", said.reasoning), ("text", said.text), ("tool call", said.calls))
+    return tuple(
+        Segment("reply", "assistant", kind, "".join(texts)) for kind, texts in parts if any(texts)
+    )
+
+
+def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """All of a line but for the texts."""
+    said = exchange.answer.said
+    entry: dict[str, Any] = {
+        "format": 1,
+        "number": exchange.number,
+        "time": datetime.fromtimestamp(exchange.began, UTC).isoformat(timespec="microseconds"),
+        "client": exchange.client,
+        "path": exchange.path,
+        "model": short(request.get("model") or said.facts.get("model")),
+        "stream": request.get("stream") is True,
+        "status": exchange.status,
+        "bytes": {"request": exchange.body.size, "answer": exchange.answer.size},
+        "sampling": _sampling_of(request),
+        "usage": numbers_of(said.usage),
+        "timings": numbers_of({key: said.timings.get(key) for key in TOOK}),
+        "first_byte_seconds": rounded(exchange.first_byte),
+        "seconds": rounded(exchange.seconds),
+        "cancelled": exchange.cancelled,
+    }
+    if said.progress:
+        entry["progress"] = numbers_of(said.progress)
+    slot = said.facts.get("id_slot")
+    if isinstance(slot, int):
+        entry["slot"] = slot
+    if isinstance(said.facts.get("system_fingerprint"), str):
+        entry["fingerprint"] = short(said.facts["system_fingerprint"])
+    for key, why in (
+        ("error", said.error or exchange.broken),
+        ("unread", problem or exchange.answer.unread),
+    ):
+        if why:
+            entry[key] = short(why)
+    return entry
+
+
+def action_entry(
+    exchange: Exchange,
+    called: tuple[str, int],
+    request: Mapping[str, Any],
+    hasher: Hasher | None,
+) -> dict[str, Any]:
+    """The line of a call of `/slots/N`: a file's name is hashed as texts are."""
+    action, slot = called
+    name = str(request.get("filename") or "")[:LONGEST_WORD]
+    facts = exchange.answer.said.facts
+    entry = entry_of(exchange, {}, "")
+    for key in ("model", "stream", "sampling", "usage", "timings"):
+        del entry[key]
+    entry |= {"action": action, "slot": slot}
+    if name:
+        entry["file"] = name if hasher is None else hasher.name(name)
+    moved = next((facts[key] for key in MOVED if key in facts), None)
+    return entry | ({} if moved is None else {"moved": moved})
+
+
+def with_texts(
+    entry: dict[str, Any],
+    request: Mapping[str, Any],
+    reply: tuple[Segment, ...],
+    hasher: Hasher | None,
+) -> dict[str, Any]:
+    """A line with the prompt and the reply: as hashes, or, where there is no hasher, as text."""
+    if hasher is None:
+        kept = {key: request[key] for key in (*KEPT_TEXT, *SAMPLING) if key in request}
+        parts = [{"kind": each.kind, "text": each.text} for each in reply]
+        return {**entry, "request": kept, "reply": parts}
+    return {
+        **entry,
+        "segments": [shown(hasher.hashed(each)) for each in segments_of(request)],
+        "reply": [shown(hasher.hashed(each)) for each in reply],
+    }
+
+
+def with_own_texts(
+    entry: Mapping[str, Any], request: Mapping[str, Any], reply: tuple[Segment, ...]
+) -> Recorded:
+    """The request as the differ reads it, its texts in memory only."""
+    found = recorded_from({**entry, "request": dict(request)}, line=0, number=0)
+    return replace(found, number=int(entry["number"]), reply=reply)
+
+
+def shown(segment: Segment) -> dict[str, Any]:
+    """A part of a prompt as JSON has it."""
+    return {
+        "part": segment.part,
+        "role": segment.role,
+        "kind": segment.kind,
+        "characters": segment.length,
+        "hashes": list(segment.hashes),
+    }
+
+
+def _sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that matter for a cache, where they are numbers, yes or no, or a short word."""
+    nested = ("chat_template_kwargs", "options", "sampling_params")
+    inner = {key: value for name in nested for key, value in mapping(request.get(name)).items()}
+    fields = {**inner, **request}
+    return {
+        key: fields[key] if not isinstance(fields[key], str) else short(fields[key])[:20]
+        for key in SAMPLING
+        if isinstance(fields.get(key), int | float | str)
+    }
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers alone, those of inner objects too."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inner = numbers_of(value)
+            if inner:
+                found[str(key)[:40]] = inner
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[str(key)[:40]] = value
+    return found
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Seconds, fine enough to tell what came before what."""
+    return None if seconds is None else round(seconds, 6)
+
+
+def short(value: object) -> str:
+    """A word of the client or the server, of bounded length."""
+    return str(value)[:LONGEST_WORD] if isinstance(value, str | int) else ""
+
+
+MOST_WAITING: Final = 256 << 20
+"""Bytes of exchanges that wait to be written."""
+
+MOST_STORED: Final = 256
+"""Conversations of LM Studio's that may still be continued."""
+
+QUOTES: Final = ("before", "after", "sentence", "advice")
+"""What a parting says that quotes the prompt, or that its kind says already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the live view."""
+
+    number: int
+    client: str
+    status: int | None
+    cancelled: bool
+    prompt: int | None
+    cached: int | None
+    again: int | None
+    why: str
+    how: str  # how `prompt` and `cached` are known; empty where there is no prompt
+
+
+class Session:
+    """Takes exchanges, one after the other, in a thread of its own."""
+
+    def __init__(
+        self,
+        file: RecordFile,
+        *,
+        keep_text: bool,
+        asker: Asker | None,
+        live: Live,
+        view: Callable[[Row], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._file = file
+        self._hasher = None if keep_text else Hasher(secrets.token_bytes(32))
+        self._asker = asker
+        self.live = live
+        self._view = view
+        self._complain = complain
+        self.without_prompt: Counter[str] = Counter()  # requests, by why none could be read
+        self._stored: dict[str, list[Any]] = {}  # messages, by the name of LM Studio's answer
+        self._actions: list[SlotAction] = []  # since the last request with a prompt
+        self._queue: SimpleQueue[Exchange | None] = SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
+        self._thread.start()
+
+    def take(self, exchange: Exchange) -> None:
+        """An exchange is over."""
+        with self._lock:
+            self._waiting += exchange.body.size
+        self._queue.put(exchange)
+
+    @property
+    def is_behind(self) -> bool:
+        return self._waiting > MOST_WAITING
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+
+    def _work(self) -> None:
+        while (exchange := self._queue.get()) is not None:
+            try:
+                self._write(exchange)
+            except Exception as error:  # noqa: BLE001 - whatever it is, requests go on passing
+                self._complain(  # its text may quote the prompt
+                    f"request {exchange.number} could not be recorded: {type(error).__name__}"
+                )
+            with self._lock:
+                self._waiting -= exchange.body.size
+
+    def _write(self, exchange: Exchange) -> None:
+        said = exchange.answer.close()
+        exchange.cancelled = exchange.cancelled and not said.ended
+        request, problem = request_in(exchange)
+        exchange.number = self._file.lines
+        if exchange.action is not None:
+            self._write_action(exchange, exchange.action, request)
+            return
+        request = self._whole(exchange, request)
+        entry = entry_of(exchange, request, problem)
+        reply = reply_of(said)
+        self._store(exchange, request, reply)
+        row: Row | None = None
+        if not problem:
+            try:
+                entry, row = self._told(exchange, entry, request, reply)
+            except ValueError as error:  # no prompt in it
+                entry["unread"] = str(error)[:100]
+        if "segments" not in entry and "request" not in entry:
+            entry["segments"] = []
+            self.without_prompt[str(entry.get("unread"))] += 1
+        self._keep(entry)
+        if row is not None:
+            self._view(row)
+
+    def _write_action(
+        self, exchange: Exchange, called: tuple[str, int], request: Mapping[str, Any]
+    ) -> None:
+        """A slot was saved, restored or erased: the next request finds it so."""
+        entry = action_entry(exchange, called, request, self._hasher)
+        action = acted(entry, number=exchange.number)
+        self._actions.append(action)
+        self._keep(entry)
+        self._view(_row_of_action(exchange, action))
+
+    def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
+        if not is_lm_studio(exchange.path):
+            return request
+        before = request.get("previous_response_id")
+        earlier = self._stored.get(str(before)) if before else []
+        if earlier is None:
+            return request  # its beginning was not recorded
+        rest = {key: value for key, value in request.items() if key != "previous_response_id"}
+        return messages_of(rest, earlier)
+
+    def _store(
+        self, exchange: Exchange, request: Mapping[str, Any], reply: tuple[Segment, ...]
+    ) -> None:
+        name = exchange.answer.said.facts.get("response_id")
+        if name is None or "messages" not in request:
+            return
+        said = {"text": "content", "reasoning": "reasoning_content"}
+        answer = {said[each.kind]: each.text for each in reply if each.kind in said}
+        self._stored[str(name)] = [*request["messages"], {"role": "assistant", **answer}]
+        if len(self._stored) > MOST_STORED:
+            del self._stored[next(iter(self._stored))]
+
+    def _keep(self, entry: Mapping[str, Any]) -> None:
+        was_well = not self._file.problem
+        if not self._file.write(entry) and was_well:
+            self._complain(
+                f"RECORDING STOPPED: {self._file.path}: {self._file.problem}; "
+                f"{self._file.lines} requests are in it. Requests still pass through."
+            )
+
+    def _told(
+        self,
+        exchange: Exchange,
+        entry: dict[str, Any],
+        request: dict[str, Any],
+        reply: tuple[Any, ...],
+    ) -> tuple[dict[str, Any], Row]:
+        entry["server"] = self._facts()
+        own = with_own_texts(entry, request, reply)
+        tokens = self._tokens(exchange, request, own)
+        if tokens is not None:
+            entry["tokens"] = tokens.as_dict()
+            own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
+        found = self.live.add(replace(own, actions=tuple(self._actions)))
+        self._actions.clear()
+        entry["seen"] = {
+            "begins_like": found["begins_like"],
+            "characters": found["equal_characters"],
+            "continues": found["continues"],
+        }
+        if found["parting"] is not None:
+            entry["parting"] = {
+                key: value
+                for key, value in found["parting"].items()
+                if self._hasher is None or key not in QUOTES
+            }
+        entry = with_texts(entry, request, reply, self._hasher)
+        return entry, row_of(exchange, own, found)
+
+    def _facts(self) -> dict[str, Any]:
+        facts = {} if self._asker is None else dict(self._asker.learn())
+        about = self.live.about
+        given = {"profile": about.profile, "options": dict(about.options)}
+        return facts | {key: value for key, value in given.items() if value}
+
+    def _tokens(
+        self, exchange: Exchange, request: Mapping[str, Any], own: Recorded
+    ) -> Tokens | None:
+        if self._asker is None or exchange.broken or not own.was_read:
+            return None
+        return self._asker.tokens_of(exchange.path, request, own)
+
+
+def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:
+    return Row(
+        number=exchange.number,
+        client=exchange.client,
+        status=exchange.status,
+        cancelled=exchange.cancelled,
+        prompt=None,
+        cached=None,
+        again=None,
+        why=action.sentence,
+        how="",
+    )
+
+
+def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:
+    """Row of the live view."""
+    return Row(
+        number=exchange.number,
+        client=exchange.client,
+        status=exchange.status,
+        cancelled=exchange.cancelled,
+        prompt=found["prompt_tokens"],
+        cached=own.cached,
+        again=found["again"],
+        why=found["why"],
+        how=found["how"],
+    )

@@ -1,0 +1,223 @@
+"""A plan of a sweep: which traces on which servers with which flags, as a TOML file.
+
+    format = 1
+
+    [[trace]]
+    file  = "conversation_trace.jsonl"     # or: made = 100000
+    scale = 32
+
+    [[server]]
+    profile = ["vllm@0.30.0", "vllm@0.33.0"]
+    model   = ["dense", "hybrid"]
+    [server.set]
+    num_gpu_blocks_override = [1000, 2000, 4000]
+
+    [[server]]
+    profile = "llama.cpp@b11549"
+    model   = "dense"
+    gguf    = "model.gguf"                 # or: sizes = {token = 131072}, bytes of a token
+
+Every trace is played on every server; where a key has a list, each of its values is a cell of its
+own. This plan has 13 cells.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from cachesim.errors import InputError
+from cachesim.lab.traces.limits import Measured
+from cachesim.lab.traces.replay import BOUND, Cell
+from cachesim.lab.traces.source import Source
+from cachesim.model.spec import Sizes
+from cachesim.typed import Json
+
+T = TypeVar("T")
+
+MOST_CELLS: Final = 100_000
+
+READ: Final[Mapping[str, int | None]] = {
+    "unit": 0,
+    "first": None,
+    "scale": None,
+    "replies": None,
+    "turn": 0,
+    "remember": None,
+    "rank": None,
+}
+"""How a trace is read: numbers, each with what holds where a plan is silent."""
+
+TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
+SERVER_KEYS: Final = {"profile", "model", "set", "gguf", "sizes"}
+
+
+class PlanError(InputError):
+    """A plan that is wrong; the message says where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The cells of a sweep, in the order of the file."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def read_plan(path: Path, traces: Path | None = None) -> Plan:
+    """A plan from its file; its traces lie in a folder, or beside it."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror or error}"
+        raise PlanError(msg) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path}: not TOML: {error}"
+        raise PlanError(msg) from None
+    return plan_of(told, name=str(path), folder=traces or path.parent)
+
+
+def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
+    """A plan from a mapping, as the file has it."""
+    _known(told, {"format", "trace", "server"}, name)
+    if told.get("format") != 1:
+        msg = f"{name}: format is {told.get('format')!r}; write format = 1"
+        raise PlanError(msg)
+    sources = _as_many(
+        source
+        for at, each in _tables(told, "trace", name)
+        for source in _sources(each, f"{name}: trace {at}", folder)
+    )
+    servers = _as_many(
+        server
+        for at, each in _tables(told, "server", name)
+        for server in _servers(each, f"{name}: server {at}", folder)
+    )
+    if len(sources) * len(servers) > MOST_CELLS:
+        msg = f"{name}: more than {MOST_CELLS:,} cells; write shorter lists"
+        raise PlanError(msg)
+    cells = tuple(replace(server, source=source) for source, server in product(sources, servers))
+    for cell in dict.fromkeys(replace(each, source=sources[0]) for each in cells):
+        try:
+            cell.check()
+        except InputError as error:
+            msg = f"{name}: {cell.profile}, {cell.model}, {cell.settings or 'no flags'}: {error}"
+            raise PlanError(msg) from None
+    return Plan(name=name, cells=cells)
+
+
+def _as_many(found: Iterator[T]) -> list[T]:
+    return list(islice(found, MOST_CELLS + 1))
+
+
+def _tables(
+    told: Mapping[str, Any], key: str, name: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    tables = told.get(key)
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        msg = f"{name}: no [[{key}]]; write one at least"
+        raise PlanError(msg)
+    yield from enumerate(tables, 1)
+
+
+def _known(told: Mapping[str, Any], keys: set[str], place: str) -> None:
+    for key in told:
+        if key not in keys:
+            msg = f"{place}: there is no key {key!r}; there are {', '.join(sorted(keys))}"
+            raise PlanError(msg)
+
+
+def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Source]:
+    _known(told, TRACE_KEYS, place)
+    if ("file" in told) == ("made" in told):
+        msg = f'{place}: write file = "..." or made = REQUESTS, one of the two'
+        raise PlanError(msg)
+    if "file" in told:
+        if not isinstance(told["file"], str):
+            msg = f"{place}: file is {told['file']!r}; write a path in quotes"
+            raise PlanError(msg)
+        names = [str(folder / told["file"])]
+    else:
+        made = _numbers(told, "made", place, None)
+        names = [
+            f"made:{count}:{seed}" for count in made for seed in _numbers(told, "seed", place, 0)
+        ]
+    axes: dict[str, list[Any]] = {
+        key: _numbers(told, key, place, default) for key, default in READ.items()
+    }
+    axes["timestamps"] = _several(told.get("timestamps"), f"{place}: timestamps")
+    for name, *values in product(names, *axes.values()):  # a product in it would be made whole
+        yield Source(name=name, **dict(zip(axes, values, strict=True)))
+
+
+def _numbers(
+    told: Mapping[str, Any], key: str, place: str, default: int | None
+) -> list[int | None]:
+    values = _several(told.get(key, default), f"{place}: {key}")
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            msg = f"{place}: {key} is {value!r}; write a whole number, or a list of them"
+            raise PlanError(msg)
+    return values
+
+
+def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell]:
+    _known(told, SERVER_KEYS, place)
+    measured = _measured(told, place, folder)
+    profiles = _several(told.get("profile"), f"{place}: profile")
+    models = _several(told.get("model", "hybrid"), f"{place}: model")
+    for key, values in (("profile", profiles), ("model", models)):
+        if not all(isinstance(each, str) for each in values):
+            msg = f"{place}: {key} is {told.get(key)!r}; write a name in quotes, or a list of them"
+            raise PlanError(msg)
+    flags = told.get("set", {})
+    if not isinstance(flags, dict):
+        msg = f"{place}: set is {flags!r}; write a table [server.set] of flags"
+        raise PlanError(msg)
+    if BOUND in profiles and (flags or len(profiles) > 1):
+        msg = f'{place}: "{BOUND}" is no server: give it a [[server]] of its own, without flags'
+        raise PlanError(msg)
+    if BOUND in profiles:
+        models = models[:1]  # it knows of no layers
+    each_flag = [_several(value, f"{place}: {flag}") for flag, value in flags.items()]
+    for (flag, value), choices in zip(flags.items(), each_flag, strict=True):
+        if any(isinstance(each, list | dict) for each in choices):
+            msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
+            raise PlanError(msg)
+    for profile, model, *values in product(profiles, models, *each_flag):
+        yield Cell(
+            source=Source(name=""),
+            profile=profile,
+            model=model,
+            options=tuple(zip(flags, values, strict=True)),
+            measured=measured,
+        )
+
+
+def _measured(told: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
+    gguf, sizes = told.get("gguf"), told.get("sizes")
+    if gguf is not None and sizes is not None:
+        msg = f"{place}: gguf and sizes are both given; leave one of the two out"
+        raise PlanError(msg)
+    if gguf is not None:
+        if not isinstance(gguf, str):
+            msg = f"{place}: gguf is {gguf!r}; write a path in quotes"
+            raise PlanError(msg)
+        return Measured.of_gguf(folder / gguf)
+    if sizes is None:
+        return None
+    known = {each.name for each in fields(Sizes)}
+    if not isinstance(sizes, dict) or not sizes or not sizes.keys() <= known:
+        msg = f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}"
+        raise PlanError(msg)
+    written = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    return Measured(sizes=Sizes(**sizes), by=f"sizes = {{{written}}}")
+
+
+def _several(value: Json, place: str) -> list[Json]:
+    if value == []:
+        msg = f"{place} is an empty list; write one value, or a list of values"
+        raise PlanError(msg)
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,478 @@
+"""Traces from files, in three forms, told apart by the first line; one request or batch a line.
+
+    blocks   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
+    texts    {"timestamp": 0, "prompt": [[0, 0, 6758]], "reply": [[1, 0, 500]]}
+    events   {"ts": 0.0, "events": [{"type": "BlockStored", "block_hashes": [17, 18], ...}]}
+
+Blocks are as Mooncake and Bailian publish them: an id stands for its block and everything before
+it, so equal ids are equal prefixes; the last block may be partly filled. Files are read line by
+line, compressed ones too: a trace may be larger than memory.
+
+Timestamps count milliseconds in Mooncake's files and in texts, seconds in Bailian's and in events.
+"""
+
+import json
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
+
+from cachesim.engines.rope import LONGEST, Run
+from cachesim.engines.words import counted
+from cachesim.errors import InputError
+from cachesim.lab.traces.asked import Asked, TraceError
+from cachesim.packed import HEAD_BYTES, unpacked
+from cachesim.typed import Json
+
+MOST_TEXTS: Final = 1 << 36
+MOST_RUNS: Final = 1 << 20
+
+
+class Chains:
+    """Numbers runs by all that is before them: equal numbers are equal prefixes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, int, int], int] = {}
+
+    def of(self, runs: Iterable[Run]) -> tuple[tuple[int, int], ...]:
+        """Each run as a block, and how many tokens it has."""
+        found, parent, before = [], -1, 0
+        for text, first, last in runs:
+            key = (parent, before, text, first)
+            parent = self._numbers.setdefault(key, len(self._numbers))
+            before = last - first
+            found.append((parent, before))
+        return tuple(found)
+
+
+def asked_of(
+    told: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
+) -> Asked:
+    """A request from its line."""
+    prompt = _runs(told.get("prompt"), f"{place}: prompt")
+    reply = _runs(told.get("reply", []), f"{place}: reply")
+    if not prompt:
+        msg = f"{place}: prompt has no tokens; write runs as [[0, 0, 120]]"
+        raise TraceError(msg)
+    blocks = chains.of(prompt)
+    return Asked(
+        time=time,
+        length=sum(size for _, size in blocks),
+        output=sum(last - first for _, first, last in reply),
+        blocks=tuple(block for block, _ in blocks),
+        sizes=tuple(size for _, size in blocks),
+        runs=prompt,
+        reply=reply,
+        kept=chains.of(_joined([*prompt, *reply])),
+        silent="reply" not in told,
+        seconds=seconds,
+    )
+
+
+def line_of(time: float, prompt: Sequence[Run], reply: Sequence[Run]) -> str:
+    """A request as a line of such a file."""
+    told = {"timestamp": time, "prompt": prompt, "reply": reply}
+    return json.dumps(told, separators=(",", ":")) + "\n"
+
+
+def _runs(told: object, place: str) -> tuple[Run, ...]:
+    if not isinstance(told, list) or len(told) > MOST_RUNS:
+        msg = f"{place} is no list of runs; write them as [[text, first, past the last], ...]"
+        raise TraceError(msg)
+    return _joined(_run(each, place) for each in told)
+
+
+def _run(told: object, place: str) -> Run:
+    match told:
+        case [int(text), int(first), int(last)] if not any(isinstance(n, bool) for n in told):
+            if 0 <= text < MOST_TEXTS and 0 <= first < last <= LONGEST:
+                return text, first, last
+    msg = f"{place} has {str(told)[:60]}; write a text's number, its first token, one past its last"
+    raise TraceError(msg)
+
+
+def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    found: list[Run] = []
+    for text, first, last in runs:
+        if found and found[-1][0] == text and found[-1][2] == first:
+            found[-1] = (text, found[-1][1], last)
+        else:
+            found.append((text, first, last))
+    return tuple(found)
+
+
+STORED: Final = "BlockStored"
+KNOWN: Final = (STORED, "BlockRemoved", "AllBlocksCleared")
+FIELDS: Final = (
+    *("block_hashes", "parent_block_hash", "token_ids"),
+    *("block_size", "lora_id", "medium", "lora_name", "extra_keys"),
+)
+"""The order of a stored block's fields where events are lists."""
+
+WHOLE: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of groups that keep every token."""
+
+RANKS: Final = ("data_parallel_rank", "attn_dp_rank")
+"""The keys of a batch's rank in vLLM and in SGLang; the third value where a batch is a list."""
+
+NAMESPACE: Final = ("cache_salt", "lora_name", "lora_id")
+"""Fields of a stored block that keep equal hashes apart. vLLM's hashes have a salt in them."""
+
+Block: TypeAlias = tuple[Hashable, ...]
+"""A block's namespace and its hash."""
+
+PATIENCE: Final = 4096
+"""Batches after which a request that got no block any more has ended."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that may continue."""
+
+    time: float
+    batch: int  # the last one that brought a block
+    rank: int
+    turn: int  # the same, counting its rank's batches only
+    blocks: list[int]
+    output: int = 0  # blocks of the reply
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """Blocks by their hashes, and the requests that are at work."""
+
+    unit: int = 0
+    rank: int | None = None  # the only one whose requests are wanted; all if None
+    milliseconds: bool = False  # what its times count; upstream's count seconds
+    ranks: set[int] = field(default_factory=set)  # that stored a block
+    _numbers: dict[Block, int] = field(default_factory=dict)
+    _parents: dict[int, int] = field(default_factory=dict)
+    _open: dict[int, _Open] = field(default_factory=dict)  # by their last block
+    _order: deque[_Open] = field(default_factory=deque)
+    _batch: int = 0
+    _turns: Counter[int] = field(default_factory=Counter)  # batches of each rank
+
+    def add(self, told: Json, place: str) -> Iterator[Asked]:
+        """Take in one batch; requests that have ended come out, the one that began first first."""
+        time, events, rank = _batch_of(told, place)
+        self._batch += 1
+        self._turns[rank] += 1
+        chains: dict[int, tuple[int, list[int]]] = {}  # last block -> parent of the first, blocks
+        for event in events:
+            name, fields = _event_of(event, place)
+            if name == STORED and _is_main(fields):
+                self.ranks.add(rank)
+                if self.rank in {None, rank}:
+                    parent, numbers = self._store(fields, rank, place)
+                    before, longer = chains.pop(parent, (parent, []))
+                    chains[numbers[-1]] = before, longer + numbers
+        for parent, numbers in chains.values():
+            request, turn = self._open.pop(parent, None), self._turns[rank]
+            if request is not None and (len(numbers) == 1 or turn - request.turn <= 1):
+                request.output += len(numbers) == 1
+                request.blocks += numbers
+            else:
+                if request is not None:
+                    request.ended = True
+                request = _Open(time, self._batch, rank, turn, [*self._chain(parent), *numbers])
+                self._order.append(request)
+            request.batch, request.turn = self._batch, turn
+            self._open[numbers[-1]] = request
+        yield from self._ended(self._batch - PATIENCE)
+
+    def end(self) -> Iterator[Asked]:
+        """All that is left."""
+        yield from self._ended(self._batch + 1)
+
+    def _store(self, fields: dict[str, Any], rank: int, place: str) -> tuple[int, list[int]]:
+        hashes, size = fields.get("block_hashes"), fields.get("block_size")
+        if not isinstance(hashes, list) or not hashes:
+            msg = f"{place}: {STORED} without block_hashes; write a list of them"
+            raise TraceError(msg)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            msg = f"{place}: block_size is {size!r}; write the tokens of a block"
+            raise TraceError(msg)
+        self.unit = self.unit or size
+        if size != self.unit:
+            msg = f"{place}: blocks of {size} tokens among blocks of {self.unit}; give each a file"
+            raise TraceError(msg)
+        space = (rank, *(_scalar(fields.get(key), key, place) for key in NAMESPACE))
+        before = fields.get("parent_block_hash")
+        parent = -1 if before is None else self._number((*space, _hash(before, place)))
+        numbers = []
+        for each in hashes:
+            number = self._number((*space, _hash(each, place)))
+            if number not in self._parents and number in self._chain(parent):
+                msg = f"{place}: block {each!r} comes after itself; give it the block before it"
+                raise TraceError(msg)
+            self._parents.setdefault(number, parent)
+            numbers.append(number)
+            parent = number
+        return self._parents[numbers[0]], numbers
+
+    def _number(self, block: Block) -> int:
+        return self._numbers.setdefault(block, len(self._numbers))
+
+    def _chain(self, number: int) -> list[int]:
+        found = []
+        while number >= 0:
+            found.append(number)
+            number = self._parents.get(number, -1)
+        return found[::-1]
+
+    def _ended(self, before: int) -> Iterator[Asked]:
+        while self._order and (self._order[0].ended or self._order[0].batch < before):
+            request = self._order.popleft()
+            self._open.pop(request.blocks[-1], None)
+            prompt = request.blocks[: len(request.blocks) - request.output]
+            yield Asked(
+                time=request.time * (1 if self.milliseconds else 1000),
+                length=self.unit * len(prompt),
+                output=self.unit * request.output,
+                blocks=tuple(prompt),
+                seconds=not self.milliseconds,
+                rank=request.rank,
+            )
+
+
+def is_batch(told: object) -> bool:
+    """Check whether a line is one of such a stream."""
+    if isinstance(told, list):
+        return len(told) > 1 and isinstance(told[1], list)
+    return isinstance(told, dict) and "events" in told
+
+
+def _batch_of(told: Json, place: str) -> tuple[float, list[Json], int]:
+    """A batch's time, events and rank; the rank is 0 where a server has one cache."""
+    if isinstance(told, dict):
+        ranks = [told[key] for key in RANKS if told.get(key) is not None]
+        told = [told.get("ts"), told.get("events"), *ranks]
+    match told:
+        case [int(time) | float(time), list(events), *ranks] if not isinstance(time, bool):
+            if 0 <= time < 1 << 40:
+                return float(time), events, _rank(ranks[0] if ranks else None, place)
+    msg = f'{place}: no batch of events; write {{"ts": 0.0, "events": [...]}}'
+    raise TraceError(msg)
+
+
+def _rank(told: object, place: str) -> int:
+    if told is None:
+        return 0
+    if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < 1 << 32:
+        msg = f"{place}: a batch's data_parallel_rank is {str(told)[:40]}; write a whole number"
+        raise TraceError(msg)
+    return told
+
+
+def _event_of(told: Json, place: str) -> tuple[str, dict[str, Json]]:
+    match told:
+        case {"type": str(name)} if name in KNOWN:
+            return name, told
+        case [str(name), *values] if name in KNOWN:
+            return name, dict(zip(FIELDS, values, strict=False))
+    known = ", ".join(KNOWN)
+    msg = f"{place}: {json.dumps(told)[:60]} is no event; there are {known}"
+    raise TraceError(msg)
+
+
+def _hash(told: object, place: str) -> int | str:
+    if isinstance(told, bool) or not isinstance(told, int | str):
+        msg = f"{place}: a block's hash is {str(told)[:40]}; write a number or a text"
+        raise TraceError(msg)
+    return told
+
+
+def _scalar(told: object, key: str, place: str) -> Hashable:
+    if told is not None and not isinstance(told, int | str):
+        msg = f"{place}: {key} is {str(told)[:40]}; write a text or a number, or leave it out"
+        raise TraceError(msg)
+    return told
+
+
+def _is_main(fields: dict[str, Any]) -> bool:
+    """Attention's own blocks on the GPU: not a window's, a state's, or those of another tier."""
+    kind, medium = fields.get("kv_cache_spec_kind"), fields.get("medium")
+    if medium is not None and str(medium).upper() != "GPU":
+        return False
+    return str(kind) in WHOLE if kind else fields.get("group_idx") in (None, 0)
+
+
+def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[Asked]:
+    """The requests of a stream, line by line."""
+    for told, place in lines:
+        yield from stream.add(told, place)
+    yield from stream.end()
+
+
+UNITS: Final = {"Mooncake": 512, "Bailian": 16}
+"""Tokens that an id stands for, by who publishes such files."""
+
+CHATS: Final = frozenset({"chat_id", "parent_chat_id"})
+"""Keys that only Bailian's lines have."""
+
+Clock: TypeAlias = Literal["s", "ms"]
+"""What timestamps count in."""
+
+MOST_TOKENS: Final = 1 << 24
+MOST_ID: Final = 1 << 36
+MOST_CHARACTERS: Final = 1 << 26
+"""Characters of a line: no request is longer, and a file without line ends is not read whole."""
+
+
+def open_trace(
+    path: Path,
+    unit: int = 0,
+    *,
+    name: str = "",
+    clock: Clock | None = None,
+    rank: int | None = None,
+) -> tuple[int, Iterator[Asked]]:
+    """A trace's block size, given or found in its first request, and its requests; 1: exact runs.
+
+    `name` replaces the path in messages, `clock` what the form's timestamps count in. Of a stream
+    of events, `rank` keeps the requests of one data-parallel rank.
+    """
+    name = name or str(path)
+    lines = _lines(path, name)
+    head = next(lines, None)
+    if head is None:
+        msg = f"{name}: no request in it; write one JSON object a line"
+        raise TraceError(msg)
+    lines = chain([head], lines)
+    if is_batch(head[0]):
+        return _of_events(lines, Stream(rank=rank, milliseconds=clock == "ms"), name)
+    if rank is not None:
+        msg = f"{name}: --rank is {rank}, and only KV events name ranks; leave it out"
+        raise TraceError(msg)
+    if isinstance(head[0], dict) and "prompt" in head[0]:
+        chains, seconds = Chains(), clock == "s"
+        return 1, (
+            asked_of(_object(t, p), _time(t, p, seconds=seconds), chains, p, seconds=seconds)
+            for t, p in lines
+        )
+    chats = isinstance(head[0], dict) and bool(head[0].keys() & CHATS)
+    unit = unit or _unit_of(_read(*head), name, chats=chats)
+    seconds = clock == "s" if clock else chats or unit == UNITS["Bailian"]
+    requests = (_read(told, place, seconds=seconds) for told, place in lines)
+    return unit, _fitting(requests, unit, name)
+
+
+def _of_events(
+    lines: Iterator[tuple[Any, str]], stream: Stream, name: str
+) -> tuple[int, Iterator[Asked]]:
+    requests = requests_of(lines, stream)
+    first = next(requests, None)
+    if first is None:
+        ranks = ", ".join(map(str, sorted(stream.ranks)))
+        here = f" of rank {stream.rank} (there are {ranks or 'none'})" if stream.ranks else ""
+        msg = f"{name}: no block{here} is stored in these events, so there is no request"
+        raise TraceError(msg)
+    return stream.unit, chain([first], requests)
+
+
+def _unit_of(first: Asked, name: str, *, chats: bool) -> int:
+    """The block size with which the first request has as many blocks as it has ids."""
+    found = [unit for unit in UNITS.values() if -(-first.length // unit) == len(first.blocks)]
+    if chats and UNITS["Bailian"] in found:
+        return UNITS["Bailian"]
+    if len(found) != 1:
+        known = ", ".join(f"{unit} ({who})" for who, unit in UNITS.items())
+        fit = "fit each" if found else "fit none"
+        msg = (
+            f"{name}:1: {counted(first.length, 'token')} in "
+            f"{counted(len(first.blocks), 'block')} {fit} of the known "
+            f"block sizes, {known}; write the tokens of a block with --unit"
+        )
+        raise TraceError(msg)
+    return found[0]
+
+
+def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+    try:
+        with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+            whole = iter(partial(lines.readline, MOST_CHARACTERS), "")
+            for number, line in enumerate(whole, 1):
+                place = f"{name}:{number}"
+                if len(line) >= MOST_CHARACTERS:
+                    msg = f"{place}: more than {MOST_CHARACTERS:,} characters; write a request each"
+                    raise TraceError(msg)
+                if line.strip():
+                    yield _json(line, place), place
+    except InputError as error:  # of what unpacks it
+        raise TraceError(str(error)) from None
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror or error}"
+        raise TraceError(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"{name}: not UTF-8: {error.reason} at byte {error.start}"
+        raise TraceError(msg) from None
+
+
+def _opened(path: Path, name: str) -> BinaryIO:
+    file = path.open("rb")
+    return unpacked(name, cast("BinaryIO", file), file.peek(HEAD_BYTES))
+
+
+def _json(line: str, place: str) -> Json:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        msg = f"{place}: not JSON: {line.strip()[:60]!r}; write one object a line"
+        raise TraceError(msg) from None
+
+
+def _object(told: object, place: str) -> dict[str, Any]:
+    if not isinstance(told, dict):
+        msg = f"{place}: not an object; write one with input_length, output_length and hash_ids"
+        raise TraceError(msg)
+    return told
+
+
+def _read(line: object, place: str, *, seconds: bool = False) -> Asked:
+    told = _object(line, place)
+    blocks = told.get("hash_ids")
+    if not isinstance(blocks, list) or not blocks:
+        msg = f"{place}: hash_ids must be a list of whole numbers, one for each block"
+        raise TraceError(msg)
+    output = told.get("output_length")
+    silent = output is None
+    return Asked(
+        time=_time(told, place, seconds=seconds),
+        length=_whole(told.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
+        output=1 if silent else _whole(output, 0, MOST_TOKENS, f"{place}: output_length"),
+        blocks=tuple(_whole(each, 0, MOST_ID, f"{place}: hash_ids") for each in blocks),
+        silent=silent,
+        seconds=seconds,
+    )
+
+
+def _time(told: dict[str, Any], place: str, *, seconds: bool = False) -> float:
+    time = told.get("timestamp", 0)
+    if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1 << 50:
+        unit = "seconds" if seconds else "milliseconds"
+        msg = f"{place}: timestamp is {str(time)[:40]}; write {unit}, or leave it out"
+        raise TraceError(msg)
+    return float(time) * (1000 if seconds else 1)
+
+
+def _whole(value: object, low: int, high: int, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        msg = f"{place} has {str(value)[:40]}; write a whole number from {low} to {high}"
+        raise TraceError(msg)
+    return value
+
+
+def _fitting(requests: Iterable[Asked], unit: int, name: str) -> Iterator[Asked]:
+    for number, each in enumerate(requests, 1):
+        if -(-each.length // unit) != len(each.blocks):
+            msg = (
+                f"{name}: request {number} has {each.length} tokens in {len(each.blocks)} blocks; "
+                f"with {unit} tokens a block it needs {-(-each.length // unit)}"
+            )
+            raise TraceError(msg)
+        yield each

@@ -1,0 +1,424 @@
+"""A trace on an engine, counts only.
+
+    trace        | block 7: 512 | block 9: 512 | block 12: 86 |       reply: 500
+    scaled by 32 |      16      |      16      |      3       |       reply:  15
+
+A trace is scaled so that its blocks stay whole: a prompt of n tokens has n / scale, rounded up, a
+reply rounded down and at least one. Only the order counts, unless turns are given a length; what is
+claimed is what is reused, never how long it takes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope
+from cachesim.engines.words import counted
+from cachesim.errors import ProfileError, UpstreamAbort
+from cachesim.lab.traces.asked import Asked
+from cachesim.lab.traces.limits import Measured, bytes_of, limits_of, sentence_of
+from cachesim.lab.traces.source import MADE, Source
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Tokens
+from cachesim.verify.explain import lost_below
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A request before it is served."""
+
+    number: int
+    time: float  # milliseconds since the trace began
+    known: int  # leading tokens that were asked for before
+    prompt: Tokens
+    reply: Tokens
+    trace: Asked  # the request as the trace has it
+
+    def request(self) -> Request:
+        """As a client sends it, with the reply it is to get."""
+        return Request(prompt=self.prompt, predict=len(self.reply), reply=self.reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request, and what came back; no answer where the server refused it, or has ended."""
+
+    asked: Coming
+    answer: Reply | None
+    ended: str = ""  # why the server ended with it: nothing comes after
+
+
+def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iterator[Served]:
+    """Requests as they are finished; in order if a turn takes no time."""
+    return _on_time(engine, requests, turn) if turn else _in_order(engine, requests)
+
+
+def _in_order(engine: Engine, requests: Iterable[Coming]) -> Iterator[Served]:
+    for asked in requests:
+        ticket = engine.submit(asked.request())
+        try:
+            engine.run()
+        except UpstreamAbort as abort:
+            yield Served(asked, None, str(abort))
+            return
+        yield Served(asked, engine.reply(ticket))
+        engine.forget(ticket)  # a trace may be larger than memory
+
+
+def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterator[Served]:
+    engine.limit_turns(1)
+    waiting = iter(requests)
+    coming = next(waiting, None)
+    inside: dict[Ticket, Coming] = {}
+    now = 0.0
+    while coming is not None or inside:
+        while coming is not None and coming.time <= now:
+            inside[engine.submit(coming.request())] = coming
+            coming = next(waiting, None)
+        try:
+            busy = engine.step()
+        except UpstreamAbort as abort:
+            yield from (Served(each, None, str(abort)) for each in inside.values())
+            return
+        now += turn
+        for ticket, answer in [(each, engine.reply(each)) for each in inside]:
+            if answer is not None:
+                yield Served(inside.pop(ticket), answer)
+                engine.forget(ticket)
+        if not busy:
+            for ticket in [*inside]:  # nobody works on them any more
+                yield Served(inside.pop(ticket), None)
+                engine.forget(ticket)
+            now = max(now, coming.time) if coming is not None else now
+
+
+MOMENTS: Final = 32
+"""At most so many are kept, and half of them at least once so many requests were played."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Bytes by kind, after some of the requests."""
+
+    every: int = 1
+    moments: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+
+    def wants(self, requests: int) -> bool:
+        """Check whether the moment after so many requests is one of them."""
+        return requests % self.every == 0
+
+    def add(self, requests: int, held: dict[str, int]) -> None:
+        """Keep a moment; where there are too many, every second one goes."""
+        self.moments.append((requests, held))
+        if len(self.moments) > MOMENTS:
+            self.every *= 2
+            self.moments = [each for each in self.moments if each[0] % self.every == 0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The requests, and for each kind that was ever held the bytes after each of them."""
+        kinds = dict.fromkeys(kind for _, held in self.moments for kind in held)
+        columns = {kind: [held.get(kind, 0) for _, held in self.moments] for kind in kinds}
+        shown = {kind: column for kind, column in columns.items() if any(column)}
+        return {"requests": [requests for requests, _ in self.moments], **shown}
+
+
+REPLIES: Final = 1 << 37
+"""The first text that is a reply: nobody asks for it again, for traces do not tell replies."""
+
+BOUND: Final = "bound"
+"""In the place of a profile: what no cache can beat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A trace on one server."""
+
+    source: Source
+    profile: str
+    model: str = "hybrid"
+    options: tuple[tuple[str, Any], ...] = ()
+    measured: Measured | None = None  # bytes of the user's model; the small network's if None
+
+    def check(self) -> None:
+        """Say whatever is wrong with it, before anything is played."""
+        spec = preset(self.model)
+        if self.measured is not None and self.profile != BOUND:
+            self.measured.over(spec, 1)
+        if self.profile == BOUND and self.options:
+            msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
+            raise ProfileError(msg)
+        if self.profile != BOUND:
+            try:
+                self.engine()
+            except UpstreamAbort as abort:
+                msg = f"{self.profile} with a {self.model} model does not start: {abort}"
+                raise ProfileError(msg) from None
+
+    def engine(
+        self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
+    ) -> Engine:
+        """The server; without a network, where nobody asks for answers."""
+        profile = Profile.parse(self.profile)
+        if profile.engine not in FAMILIES:
+            msg = f"{self.profile}: there is no engine {profile.engine!r}"
+            raise ProfileError(msg)
+        family = FAMILIES[profile.engine]
+        quiet = {family.records_provenance: False} if family.records_provenance else {}
+        options = {**dict(self.options), **quiet}
+        model = self.spec()
+        if vocabulary is not None:
+            model = replace(model, vocabulary=vocabulary)
+        made = Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+        if self.source.remember is not None:
+            made.remember(self.source.remember)
+        return made
+
+    def spec(self) -> ModelSpec:
+        """The model, with the bytes of the user's where these are given."""
+        spec = preset(self.model)
+        if self.measured is None:
+            return spec
+        return self.measured.over(spec, self.source.scaling(self.source.open()[0]))
+
+    def coming(self) -> Iterator[Coming]:
+        """The requests, as clients send them."""
+        unit, requests = self.source.open()
+        return _coming(requests, unit, self.source)
+
+    @property
+    def settings(self) -> str:
+        """The flags that are not the server's own."""
+        return ", ".join(f"{name}={value}" for name, value in self.options)
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayed:
+    """Reuse of a trace on a server."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached: int = 0
+    lost: Counter[str] = field(default_factory=Counter)  # by cause: tokens that were equal once
+    silent: int = 0  # requests of which the trace has no length of the reply
+    seconds: bool = False  # the trace's timestamps count seconds
+    ranks: set[int] = field(default_factory=set)  # data-parallel ranks of the requests
+    ended: str = ""  # at which request the server ended, and why
+
+    @property
+    def rate(self) -> float:
+        """The share of the prompts' tokens that came from the cache."""
+        return self.cached / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The account as plain data; the largest loss first."""
+        return {
+            "requests": self.requests,
+            "refused": self.refused,
+            "prompt_tokens": self.prompt_tokens,
+            "cached": self.cached,
+            "rate": round(self.rate, 6),
+            "lost": {
+                cause: count
+                for cause, count in sorted(self.lost.items(), key=lambda each: (-each[1], each[0]))
+                if count
+            },
+            "ended": self.ended,
+        }
+
+    def add_trace(self, asked: Asked) -> None:
+        """Count what the trace leaves open of a request."""
+        self.requests += 1
+        self.silent += asked.silent
+        self.seconds = asked.seconds
+        self.ranks.add(asked.rank)
+
+    def notes(self, source: Source) -> Iterator[str]:
+        """Assumptions made while the trace was read."""
+        if self.silent and source.replies is None:
+            has = "have" if self.silent > 1 else "has"
+            yield (
+                f"{self.silent:,} of {counted(self.requests, 'request')} {has} no length of the "
+                "reply in the trace: a reply of 1 token is assumed (--replies N: of N tokens)"
+            )
+        if source.turn:
+            unit, other = ("seconds", "ms") if self.seconds else ("milliseconds", "s")
+            if MADE.fullmatch(source.name) is None:
+                yield f"timestamps are read as {unit} (--timestamps {other} reads them otherwise)"
+        if len(self.ranks) > 1:
+            ranks = ", ".join(map(str, sorted(self.ranks)))
+            yield (
+                f"the data-parallel ranks {ranks} have a cache each: what one computed is not "
+                f"reused by another. Here one server plays the requests of all; "
+                f"--rank {min(self.ranks)} plays those of one"
+            )
+
+
+def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    """Play a cell; `hear` is called with the number of finished requests."""
+    engine = None if cell.profile == BOUND else cell.engine()
+    limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
+    found, over, evictions = Replayed(), Timeline(), 0
+    for found in replay(cell, engine):
+        hear(found.requests)
+        if engine is not None and over.wants(found.requests):
+            over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
+        if engine is not None and limits:
+            evictions += sum(event.for_bytes for event in engine.events)
+    scale = cell.source.scaling(cell.source.open()[0])
+    bytes_ = None
+    if engine is not None:
+        bytes_ = bytes_of(cell.profile, limits, engine.network.spec, scale, cell.measured)
+        bytes_["evictions"] = evictions
+        bytes_["note"] = sentence_of(bytes_, scale)
+    return {
+        "scale": scale,
+        **found.as_dict(),
+        "held": over.as_dict(),
+        "bytes": bytes_,
+        "notes": list(found.notes(cell.source)),
+    }
+
+
+def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
+    """The running account, after each request; on an engine that one may look into meanwhile."""
+    unit, requests = cell.source.open()
+    if cell.profile == BOUND:
+        return _bound(requests, unit, cell.source)
+    source = cell.source
+    coming = _coming(requests, unit, source)
+    return _counted(serve(engine or cell.engine(), coming, source.turn))
+
+
+def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Coming]:
+    known, scale = Known(source.remember), source.scaling(unit)
+    for number, (asked, prompt, reply) in enumerate(scaled(requests, unit, scale, source.replies)):
+        yield Coming(
+            number=number,
+            time=asked.time,
+            known=known.see(_blocks_of(asked, unit, scale), _fed(asked)),
+            prompt=cast("Tokens", prompt),
+            reply=cast("Tokens", reply),
+            trace=asked,
+        )
+
+
+def scaled(
+    requests: Iterable[Asked], unit: int, scale: int, replies: int | None = None
+) -> Iterator[tuple[Asked, Rope, Rope]]:
+    """Requests with their prompts and replies, every block a text of its own."""
+    for number, each in enumerate(requests):
+        *whole, last = _blocks_of(each, unit, scale)
+        runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
+        length = max(1, each.output // scale) if replies is None else replies
+        told = Rope(each.reply) if each.reply and replies is None else None
+        yield each, Rope(runs), told or Rope.of(REPLIES + number, length)
+
+
+def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
+    """A prompt's blocks, and how many tokens each has; the last one may be partly filled."""
+    if asked.sizes is not None:
+        return list(zip(asked.blocks, asked.sizes, strict=True))
+    size = unit // scale
+    last = -(-asked.length // scale) - size * (len(asked.blocks) - 1)
+    return [*((block, size) for block in asked.blocks[:-1]), (asked.blocks[-1], last)]
+
+
+def _fed(asked: Asked) -> Sequence[tuple[int, int]]:
+    if not asked.reply:
+        return asked.kept
+    *before, (block, size) = asked.kept
+    return [*before, (block, size - 1)] if size > 1 else before
+
+
+def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
+    found = Replayed()
+    for each in served:
+        _count(found, each.asked, each.answer)
+        if each.ended and not found.ended:
+            found.ended = f"request {each.asked.number + 1}: {each.ended}"
+        yield found
+
+
+def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
+    """Add a reply: what was known is reused, lost to a rule, or was no longer held.
+
+    |<---------------- known ---------------->|
+    |<-- cached -->|<-- causes -->|<- not held ->|     equal: what the server found of it
+
+    Where requests overlap, what another one has not computed yet is not held either. What the
+    server found is known, though nobody remembered it.
+    """
+    found.add_trace(asked.trace)
+    if answer is None or answer.cached is None:
+        found.refused += 1
+        return
+    found.prompt_tokens += len(asked.prompt)
+    found.cached += answer.cached
+    found.lost += lost_below(answer, max(asked.known, int(answer.equal)))
+
+
+class Known:
+    """Tokens computed before: the longest part of each block in any prompt.
+
+    An id stands for its block and all before it, so the longest known prefix is that of the ids.
+    With `most` only so many blocks are remembered, those that were asked for last.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._longest: dict[int, int] = {}
+        self._most = most
+
+    def see(self, blocks: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]] = ()) -> int:
+        """Count the known leading tokens, then add all of them."""
+        equal = 0
+        for block, size in blocks:
+            known = min(size, self._longest.get(block, 0))
+            equal += known
+            if known < size:
+                break
+        longest, bounded = self._longest, self._most is not None
+        for block, size in kept or blocks:
+            before = longest.pop(block, 0) if bounded else longest.get(block, 0)
+            longest[block] = max(size, before)
+        while self._most is not None and len(longest) > self._most:
+            del longest[next(iter(longest))]
+        return equal
+
+
+def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Replayed]:
+    """A cache that keeps every token for ever; the last of a prompt is computed all the same."""
+    found, known = Replayed(), Known(source.remember)
+    for asked in requests:
+        blocks = _blocks_of(asked, unit, source.scaling(unit))
+        length = sum(size for _, size in blocks)
+        equal = known.see(blocks, asked.kept)
+        found.add_trace(asked)
+        found.prompt_tokens += length
+        found.cached += min(equal, length - 1)
+        found.lost["last-token"] += equal - min(equal, length - 1)
+        yield found
+
+
+def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell and its result as plain data."""
+    source = cell.source
+    return {
+        "trace": Path(source.name).name,
+        "first": source.first,
+        "replies": source.replies,
+        "turn": source.turn,
+        "rank": source.rank,
+        "timestamps": source.timestamps,
+        "profile": cell.profile,
+        "model": cell.model,
+        "settings": dict(cell.options),
+        **outcome,
+    }

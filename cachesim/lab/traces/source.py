@@ -1,0 +1,142 @@
+"""Source of a trace: file or generator, the part to play, the scale.
+
+conversation_trace.jsonl    a file as its publishers write it, or compressed
+made:100000, made:100000:7  so many requests that are made up, with a seed
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, get_args
+
+from cachesim.lab.traces.asked import Asked, TraceError
+from cachesim.lab.traces.reading import Clock, open_trace
+
+UNIT: Final = 512
+
+SYSTEMS: Final = 16
+"""System prompts, `1 / (n + 1)` as often the n-th."""
+
+CHATS: Final = 400
+"""Chats that go on at a time."""
+
+TURNS: Final = 6
+"""Turns of a chat on average."""
+
+GROWTH: Final = 3
+"""Blocks that a turn adds at most."""
+
+LONGEST: Final = 240
+"""Blocks after which a chat ends."""
+
+
+def made_requests(count: int, seed: int = 0) -> Iterator[Asked]:
+    """So many requests; the same ones for the same seed."""
+    draw = random.Random(seed)
+    weights = [1 / (rank + 1) for rank in range(SYSTEMS)]
+    chats: list[list[int]] = []
+    fresh = SYSTEMS
+    for number in range(count):
+        if len(chats) < CHATS:
+            (system,) = draw.choices(range(SYSTEMS), weights)
+            at = len(chats)
+            chats.append([system])
+        else:
+            at = draw.randrange(CHATS)
+        chat = chats[at]
+        grown = draw.randint(1, GROWTH)
+        chat += range(fresh, fresh + grown)
+        fresh += grown
+        length = UNIT * (len(chat) - 1) + draw.randint(1, UNIT)
+        yield Asked(
+            time=float(number), length=length, output=draw.randint(1, UNIT), blocks=tuple(chat)
+        )
+        if len(chat) > LONGEST or draw.random() < 1 / TURNS:
+            chats[at] = chats[-1]
+            chats.pop()
+
+
+MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A trace, and how it is read."""
+
+    name: str
+    unit: int = 0  # tokens of a block; 0: as the first request has it
+    first: int | None = None  # so many requests; all if None
+    scale: int | None = None  # tokens that become one; a sixteenth of a block if None
+    replies: int | None = (
+        None  # tokens of every reply, after scaling; as the trace has them if None
+    )
+    turn: int = 0  # milliseconds of a turn of the server's loop; 0: only the order counts
+    remember: int | None = None  # blocks that count as asked for before; all if None
+    timestamps: Clock | None = None  # what they count; as the form of the trace has it if None
+    rank: int | None = None  # of KV events, the requests of one data-parallel rank; all if None
+    file: str = ""  # where the trace is, if its name is not a path
+
+    def __post_init__(self) -> None:
+        numbers = {"--first": self.first, "--replies": self.replies, "--remember": self.remember}
+        if self.rank is not None and self.rank < 0:
+            msg = f"--rank is {self.rank}; write a whole number from 0"
+            raise TraceError(msg)
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                msg = f"{name} is {value}; write a whole number from 1"
+                raise TraceError(msg)
+        if self.scale is not None and self.scale < 1:
+            msg = f"--scale is {self.scale}; write a whole number from 1"
+            raise TraceError(msg)
+        if self.turn < 0:
+            msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
+            raise TraceError(msg)
+        if self.timestamps not in {None, *get_args(Clock)}:
+            msg = f"--timestamps is {self.timestamps!r}; write s for seconds or ms"
+            raise TraceError(msg)
+        if self.name.startswith("made:") and not _makes_some(self.name):
+            msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
+            raise TraceError(msg)
+
+    def open(self) -> tuple[int, Iterator[Asked]]:
+        """The tokens of a block, and the requests."""
+        made = MADE.fullmatch(self.name)
+        if made:
+            unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
+        else:
+            unit, requests = open_trace(
+                self.path, self.unit, name=self.name, clock=self.timestamps, rank=self.rank
+            )
+        if unit % self.scaling(unit):
+            msg = f"--scale is {self.scale}; it must divide the trace's blocks of {unit} tokens"
+            raise TraceError(msg)
+        return unit, islice(requests, self.first)
+
+    @property
+    def path(self) -> Path:
+        """Path of the trace."""
+        return Path(self.file or self.name)
+
+    def scaling(self, unit: int) -> int:
+        """The tokens that become one: a block of 512 is played as 16, where nobody says."""
+        return max(1, unit // 16) if self.scale is None else self.scale
+
+    def digest(self) -> str:
+        """Digest of the trace's requests, independent of the file's place."""
+        if MADE.fullmatch(self.name):
+            return self.name
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            msg = f"{self.name}: cannot be read: {error.strerror or error}"
+            raise TraceError(msg) from None
+
+
+def _makes_some(name: str) -> bool:
+    made = MADE.fullmatch(name)
+    return made is not None and int(made[1]) > 0

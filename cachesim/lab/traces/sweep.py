@@ -1,0 +1,124 @@
+"""All cells of a plan, played by as many processes or machines as there are.
+
+A cell knows nothing of the others, so it may be played anywhere, at any time, and more than once:
+what comes of it is the same. Outcomes are kept as they come and told in the order of the plan. A
+process that dies takes nothing with it: what it had begun is played again by others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from cachesim.errors import InputError
+from cachesim.lab.traces.asked import TraceError
+from cachesim.lab.traces.plan import plan_of, read_plan
+from cachesim.lab.traces.replay import Cell, play, told
+from cachesim.lab.traces.store import Store, key_of, open_store
+
+Hands: TypeAlias = Callable[[], AbstractContextManager[Executor]]
+"""Opens whatever plays cells: processes of this machine, or a cluster."""
+
+ATTEMPTS: Final = 3
+"""So often a cell may take its process with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A cell that could not be played, and why."""
+
+    complaint: str
+    of_trace: bool = False  # wrong for every cell that plays it
+
+
+def attempt(cell: Cell) -> dict[str, Any] | Failed:
+    """Play a cell; wrong input is returned as a value, for it may be remote."""
+    try:
+        return play(cell)
+    except InputError as error:
+        return Failed(str(error), of_trace=isinstance(error, TraceError))
+
+
+def sweep(
+    plan: Mapping[str, Any] | str | Path,
+    *,
+    store: str | Path | None = None,
+    processes: int = 1,
+) -> list[dict[str, Any]]:
+    """Play a plan (a file or a mapping): a flat row for each cell.
+
+    `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was played before
+    with the same code is not played again.
+    """
+    read = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
+    path = None if store is None else Path(store)
+    with open_store(path) as known:
+        outcomes = play_cells(read.cells, known, lambda: ProcessPoolExecutor(processes))
+    return [flat(told(*each)) for each in zip(read.cells, outcomes, strict=True)]
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without tables in it: each flag, each cause and each kind held becomes a column.
+
+    Of what is held over time, what there was of each kind at most.
+    """
+    tables = {"settings", "lost", "held", "bytes", "notes"}
+    plain = {name: value for name, value in row.items() if name not in tables}
+    flags = {f"set.{name}": value for name, value in row["settings"].items()}
+    lost = {f"lost.{name}": count for name, count in row["lost"].items()}
+    kinds = {name: column for name, column in row["held"].items() if name != "requests"}
+    most = {f"held.{name}": max(kinds[name]) for name in kinds}
+    sizes = row["bytes"] or {}
+    bytes_ = {f"bytes.{name}": value for name, value in sizes.items() if name != "limits"}
+    return plain | flags | lost | most | bytes_ | {"notes": "; ".join(row["notes"])}
+
+
+def play_cells(
+    cells: Sequence[Cell],
+    store: Store,
+    hands: Hands,
+    hear: Callable[[int], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Results of cells in order; `hear` is called with the number done."""
+    digests = {
+        name: source.digest() for name, source in {c.source.name: c.source for c in cells}.items()
+    }
+    keys = [key_of(cell, digests[cell.source.name]) for cell in cells]
+    waiting = {key: cell for key, cell in zip(keys, cells, strict=True) if store.get(key) is None}
+    hear(len(set(keys)) - len(waiting))
+    for left in reversed(range(ATTEMPTS)):
+        if not waiting:
+            break
+        try:
+            _play_all(waiting, store, hands, lambda: hear(len(set(keys)) - len(waiting)))
+        except BrokenProcessPool:
+            if not left:
+                names = ", ".join(sorted({cell.profile for cell in waiting.values()}))
+                msg = f"the processes that played {names} were ended {ATTEMPTS} times"
+                raise InputError(msg) from None
+    return [outcome for key in keys if (outcome := store.get(key)) is not None]
+
+
+def _play_all(
+    waiting: dict[str, Cell], store: Store, hands: Hands, hear: Callable[[], None]
+) -> None:
+    """Play what waits; each that is done is kept at once, and waits no longer."""
+    with hands() as pool:
+        played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
+        for future in as_completed(played):
+            key, outcome = played.pop(future), future.result()  # a cluster need not keep it
+            if isinstance(outcome, Failed):
+                cell = waiting[key]
+                where = f"{cell.source.name} on {cell.profile}, {cell.model}: "
+                msg = outcome.complaint if outcome.of_trace else f"{where}{outcome.complaint}"
+                raise InputError(msg)
+            store.put(key, waiting.pop(key), outcome)
+            hear()
+
+
+def default_store(plan: Path) -> Path:
+    """Beside the plan."""
+    return plan.with_suffix(".results")
