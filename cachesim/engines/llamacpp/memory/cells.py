@@ -80,8 +80,10 @@ class Cells:
         return seen
 
     def of(self, seq: int) -> Integers:
-        """The cells of the sequence, in the order of cells; it has had one."""
+        """The cells of the sequence, in the order of cells."""
         word, bit = divmod(seq, _WORD)
+        if word >= len(self.bits):  # words are added when a high sequence takes its first cell
+            return np.zeros(0, dtype=np.int64)
         found: Integers = (self.bits[word] & np.uint64(1 << bit)).nonzero()[0]
         return found
 
