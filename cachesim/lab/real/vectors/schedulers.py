@@ -1,6 +1,7 @@
 """Replays what the own schedulers of vLLM and SGLang did, as the vector files recorded it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from cachesim.engines.sglang.family import FAMILY as SGLANG
@@ -49,7 +50,19 @@ def _player_for(line: Mapping[str, Any]) -> Player:
     config, release = line["config"], line["version"]
     try:
         if "groups" in config:
-            return VllmPlayer(config, VLLM.release(release).rules)
+            return _recorded_as(VllmPlayer(config, VLLM.release(release).rules))
         return SglangPlayer(config, SGLANG.release(release).rules)
     except ProfileError as error:
         raise ScenarioError(str(error)) from error
+
+
+def _recorded_as(player: VllmPlayer) -> VllmPlayer:
+    """The recordings were made with the states' block as `cache_config.block_size`.
+
+    A server's engine core makes it the smallest block of all groups, and prefill is cut in it.
+    """
+    splitter = player.scheduler.splitter
+    if splitter is not None:
+        states = next(each for each in player.manager.groups if each.kind == "mamba")
+        player.scheduler.splitter = replace(splitter, size=states.block)
+    return player
