@@ -36,7 +36,7 @@ HOMES: Final = {
     "run": "scenario",
     "run_scenario": "scenario",
     "show": "report.notebook",
-    "sweep": "traces.sweep",
+    "sweep": "lab.traces.sweep",
 }
 """Where each public name is defined."""
 
