@@ -11,7 +11,7 @@ from cachesim.engines.family import FAMILIES, Family
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ABOUT, PRESETS
-from cachesim.report.html import chain
+from cachesim.report.chain import chain
 from cachesim.report.json_output import document
 from cachesim.report.picture import after, story
 from cachesim.report.svg import inline

@@ -3,7 +3,7 @@
 import tomllib
 
 from cachesim import run_scenario
-from cachesim.report.html import chain
+from cachesim.report.chain import chain
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
 

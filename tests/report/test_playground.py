@@ -1,6 +1,8 @@
 """What the playground's page asks for, asked without a browser."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from typing import Any
 
@@ -56,3 +58,39 @@ def test_every_engine_release_patch_and_flag_can_be_chosen() -> None:
     assert "b11549" == newest["name"]
     assert "erase-equal" in newest["patches"]
     assert "parallel" in engines["llama.cpp"]["flags"]
+
+
+IN_A_BROWSER = """
+import sys
+
+ABSENT = {"rich", "cyclopts", "hypothesis", "cachesim.cli", "cachesim.lab", "cachesim.testing"}
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in ABSENT:
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Absent())
+
+from cachesim.report.playground import answer
+
+print(answer(sys.stdin.read()))
+"""
+
+
+def test_a_run_needs_no_package_that_a_browser_lacks() -> None:
+    scenario = tomllib.loads(shipped_file("llama.cpp-three-requests").read_text())
+    question = {"scenario": scenario, "profile": "b11549", "arithmetic": "ring"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_BROWSER],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "" == done.stderr
+    assert "wrong" == json.loads(done.stdout)["fate"]
