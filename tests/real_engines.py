@@ -66,6 +66,9 @@ AT_ONCE: Final = 16
 BETWEEN: Final = 4
 """Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
 
+BETWEEN_VLLM: Final = 4
+"""Releases of vLLM of which one is compared; `make nightly` compares all."""
+
 AGENTS: Final = 5
 """Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
 
@@ -225,8 +228,8 @@ def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> 
     return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
 
 
-def checks() -> Iterator[Check]:
-    """Everything there is to hold against real engines."""
+def checks(*, every: bool = False) -> Iterator[Check]:
+    """Comparisons with real engines; with `every`, on each release of vLLM."""
     for release in LLAMA_CPP.real():
         closely = (weights_agree, answers_are_wrong_where_we_say) if release in CLOSELY else ()
         for what in (workloads_agree, *closely):
@@ -247,7 +250,8 @@ def checks() -> Iterator[Check]:
                 environment=mlx_environment_for(version),
                 run=partial(mlx, version),
             )
-    for version in VLLM.real():
+    known = VLLM.real()
+    for version in known if every else (*known[:-1:BETWEEN_VLLM], known[-1]):
         yield Check(
             name=f"vllm {version}: scheduler agrees",
             environment=VLLM_SCHEDULER.core_of(version),
@@ -291,8 +295,9 @@ def set_up(environments: Sequence[Environment]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Run every check; 1 if one fails. With --set-up, install what they need and no more."""
-    wanted = list(checks())
+    """Run the checks; 1 if one fails. With --set-up, install what they need and no more."""
+    every = "--every" in arguments
+    wanted = list(checks(every=every))
     checked = [check.environment for check in wanted]
     missing = set_up(list(dict.fromkeys([*checked, *beside()])))
     if "--set-up" in arguments:
@@ -303,16 +308,16 @@ def main(arguments: Sequence[str] = ()) -> int:
     failed = 0
     # A server and its simulator take turns, so that a pair alone leaves half the machine idle.
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(line_of, number) for number in fit]):
+        for done in as_completed([pool.submit(line_of, number, every=every) for number in fit]):
             well, line = done.result()
             failed += not well
             OUT.print(line, markup=False)
     return 1 if failed else 0
 
 
-def line_of(number: int) -> tuple[bool, str]:
+def line_of(number: int, *, every: bool) -> tuple[bool, str]:
     """The verdict of the check with this number, and its line."""
-    check = list(checks())[number]
+    check = list(checks(every=every))[number]
     start = time.monotonic()
     well, found = check.run()
     seconds = time.monotonic() - start

@@ -35,7 +35,7 @@ SEED: Final = 20261122
 LOGS: Final = 1040
 """Forty of each release at each verbosity."""
 
-EVERY: Final = 20
+EVERY: Final = 40
 """`why` plays a log with other settings too, which takes time; the nightly run reads all alone."""
 
 RECORDINGS: Final = 200
