@@ -42,7 +42,7 @@ SHAPE: Final = Shape(incidents=True, chats=True)
 LOG: Final = "docs/examples/hybrid.log"
 RECORDED: Final = "docs/examples/recorded.jsonl"
 PAGES: Final = {
-    "run": (["run", "llama.cpp-three-requests"], "--report"),
+    "run": (["run", "llama.cpp-three-requests", "--arithmetic", "ring"], "--report"),
     "compare": (["compare", "sglang-one-trace", "--rows", "policies"], "--plot"),
     "why log": (["why", LOG], "--report"),
     "why recording": (["why", RECORDED], "--report"),
