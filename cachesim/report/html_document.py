@@ -29,6 +29,7 @@ tr.differs td { background: #fff4e5; }
 .bar i { display: block; height: 100%; background: #2f6fb0; }
 pre { font: 14px/1.4 ui-monospace, monospace; overflow-x: auto; }
 p, h1, td { overflow-wrap: anywhere; }
+table:not(:has(thead)) td:first-child { white-space: nowrap; }
 @media (max-width: 48rem) { thead { display: none; } table, tbody, tr, td { display: block; }
   tr { padding: .5rem 0; border-bottom: 1px solid #dde2ea; }
   td, td.n { border: 0; padding: .1rem 0; text-align: left; }
