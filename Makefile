@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines inputs users nightly hashes fuzz mutants wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines inputs packages programs users nightly hashes fuzz mutants wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -22,10 +22,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory -j4 pages sentences engines inputs
 	@$(BIN)/python -m tests.real_engines
-	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
-	@$(BIN)/python -m tests.real_recorder
-	@$(BIN)/python -m tests.commands
-	@$(BIN)/python -m tests.upstream_mlx_lm
+	@$(MAKE) --no-print-directory -j2 packages programs
 
 # Parts of `make check` that do not disturb each other; answers in a browser are waited for.
 pages:
@@ -43,6 +40,14 @@ engines:
 
 inputs:
 	@nice -n 10 $(BIN)/python -m tests.end_to_end
+
+packages:
+	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
+
+programs:
+	@$(BIN)/python -m tests.real_recorder
+	@$(BIN)/python -m tests.commands
+	@$(BIN)/python -m tests.upstream_mlx_lm
 
 users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print
 	@$(BIN)/python -m tests.end_to_end --all-commands
