@@ -38,7 +38,7 @@ HOMES: Final = {
     "show": "report.notebook",
     "sweep": "lab.traces.sweep",
 }
-"""Where each public name is defined."""
+"""Defining module of each public name."""
 
 
 __getattr__ = lazily(__name__, HOMES)

@@ -25,7 +25,7 @@ class CachesimError(Exception):
 
 
 class InputError(CachesimError, ValueError):
-    """What was handed in is wrong; the message says what to write instead."""
+    """Invalid input; the message names the problem and what to write instead."""
 
 
 class SpecError(InputError):

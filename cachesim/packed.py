@@ -13,7 +13,7 @@ UNPACKED_HERE: Final[Mapping[bytes, str]] = {
     b"BZh": "bz2",
     b"\xfd7zXZ\x00": "lzma",
 }
-"""How a compressed file begins, and the module that reads it."""
+"""Magic bytes of compressed files, and the modules that read them."""
 
 HEAD_BYTES: Final = 6
 """Bytes of a file's head that say it."""
@@ -22,7 +22,7 @@ UNPACKED_BY: Final[Mapping[bytes, str]] = {
     b"PK\x03\x04": "unzip -p",
     b"\x28\xb5\x2f\xfd": "zstd -dc",
 }
-"""How others begin, and the program that does."""
+"""Magic bytes of other compressed files, and the programs that unpack them."""
 
 
 def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
@@ -48,7 +48,7 @@ def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
 
 
 class _Unpacking(RawIOBase):
-    """What a compressed file holds; one that is cut or damaged is refused in words."""
+    """Content of a compressed file; a truncated or damaged one raises an `InputError`."""
 
     def __init__(
         self, name: str, file: BinaryIO, inner: BinaryIO, wrong: tuple[type[Exception], ...]

@@ -1,11 +1,11 @@
-"""What the type checker cannot see: values of any form, and those that are known to have one."""
+"""Types for values of any form, and checked casts of them."""
 
 from typing import Any, TypeAlias, TypeVar
 
 from cachesim.errors import ContractError
 
 Value: TypeAlias = Any
-"""What an option, a rule's field or an entry of a file is set to: each its own kind."""
+"""Value of an option, a rule's field or an entry of a file, each of its own type."""
 
 Json: TypeAlias = Any
 """A value that JSON or TOML can hold, of a form that only its reader knows."""

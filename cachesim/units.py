@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Token = NewType("Token", int)
-"""One entry of the vocabulary."""
+"""Entry of the vocabulary."""
 
 Pos = NewType("Pos", int)
 """The index of one token in its sequence, from 0."""
 
 Count = NewType("Count", int)
-"""How many tokens."""
+"""Number of tokens."""
 
 SeqId = NewType("SeqId", int)
 """The id under which a memory keeps one history."""
@@ -27,7 +27,7 @@ SlotId = NewType("SlotId", int)
 """The server's place for one conversation."""
 
 NO_POS: Final = Pos(-1)
-"""What a memory answers when a sequence holds nothing."""
+"""Position that a memory returns for an empty sequence."""
 
 Tokens: TypeAlias = tuple[Token, ...]
 

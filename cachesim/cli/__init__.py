@@ -3,7 +3,7 @@
 from typing import Final, Literal, TypeAlias
 
 Format: TypeAlias = Literal["text", "json", "jsonl"]
-"""How runs are printed."""
+"""Output format of runs."""
 
 AS_EXPECTED: Final = 0
 NOT_AS_EXPECTED: Final = 1

@@ -77,7 +77,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
-"""What a search may be required to have exercised."""
+"""Values of `--require`."""
 
 MOST_MINUTES: Final = 7 * 24 * 60
 

@@ -25,7 +25,7 @@ SCENARIOS: Final = {
 """Commands, and the parameter of each that is the name of a shipped scenario."""
 
 FALLS_BACK: Final = ("complete -F ", "complete -o default -F ")
-"""What bash is told to do where nothing fits: offer files."""
+"""Bash fallback to file names if nothing completes."""
 
 
 def completion_command(

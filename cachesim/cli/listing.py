@@ -118,7 +118,7 @@ def presets(_: str = "") -> list[Item]:
 
 
 ListFormat: TypeAlias = Literal["text", "json"]
-"""How a list is printed."""
+"""Output format of a list."""
 
 
 def scenarios() -> list[Item]:
@@ -127,7 +127,7 @@ def scenarios() -> list[Item]:
 
 
 PLAYED: Final = re.compile(r"^\[(model|chat|engine|spans|\[step)\b", re.MULTILINE)
-"""Where the part of a shipped file begins that a search has no use for, and that is most of it."""
+"""Start of the larger part of a shipped file, which a search of names skips."""
 
 SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MULTILINE)
 """The same for a list, which does not need the symptom either."""
@@ -190,7 +190,7 @@ LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
 
 
 COLUMNS: Final = ("name", "about")
-"""What is padded, so that what follows begins in one column."""
+"""Padded columns."""
 
 
 def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -> int:

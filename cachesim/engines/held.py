@@ -88,7 +88,7 @@ class EntryHeld:
 
 
 Kept: TypeAlias = Literal["here", "host", "gone"]
-"""Where the tokens of a tree's node are: on the device, on the host only, nowhere any more."""
+"""Location of a node's tokens: the device, the host only, or evicted."""
 
 ROOT: Final = 0
 """The number of a tree's root, which holds nothing and is in no list."""

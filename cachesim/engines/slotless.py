@@ -19,10 +19,10 @@ class SlotlessEngine(JobEngine[R, S, J]):
     """A queue and one cache for all requests."""
 
     erasing: ClassVar[str] = ""
-    """What `slot-erase` stands for, where the server has a word for it."""
+    """The server's own operation for `slot-erase`; empty if it has none."""
 
     limit_flag: ClassVar[str]
-    """How the server calls the most tokens of a reply."""
+    """The server's option for the most tokens of a reply."""
 
     # -- requests ----------------------------------------------------------------------------------
 

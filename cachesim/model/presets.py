@@ -57,7 +57,7 @@ PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType(
 """The presets, by name."""
 
 FIELDS: Final = frozenset(each.name for each in fields(ModelSpec))
-"""What may be changed of a preset."""
+"""Fields of a preset that may be overridden."""
 
 ABOUT: Final[Mapping[str, str]] = {
     "dense": "Llama: full attention",

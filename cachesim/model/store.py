@@ -47,7 +47,7 @@ class Lane(NamedTuple):
 
 
 Lanes: TypeAlias = tuple[Lane, ...]
-"""What each query of an ubatch may look at: every row lies in exactly one lane."""
+"""Keys visible to each query of a ubatch; every row lies in exactly one lane."""
 
 
 class Frame(NamedTuple):

@@ -31,7 +31,7 @@ from cachesim.model.store import FAR, Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Pos, Token, Tokens
 
 PADDING: Final = Token(0)
-"""What stands for a row that is no token."""
+"""Placeholder token of a row of padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from cachesim.engines.events import Event
 from cachesim.scenario.result import Run, Step
 
 PLACE: Final = ("n_tokens", "pos_min", "pos_max")
-"""What tells one checkpoint from another in events."""
+"""Fields of an event that identify a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ PLAIN: Final = str.maketrans(
     | {"✗": "x"}
     | dict(zip("▁▂▃▄▅▆▇█", ".:-=+*%#", strict=True))
 )
-"""What is written where an encoding lacks the sign."""
+"""ASCII replacements of signs that an encoding lacks."""
 
 
 class Screen(CarefulConsole):

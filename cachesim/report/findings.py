@@ -18,7 +18,7 @@ Proof: TypeAlias = Callable[[Run, int], list[Line]]
 """The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
 
 PROVE: Final = "prove it"
-"""What stands before a command."""
+"""Label before a command."""
 
 HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
     "wrong": ("the answer is WRONG, the reuse unsound", "wrong"),

@@ -45,7 +45,7 @@ class Bar:
 
 
 Mark: TypeAlias = Literal["saved", "wrong", "lacks", ""]
-"""What stands at a node's end: something to resume from, something false, nothing, no place."""
+"""Mark at a node's end: a state to resume from, a wrong state, no state, or no place for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ MOST_LANES: Final = 12
 
 
 TOLD: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
-"""What a tip says more of a part of the prompt than its bar."""
+"""Tooltip words for parts of a prompt that need more than their bar."""
 
 
 def request(run: Run, index: int) -> Iterator[Row]:

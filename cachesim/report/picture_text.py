@@ -16,7 +16,7 @@ LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/"}
 """Looks that say more than who wrote it."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
-"""What stands at the end of a tree's node."""
+"""Sign of each mark at a node's end."""
 
 ORDER: Final = "123456789abcdefghijklmnopqrstuvwxyz"
 

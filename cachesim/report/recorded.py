@@ -75,7 +75,7 @@ def totals_line(totals: Mapping[str, Any]) -> str:
 
 
 PARTS: Final = (("cached", "reused"), ("processed", "processed"))
-"""What becomes of prompt tokens, and its word."""
+"""Counts of prompt tokens and their labels."""
 
 
 def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:

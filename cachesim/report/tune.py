@@ -20,7 +20,7 @@ SIGNS: Final = {
     BOTH: "now, and recommended",
     TRIED: "tried",
 }
-"""What stands in the plot."""
+"""Series of the plot."""
 
 
 def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:

@@ -29,7 +29,7 @@ from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
 State: TypeAlias = Literal["good", "bad", "-"]
 
 WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
-"""How errors begin where a server lives on that serves nobody any more."""
+"""Beginnings of errors from a running server that no longer answers."""
 
 SHARE: Final = 0.5
 """A step that reuses less than this part of the best release's reuse is bad."""

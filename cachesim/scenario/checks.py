@@ -38,7 +38,7 @@ NEEDS: Final = {
     "sleep": (),
     "cancel": (),
 }
-"""What an action cannot do without."""
+"""Required keys of an action."""
 
 ONLY_FOR: Final = {
     "prompt": ("complete",),

@@ -197,7 +197,7 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
 
 
 def _bytes_of(held: Held, spec: ModelSpec) -> int | None:
-    """What an engine holds: keys and values in half precision, states in single, parked entries.
+    """Bytes of an engine: keys and values in half precision, states in single, parked entries.
 
     None where it does not show what it holds.
     """

@@ -117,7 +117,7 @@ PIECE: Final = re.compile(
     r'''"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*|[\[\]{}\n]''',
     re.DOTALL,
 )
-"""What can end a value, or hide its end."""
+"""Tokens that end a value or hide its end."""
 
 
 def lines_of(text: str) -> Mapping[Place, int]:

@@ -340,7 +340,7 @@ LONGEST: Final[Mapping[type, int]] = {
     Expect: limits.PROFILES,
     Turn: limits.MESSAGES,
 }
-"""How many tables of one kind a list may hold."""
+"""Most tables of one kind in a list."""
 
 
 def key_of(cls: type, attribute: str) -> str:

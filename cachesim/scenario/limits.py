@@ -42,11 +42,11 @@ LAYERS: Final = 64
 WIDTH: Final = 1024
 WINDOW: Final = 100_000
 VOCABULARY: Final = 65_536
-"""What a model may measure."""
+"""Largest vocabulary of a model."""
 
 CONTEXT: Final = 1_048_576
 SLOTS: Final = 64
-"""What a server may hold: `ctx_size`, `parallel`."""
+"""Largest `ctx_size` and `parallel` of a server."""
 
 COPIES: Final = 16
 """Completions of one prompt."""

@@ -15,7 +15,7 @@ WORD = 8
 MEASURES: Final = tuple(
     each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
 )
-"""What a scenario may replace of a preset."""
+"""Fields of a preset that a scenario may override."""
 
 
 def spec_of(model: Model) -> ModelSpec:

@@ -25,7 +25,7 @@ from cachesim.verify.verdict import Answer, Reuse, WrongStep
 Fate: TypeAlias = Literal[
     "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right"
 ]
-"""What a step came to, worst first."""
+"""Outcome of a step, worst first."""
 
 FATES: Final[tuple[Fate, ...]] = (
     "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right",
@@ -33,7 +33,7 @@ FATES: Final[tuple[Fate, ...]] = (
 
 
 CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung"})
-"""What a release is said to do wrongly: such a step has an evidence label."""
+"""Outcomes that accuse a release; such a step has an evidence label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "Server": ("name",),
     "Turn": ("role", "content"),
 }
-"""What a file cannot do without."""
+"""Required keys of a file."""
 
 
 def scenario_schema() -> dict[str, Any]:
@@ -159,4 +159,4 @@ def _loss() -> Schema:
 
 
 SPECIAL: Final[Mapping[Any, Callable[[], Schema]]] = {Event: _event, Loss: _loss}
-"""What is written in another form than its fields."""
+"""Types whose schema does not follow from their fields."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cachesim.scenario.format import Scenario
 
 STDIN: Final = "<stdin>"
-"""What `-` becomes."""
+"""Name of the file `-`."""
 
 
 def shipped_folder() -> Path | None:

@@ -66,7 +66,7 @@ def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int
 
 
 State: TypeAlias = Any
-"""What a memory saves: the laws do not look into it."""
+"""Saved state of a memory, opaque to the laws."""
 
 SEQUENCES: Final = 2
 Verb: TypeAlias = Literal["feed", "remove", "copy", "save", "load"]

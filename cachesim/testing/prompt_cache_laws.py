@@ -91,7 +91,7 @@ Likeness: TypeAlias = Literal["new", "again", "longer", "shorter", "other-head"]
 
 VERBS: Final[tuple[Verb, ...]] = ("insert", "ask")
 LIKENESSES: Final[tuple[Likeness, ...]] = ("new", "longer", "again", "other-head", "shorter")
-"""How a prompt is made of an earlier one: not at all, whole, with more after it, its beginning, or
+"""Relation of a prompt to an earlier one: unrelated, equal, extended, its beginning, or
 with another first piece."""
 
 UNITS: Final = (1, 8, 16)

@@ -34,7 +34,7 @@ EXERCISED: Final = (
     "full reprocessing",
     "cancel",
 )
-"""What a search says it has exercised; each engine says which of its events count for it."""
+"""Exercised features that a search counts; each engine maps its events to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

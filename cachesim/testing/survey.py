@@ -55,7 +55,7 @@ BRINGS: Final[Mapping[str, str]] = {
     "shift": "the context was shifted",
     "rollback": "a draft was taken back",
 }
-"""What brings back memory that is then read, by the words that engines have for their events."""
+"""Events that bring memory back, by the feature that they count for."""
 
 PLACES: Final[Mapping[str, str]] = {
     "attention": "attention cache",

@@ -235,7 +235,7 @@ SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 MOST_RIGHT: Final = 2
 """Drafts in a row that are what the reply goes on with."""
 MOST_TRIPS: Final = 3
-"""How often a conversation is parked and comes back."""
+"""Most times that a conversation is parked and restored."""
 MOST_MORE: Final = 60
 """Tokens that make a reply a long one."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)

@@ -20,10 +20,10 @@ from cachesim.model.store import ABSENT, BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
 
 NOTHING: Final = np.empty(0)
-"""What a model without an MTP head says of its last hidden state."""
+"""Last hidden state of a model without an MTP head."""
 
 CANCELLED: Final = -3
-"""What a decode returns when the client went away."""
+"""Return value of a decode whose client has disconnected."""
 
 
 class BatchToken(NamedTuple):

@@ -16,7 +16,7 @@ from cachesim.units import Count, Token
 SPACES: Final = frozenset(" \n\r")
 
 NUMERALS: Final = frozenset("[0123456789]")
-"""What the text of an unknown token is made of."""
+"""Characters in the text of an unknown token."""
 
 TextOf = Callable[[Token], str]
 """The text of one token."""

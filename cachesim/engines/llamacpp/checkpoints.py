@@ -79,7 +79,7 @@ LIMITS: Final[Mapping[SearchLimit, tuple[Accept, ...]]] = {
     "beyond": (FIX_POS_MIN,),
     "read-again": (FIX_POS_MIN, ONE_KEY_MORE),
 }
-"""What is asked first: where a checkpoint ends, whatever its state."""
+"""Tests of a checkpoint's end, for every kind of state; applied first."""
 
 EXACT: Final[Mapping[ExactSearch, tuple[Accept, ...]]] = {
     "threshold": (THRESHOLD,),
@@ -88,7 +88,7 @@ EXACT: Final[Mapping[ExactSearch, tuple[Accept, ...]]] = {
     "pos_max": (FIX_POS_MIN,),
     "inside": (ENDS_INSIDE,),
 }
-"""What is asked next of a checkpoint of an exact state; windows have the released test."""
+"""Tests for checkpoints of an exact state, applied second; windows keep the released test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -290,7 +290,7 @@ class SlotErased(Event, tone="loss", says="slot {slot} is erased: {n_tokens} tok
 
 
 ERASED: Final = "is erased. Rule: erase if {rule}. Here {numbers} is true"
-"""What is said of a checkpoint that does not pass the erasure."""
+"""Sentence for a checkpoint that is erased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ LONGEST: Final = 4
 """The longest n-gram (`LLAMA_NGRAM_MAX`); the shortest is one token."""
 
 LEAST_SEEN: Final = (2, 2, 1, 1)
-"""How often an n-gram of each length must have been seen (`draft_min_sample_size_lax`)."""
+"""Minimum occurrences of an n-gram of each length (`draft_min_sample_size_lax`)."""
 
 LEAST_PERCENT: Final = (66, 50, 50, 50)
-"""How often the same token must have followed (`draft_min_percent_lax`)."""
+"""Minimum share of the most frequent next token, in percent (`draft_min_percent_lax`)."""
 
 MOST_DRAFTED: Final = 8
 """The most tokens of a draft, whatever the flags say (`n_draft`)."""

@@ -17,7 +17,7 @@ Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
 Endpoint: TypeAlias = Literal["completion", "infill", "embedding", "rerank"]
 
 TRAINED_CONTEXT: Final = 65_536
-"""What the toy models say they were trained with: the context where none is asked for."""
+"""Training context of the toy models, the default of `ctx_size` 0."""
 
 CONTEXT_STEP: Final = 256
 """Contexts are rounded up to multiples of this."""

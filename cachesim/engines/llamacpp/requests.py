@@ -21,7 +21,7 @@ from cachesim.units import Count, Pos, Token, Tokens, as_tokens
 
 ASSISTANT: Final = "assistant"
 SPACE: Final = "\u2581"
-"""What the tokenizer of the toy models reads a space as: three bytes."""
+"""Space in the toy models' tokenizer: three bytes."""
 
 
 def to_task(

@@ -11,14 +11,14 @@ from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.units import Count
 
 SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort", "assert"]
-"""What a refused cut does: read the whole prompt, go back to a checkpoint, go on, or end; `assert`
+"""Effect of a failed `seq_rm`: full reprocessing, a checkpoint, a warning, or an abort; `assert`
 ends the process because the slot that is to be cleared is at work."""
 
 ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
-"""How a checkpoint of an exact state (recurrent, hybrid) is found acceptable."""
+"""Acceptance test for a checkpoint of an exact state (recurrent, hybrid)."""
 
 SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
-"""Where a checkpoint must not end: after the position to resume at, or where that is taken back."""
+"""Upper limit of a checkpoint's end: the position to resume at, also after it was lowered."""
 
 Erasure: TypeAlias = Literal[
     "beyond", "equal", "pos_end", "diverged", "prefix", "prompt", "trimmed"
@@ -32,7 +32,7 @@ Eviction: TypeAlias = Literal["oldest", "thinned-always", "thinned", "closest", 
 """Which checkpoints go for a new one: `thinned-always` does not wait for a full list."""
 
 Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
-"""Where checkpoints may lie before the end of a prompt."""
+"""Permitted places of checkpoints before the end of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

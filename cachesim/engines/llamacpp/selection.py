@@ -21,7 +21,7 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count
 
 Road: TypeAlias = Literal["id", "similarity", "age"]
-"""How a slot was found: the request names it, it is the most similar, it was used long ago."""
+"""Reason for a slot's selection: named by the request, most similar, least recently used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class Rules:
     """The bytes of an evicted leaf are counted with the tokens of the last candidate."""
 
     mlp_less_attention: bool = False
-    """What a node saves of the MLPs is reduced by the attention of its parent's tokens."""
+    """Subtract the attention FLOPs of the parent's tokens from the MLP FLOPs that a node saves."""
 
 
 ARTIFACT = Rules(descends_partial=True, bytes_of_last_candidate=True, mlp_less_attention=True)

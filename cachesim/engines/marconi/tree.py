@@ -65,7 +65,7 @@ WEIGHTS: Final = tuple(step / 10 for step in range(21))
 """The weights that are tried: 0 to 2."""
 
 LAST: Final = 500
-"""How many requests a tried weight is judged by."""
+"""Requests over which a candidate weight is evaluated."""
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ class MlxRules:
     store: StoreRules
     server: ServerRules
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What patches do to the layers of a model class."""
+    """Changes of patches to the layers of a model class."""
 
     def recurrent(self, family: ModelFamily, release: str) -> RecurrentRules:
         """Padding rules of a model class at a release, with patches."""

@@ -61,7 +61,7 @@ class CacheRules:
     """#1177 (0.31.3): and its left padding."""
 
     arrays_extend: EmptySide = "zeros"
-    """What a missing slot becomes when recurrent batches are joined. #1169, #1177 (0.31.3): zeros
+    """Replacement of a missing slot when recurrent batches are joined. #1169, #1177 (0.31.3): zeros
     of that side's batch size; 0.31.2: it is skipped, so the batch comes out too short."""
 
     arrays_merge_of_empties: MergedEmpties = "zero-padded"
@@ -145,7 +145,7 @@ class StoreRules:
     """#911 (0.31.0): a longer entry is considered although a shorter one could be used."""
 
     prunes: Prunes = "all"
-    """What an insertion of trimmable caches removes on its way: nothing until #911; with #1019
+    """Prefix entries removed by an insertion of trimmable caches: none until #911; with #1019
     all but the entry one token shorter, until #1078; with #999 (closed) only entries that are at
     most `size()` tokens shorter."""
 
@@ -190,7 +190,7 @@ Tails: TypeAlias = Literal["ragged", "padded"]
 """Fed after the checkpoint: the last columns of each prompt, refused or padded if unequal."""
 
 WhenDead: TypeAlias = Literal["hangs", "refused"]
-"""What becomes of a request that comes after the generation thread died."""
+"""Fate of a request that arrives after the death of the generation thread."""
 
 NoTokens: TypeAlias = Literal["default", "one", "dies", "refused"]
 """A request for no tokens at all gets some in a batch, ends the thread, or is turned away."""
@@ -250,8 +250,8 @@ class ServerRules:
     """0.31.2 keeps the end mark and thinking marks to itself, in the counts of a reply too."""
 
     no_tokens: NoTokens = "default"
-    """What `max_tokens` 0 gets: the generator's default of 128 tokens; from 0.31.2 on one; 0.32.0
-    dies of it; 0.32.2 turns it away."""
+    """Effect of `max_tokens` 0: the generator's default of 128 tokens; from 0.31.2 on one; 0.32.0
+    dies of it; 0.32.2 refuses it."""
 
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast

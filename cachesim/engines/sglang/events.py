@@ -150,7 +150,7 @@ MOVED: Final[dict[Deed, type[HostEvent]]] = {
     "stored": CopiedToStorage,
     "fetched": FetchedFromStorage,
 }
-"""What is told of each thing that happens to a node beside the device."""
+"""Sentence for each transfer of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

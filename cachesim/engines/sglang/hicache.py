@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PARTS: Final = (FULL, PART, STATE)
 
 Spec = tuple[Integers, list[Node], int | None]
-"""What is to be copied of a node: attention's slots, nodes with windows, a state."""
+"""Parts of a node to copy: attention slots, nodes with windows, a state."""
 
 Wanted: TypeAlias = tuple[list[Node], list[Node], bool]
 """Nodes whose attention is loaded, nodes whose windows are, and whether a state is."""

@@ -25,8 +25,8 @@ LEAST_LOADED: Final = 10
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 
 Deed: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored", "fetched"]
-"""What becomes of a part of a node: the host gets it, the device gives it up and the host has it,
-the device has it again, the host gives it up; the storage gets it, the host has it from there."""
+"""Transfer of a part of a node: copied to the host, left there by the device, loaded back from the
+host, dropped by the host, stored in the storage, fetched from there to the host."""
 
 Copy = Callable[[int, Integers, Integers], None]
 """Which part, the slots that it is copied from, and those that it goes to."""

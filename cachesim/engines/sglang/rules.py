@@ -70,8 +70,8 @@ class SchedulerRules:
     """The scheduler."""
 
     full_flag_needs_no_chunk: bool = True
-    """Whether the batch counts as full where no row is free and no prompt is half read; 0.5.9
-    has the test the wrong way round."""
+    """Mark the batch as full if no row is free and no prompt is partly prefilled; 0.5.9
+    inverts the test."""
 
     rows_bound_admission: bool = True
     """0.5.23: no more requests are admitted than there are free rows."""
@@ -102,7 +102,7 @@ class SchedulerRules:
     """0.5.9 makes room for three states per request; 0: for as many as it takes."""
 
     evicts: Evicts = "shortfall"
-    """How much is evicted where memory is short: all that is wanted, or what is missing."""
+    """Amount evicted under pressure: the whole request, or the shortfall."""
 
     window_steps: int = 128
     """Windows are let go of in decode when so many tokens have slid out; 0: once per window."""
@@ -135,7 +135,7 @@ class SchedulerRules:
     """0.5.9 ignores `enable_mixed_chunk` where there are drafts."""
 
     auto_is_extra_buffer: bool = True
-    """What `auto` makes of the strategy for states; 0.5.9 takes `no_buffer`."""
+    """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
     keeps_previous_track: bool = True
     """0.5.23: where the tracked state lies beyond what is committed, the one before it is used."""

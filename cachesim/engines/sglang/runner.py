@@ -22,7 +22,7 @@ from cachesim.model.store import Ubatch
 from cachesim.units import Array, Integers
 
 Judge = Callable[[Req, Array], int]
-"""What is sampled after a request's last token, given its logits."""
+"""Sampler: the next token for a request's last logits."""
 
 
 @dataclass(slots=True)

@@ -26,13 +26,13 @@ from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers
 
 Lost: TypeAlias = Literal["node", "window", "state"]
-"""What went: a node with everything in it, or a part of it."""
+"""Evicted part: a whole node, its window or its state."""
 
 OnDeed = Callable[[Deed, int, Node], None]
-"""What became of which part of a node, between the device and the host."""
+"""Callback for a transfer of a node's part between device and host."""
 
 Priority = Callable[[Node], tuple[float, ...]]
-"""What goes first is smallest."""
+"""Eviction priority of a node; the smallest is evicted first."""
 
 STRATEGIES: dict[str, Priority] = {
     "lru": lambda node: (node.last_access,),
@@ -110,7 +110,7 @@ class OneTier:
         return {}
 
     stores = False
-    """Whether there is a storage below the host (`enable_hicache_storage`)."""
+    """True with a storage tier below the host (`enable_hicache_storage`)."""
 
     def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
         """Set the callbacks that copy between host and storage."""

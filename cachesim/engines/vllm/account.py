@@ -28,7 +28,7 @@ MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
     "window": (causes.WINDOW_MISSING, causes.WINDOW_EVICTED),
     "mamba": (causes.STATE_MISSING, causes.STATE_EVICTED),
 }
-"""What a group's shorter answer is called: nothing was there, or it was there and went."""
+"""Causes of a group's shorter hit: never cached, or evicted."""
 
 
 Tails: TypeAlias = dict[tuple[int, int], list[tuple[tuple[int, ...], int]]]

@@ -53,7 +53,7 @@ class LookupRules:
     MTP head alone; before, none. A model without marks has all groups marked."""
 
     eagle_margin: EagleMargin = "not-recurrent"
-    """How much further a marked group looks before it drops: nothing until 0.19; then one block,
+    """Extra blocks matched by a marked group before its drop: none until 0.19; then one block,
     recurrent groups too, which drop nothing and so were granted a block more than attention
     (#40860, #43559); since 0.28 recurrent groups look no further."""
 
@@ -183,8 +183,8 @@ class SchedulerRules:
     """The loop of one step."""
 
     chunk_split: ChunkSplit = "stops"
-    """How prefill of a recurrent model is cut: at the last boundary; since #37898 (0.24) also at
-    the uncached common prefix; since 0.28 at a list of stops."""
+    """Stops of a recurrent model's prefill: the last boundary; since #37898 (0.24) also
+    the uncached common prefix; since 0.28 a list of stops."""
 
     prompt_stop: PromptStop = "below-the-end"
     """0.32: a prompt that is a whole number of blocks stops one block lower."""

@@ -57,7 +57,7 @@ def speculative_offset(
 
 
 Judge = Callable[[Chunk, Array], Sequence[int]]
-"""What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
+"""Sampler: the tokens for the logits of a chunk's last `1 + drafts` tokens."""
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Runner:
                 self.pages.copy(group, table[running + bias], table[target])
 
     def _postprocess(self, chunk: Chunk) -> None:
-        """Where accepted drafts have passed a boundary, its state goes into the boundary's block.
+        """Copy the state at a boundary that accepted drafts have passed into the boundary's block.
 
         drafts      d1   d2 | d3        block ends after d2
         states      s1   s2   s3        accepted: d1 d2 -> s2 is copied

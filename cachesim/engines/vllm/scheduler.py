@@ -18,7 +18,7 @@ from cachesim.errors import UpstreamAbort
 
 @dataclass(slots=True)
 class _Turn:
-    """How far the pass over the running requests is."""
+    """Progress of the loop over the running requests."""
 
     step: Step
     budget: int
@@ -142,7 +142,7 @@ class Scheduler:
                 return None
 
     def _victim(self, turn: "_Turn") -> Request:
-        """Who gives its blocks up: who came last, or the least urgent of all that run.
+        """The running request to preempt: the last arrival, or the least urgent.
 
         Under priorities that may be one that this step has a chunk of already. The chunk is taken
         out, and will never run; the ids that its blocks were given stay (#57580).
@@ -223,7 +223,7 @@ class Scheduler:
             budget -= new
 
     def _prefix_hit(self, request: Request) -> tuple[Hit, int]:
-        """What is cached of a waiting request, and how many tokens a store has beyond that.
+        """Prefix hit of a waiting request, and the tokens that a store has beyond it.
 
             |   whole blocks of the hit   | tail |
                                           |  the store's tokens  |   more than the tail: it goes
@@ -262,9 +262,9 @@ class Scheduler:
             request.shared_prefix_boundary = hit.length + hit.uncached if hit.uncached else 0
 
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
-        """Whether a request with one token to compute gets draft slots; None: it has to wait.
+        """True if a request with one token to compute gets draft slots; None: it has to wait.
 
-        So that a step of decodes stays one shape.
+        Keeps all requests of a decoding step at one shape.
         """
         rule, limits = self.rules.scheduler.padding, self.limits
         if new != 1 or not limits.drafts or rule == "never":

@@ -124,7 +124,7 @@ class Connector:
 
 
 def _ends(group: GroupSpec, local: int, end: int) -> range:
-    """Where the blocks end that a group needs of a store to resume at `end`.
+    """Ends of the blocks that a group needs from a store to resume at `end`.
 
     local hit |        |  window   |         a state: the block that ends there
                        ^first     ^end       a window, a chunk: all that are seen from there

@@ -42,7 +42,7 @@ SMALL: Final = ModelSpec(
     groups=1,
     state_heads=1,
 )
-"""One Mamba-2 layer whose recurrent state is two numbers."""
+"""Mamba-2 layer with a recurrent state of two numbers."""
 
 
 def tokens(text: str) -> Tokens:

@@ -31,7 +31,7 @@ EXAMPLE: Final = "hybrid.log"
 """The log's name, in the documentation's examples and in an installed package."""
 
 KINDS: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
-"""What is drawn of a hybrid model: its attention layers never decide."""
+"""Parts of a hybrid model in the drawing; its attention layers never limit reuse."""
 
 WIDE: Final = 74
 

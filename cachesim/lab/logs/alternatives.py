@@ -20,7 +20,7 @@ SHORT: Final = 8
 
 
 PLACES: Final = (0.0, 0.5, 1.0)
-"""Where in what a request brings a message is tried: early, in the middle, late."""
+"""Places of a tried message in a request's new part: start, middle, end."""
 
 ROUNDS: Final = 6
 """Times that messages are taken away until the log's numbers come out."""

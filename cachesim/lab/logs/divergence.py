@@ -150,7 +150,7 @@ REWRITES: Final = {
                 "Give each conversation a slot of its own (`--parallel`)."),
     )
 }  # fmt: skip
-"""What is known of clients, by its name."""
+"""Known client behaviours by name."""
 
 CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversation"))
 """Partings that rewrite nothing: somebody else speaks."""

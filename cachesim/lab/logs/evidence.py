@@ -13,7 +13,7 @@ HALF_STEP: Final = 0.0005
 """Three decimals are printed: the number lies within half of the last one."""
 
 SLACK: Final = 1e-6
-"""What single precision may add to it."""
+"""Rounding error of single precision, on top of `HALF_STEP`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
     rb"listening|draft|id_slot|rompt |Cache: |hit rate|cached-token|HTTP/1|httpd at"
 )
-"""What a line has that tells of something; all others are only counted."""
+"""Patterns of the lines that are parsed; all others are only counted."""
 
 
 def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> Iterator[Line]:

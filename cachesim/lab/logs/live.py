@@ -228,7 +228,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 KINDS: Final = ("dense", "hybrid", "swa")
-"""What a model may be, where nobody says: what the server reused tells them apart."""
+"""Candidate kinds of an unnamed model; the server's reuse distinguishes them."""
 
 REACH: Final = 64
 """Earlier requests that a new one is compared with."""

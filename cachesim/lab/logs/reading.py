@@ -76,7 +76,7 @@ LONGEST, WIDEST = 4000, 40
 
 BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft",
                 "idle", "SWA", "verbosity", "listening", "checkpoints enabled")  # fmt: skip
-"""One of these stands in every start-up line: a quick look spares the others."""
+"""Markers of start-up lines; lines without a marker are skipped."""
 
 
 def facts_of(line: Line) -> list[tuple[str, str]]:

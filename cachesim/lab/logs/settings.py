@@ -34,7 +34,7 @@ ARCHITECTURES: Final = (
     ("swa", r"gemma|gpt-?oss|cohere2|command-?[ar]|exaone|llama-?4|olmo-?3|phi-?3|mimo"),
     ("dense", r"llama|qwen|mistral|deepseek|glm|phi|olmo|granite|minimax|kimi|starcoder|yi-"),
 )  # fmt: skip
-"""What kind of memory a model has, by its architecture or the name of its file."""
+"""Kind of a model's memory, by its architecture or file name."""
 
 OUTSIDE: Final = re.compile(r"^-?\d+$")
 
@@ -371,7 +371,7 @@ def _ratio(text: str) -> float:
 FLAGS: Final[Mapping[str, Option]] = {
     flag: each for each in FAMILY.declared for flag in each.flag.replace(" ", "").split(",")
 }
-"""How a command line spells each option."""
+"""Command-line spelling of each option."""
 
 
 def _command(text: str) -> dict[str, Any]:

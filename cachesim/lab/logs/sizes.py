@@ -149,12 +149,12 @@ class _Header:
 
 MIB: Final = 1 << 20
 STEP: Final = MIB / 1000
-"""What one step of a printed size stands for."""
+"""Bytes per step of a printed size."""
 
 F16, F32 = 2, 4
 
 PRINTED, BOUNDED, ASSUMED, GIVEN = "printed", "bounded", "assumed", "given"
-"""How bytes are known: by a log's lines, in part by these, not at all, by the user."""
+"""Source of a byte count: the log's lines, a bound from them, an assumption, the user."""
 
 WHOSE: Final = {
     ASSUMED: (
@@ -166,7 +166,7 @@ WHOSE: Final = {
         "small network; `cachesim tune --gguf FILE` takes your model's."
     ),
 }
-"""What is said of bytes that are not the user's model's."""
+"""Notes on byte counts that are not the user's model's."""
 
 
 def how_known(log: ServerLog, spec: ModelSpec) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from cachesim.lab.logs.segments import whole
 
 ACTIONS: Final[Mapping[str, str]] = {"save": "saved", "restore": "restored", "erase": "erased"}
-"""What `POST /slots/N?action=...` can be told, and how it is said."""
+"""Actions of `POST /slots/N?action=...`, and their past participles."""
 
 MOST_LOST: Final = 1_000
 """Requests that are known to have lost their slots; of more the first are forgotten."""

@@ -21,7 +21,7 @@ class Style:
     prints_checkpoints: bool = True
     """Restores, creations and full re-processing, at the default verbosity."""
     prints_depth: bool = False
-    """What is equal and how deep memory reaches, for each prompt that may go on."""
+    """Print the common prefix and the memory's depth for each prompt that may continue."""
 
     @property
     def name(self) -> str:

@@ -384,7 +384,7 @@ TOLD: Final[Mapping[str, str]] = {
     "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
     "or record the requests (`cachesim record`).",
 }
-"""What other engines print, and what would print more."""
+"""Lines of other engines' logs, and the flags that print more."""
 
 
 def _missing_of(replay: Replay) -> list[str]:

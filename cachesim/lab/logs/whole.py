@@ -46,7 +46,7 @@ RECORD: Final = (
     "Such logs do not carry what a replay needs. Record the requests as JSON Lines (with `usage` "
     "and `timings` as they come back); `cachesim why` reads those too."
 )
-"""What to do where a log is of no use."""
+"""Advice for logs without the lines that a replay needs."""
 
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:

@@ -227,4 +227,4 @@ WAYS: Final[Sequence[tuple[Callable[[Agents, Talk], tuple[Talk, ...]], int]]] = 
     (Agents.with_clock, 1),
     (Agents.with_other_tools, 1),
 )
-"""How an agent goes on, and how often."""
+"""Next moves of an agent, and their weights."""

@@ -23,7 +23,7 @@ from cachesim.engines.release import Package
 from cachesim.errors import CachesimError, ProfileError
 
 SET_UP_SECONDS: Final = 600
-"""How long an installation may take before it counts as impossible."""
+"""Time limit of an installation."""
 
 
 class EnvironmentUnavailableError(CachesimError):

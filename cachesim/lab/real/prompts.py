@@ -10,7 +10,7 @@ from typing import Any, Final
 from cachesim.lab.real.agents import Agents, Row, Sizes
 
 REPLIES: Final = (1, 2, 5, 20, 60, 150)
-"""How long an agent's replies are."""
+"""Lengths of an agent's replies."""
 
 
 class Writer:

@@ -12,7 +12,7 @@ from cachesim.errors import CachesimError
 from cachesim.typed import Json, there_is
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-"""Where the worker finds cachesim itself."""
+"""Root folder from which the worker imports cachesim."""
 
 START: Final = (
     "import importlib, sys; sys.path.insert(0, sys.argv.pop(1)); "

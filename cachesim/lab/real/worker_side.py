@@ -1,4 +1,4 @@
-"""What the workers share that run in a process of a release's own: they may import nothing else.
+"""Shared parts of the workers in a release's own process, which may import nothing else.
 
 Small objects stand where the release expects somebody, lines of JSON come in and go out, and a
 stopwatch counts the processor time of some methods.

@@ -26,13 +26,13 @@ BATCH: Final = 1 << 14
 """Bytes of a stream that are gathered before they are read."""
 
 DONE: Final = b"[DONE]"
-"""What OpenAI's streams end with; a client that knows it leaves without waiting for the rest."""
+"""End marker of OpenAI's streams; clients may disconnect after it."""
 
 NUMBERS: Final = (
     b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop',
     b'"eval_count"', b'"meta_info"', b'"chat.end"', b'"finish_reason"',
 )  # fmt: skip
-"""What a line must have to be read where the reply is long enough already."""
+"""Keys of the lines that are still parsed once the reply is long enough."""
 
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
 """The last events of streams that have no such word: of Anthropic's messages, of responses."""
@@ -48,7 +48,7 @@ FACTS: Final = (
 """Fields of an answer that are kept besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")
-"""What answers to `/slots/N?action=...` count."""
+"""Counts in answers to `/slots/N?action=...`."""
 
 ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
 

@@ -40,7 +40,7 @@ SAMPLING: Final = (
 """Fields of a request that change what a server keeps or reuses, or what it says."""
 
 KEPT_TEXT: Final = (*PLACES, "model", "stream", "tool_choice", "input_extra")
-"""What `--keep-text` keeps of a request, besides those."""
+"""Further fields of a request that `--keep-text` keeps."""
 
 TOOK: Final = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "cache_n", "draft_n",
                "draft_n_accepted")  # fmt: skip
@@ -213,7 +213,7 @@ MOST_STORED: Final = 256
 """Conversations of LM Studio's that may still be continued."""
 
 QUOTES: Final = ("before", "after", "sentence", "advice")
-"""What a parting says that quotes the prompt, or that its kind says already."""
+"""Fields of a divergence that quote the prompt or repeat its kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ READ: Final[Mapping[str, int | None]] = {
     "remember": None,
     "rank": None,
 }
-"""How a trace is read: numbers, each with what holds where a plan is silent."""
+"""Numeric settings for reading a trace, with their defaults."""
 
 TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
 SERVER_KEYS: Final = {"profile", "model", "set", "gguf", "sizes"}

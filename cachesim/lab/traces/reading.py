@@ -316,7 +316,7 @@ CHATS: Final = frozenset({"chat_id", "parent_chat_id"})
 """Keys that only Bailian's lines have."""
 
 Clock: TypeAlias = Literal["s", "ms"]
-"""What timestamps count in."""
+"""Unit of timestamps."""
 
 MOST_TOKENS: Final = 1 << 24
 MOST_ID: Final = 1 << 36

@@ -147,7 +147,7 @@ def decreasing(by_seq: dict[int, list[int]]) -> str:
 
 
 BUCKETS: Final = (13, 29, 59, 127, 257, 541)
-"""How the standard library's small hash set grows; an integer hashes to itself."""
+"""Bucket counts of the standard library's growing hash set; an integer hashes to itself."""
 
 
 def hash_set_order(ids: Iterable[int]) -> tuple[int, ...]:

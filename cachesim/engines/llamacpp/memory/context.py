@@ -23,7 +23,7 @@ INVALID: Final = -1
 NO_GRAPH: Final = -2
 
 NAMES: Final = 1 << 62
-"""Where nothing is computed tokens are names, which no vocabulary has to hold."""
+"""Start of token names, outside of any vocabulary, where no network computes."""
 
 UNSEEN: Final[Array] = np.zeros(1, np.uint64)
 """The logits of tokens that no network saw."""

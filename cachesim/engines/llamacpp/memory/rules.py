@@ -11,10 +11,10 @@ from typing import Final, Literal, TypeAlias
 from cachesim.model.spec import LayerKind
 
 RollbackSplit: TypeAlias = Literal["equal", "sequence", "keep-tail"]
-"""How a batch is cut when recurrent states keep planes to roll back to."""
+"""Split of a batch when recurrent states keep planes for a rollback."""
 
 ShortUbatch: TypeAlias = Literal["undefined", "kept"]
-"""What a ubatch shorter than the planes does to the planes it does not reach."""
+"""Effect of a ubatch shorter than the planes on the remaining planes."""
 
 ProbeAnswer: TypeAlias = Literal["unknown", "after-probe", "at-once"]
 """When the capability question is answered with "bounded"."""

@@ -41,7 +41,7 @@ class LayerCache:
     """
 
     has_merge: ClassVar[bool] = False
-    """Whether upstream's class has `merge`, that is, whether the server may batch it."""
+    """True if upstream's class has `merge`, which the server needs to batch it."""
 
     classes: ClassVar[dict[str, "type[LayerCache]"]] = {}
     """All cache classes by name, for restoring."""
@@ -50,10 +50,10 @@ class LayerCache:
     """The class that holds several rows of this one; it registers itself."""
 
     upstream_name: ClassVar[str] = ""
-    """What upstream calls the class, where that is another name than ours."""
+    """Upstream's name of the class, if it differs from ours."""
 
     row_bytes: int | None = None
-    """What one row costs in the real model (one state, for recurrent slots); None: what the
+    """Bytes of one row in the real model (one state, for recurrent slots); None: those that the
     arrays take. It decides evictions and nothing else."""
 
     wide_row_bytes: int | None = None

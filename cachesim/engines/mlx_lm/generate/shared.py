@@ -60,7 +60,7 @@ class Stopper:
 
 
 PromptCache: TypeAlias = list[LayerCache]
-"""One object per layer that keeps state."""
+"""Caches of the layers that keep state, in layer order."""
 
 PAD: Token = Token(0)
 

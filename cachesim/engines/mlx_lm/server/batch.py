@@ -26,7 +26,7 @@ from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.units import Count, Tokens
 
 DEFAULT_TOKENS: Final = 128
-"""What the old generator takes 0 for."""
+"""Limit of the old generator for `max_tokens` 0."""
 
 DISCONNECTED: Final = "disconnected"
 """Why a request ended whose client went away."""

@@ -18,7 +18,7 @@ from cachesim.units import Count, Token, Tokens
 SegmentType: TypeAlias = Literal["system", "user", "assistant"]
 
 LONGEST_TAIL: Final = 11
-"""How far from the end a thinking mark may stand and still open a tail."""
+"""Largest distance from the end at which a thinking mark still opens a tail."""
 
 SENTINEL: Final = "x"
 """The text that #1006 puts in the place of the last user message."""

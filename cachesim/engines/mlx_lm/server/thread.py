@@ -21,7 +21,7 @@ from cachesim.engines.mlx_lm.server.single import serve_single
 from cachesim.engines.mlx_lm.server.store import ServerStore
 
 DEAD: Final = "generation thread died"
-"""What the server says to whoever comes after its worker is gone, where it says anything."""
+"""Error for requests after the worker's death, in releases that return one."""
 
 ENDLESS: Final = "drains forever"
 """Our word for a thread that waits for a batch whose books keep a request that is over."""

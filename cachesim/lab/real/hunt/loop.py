@@ -59,13 +59,13 @@ def unmasked(profile: Profile) -> tuple[Profile, ...]:
 
 
 WORKLOADS: Final = 25
-"""How many are played from one target before the next."""
+"""Workloads played from one target before the next."""
 
 SHAPE: Final = Shape(alike=True)
-"""What goes out in one call asks for the same."""
+"""Workload shape in which the requests of one call are alike."""
 
 ARRIVALS: Final = 2
-"""How many with requests that arrive while another is read: they are long."""
+"""Workloads with requests that arrive during another prefill; they are long."""
 
 SAID: Final = (300, 301, 302, 303)
 """The beginning of every reply in these: nothing quotes it."""

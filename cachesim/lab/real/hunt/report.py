@@ -41,7 +41,7 @@ RACING: Final = (
 )
 
 SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
-"""What is shown of an answer; of one that only fills the cache, the first."""
+"""Fields of an answer that are printed; of a request that only fills the cache, the first."""
 
 
 def write(trophy: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:

@@ -22,10 +22,10 @@ class Said:
 Chat: TypeAlias = tuple[Said, ...]
 
 SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "ipython")
-"""Who speaks next; the last ones are roles that no template knows."""
+"""Roles of later messages; no template knows the last ones."""
 
 INSTRUCTORS: Final = ("system", "system", "developer")
-"""Who speaks first, where it is not the user."""
+"""Roles of the first message, other than the user's."""
 
 NEWLINE: Final = Token(264)
 

@@ -81,13 +81,13 @@ def _of_step(step: Step) -> Iterator[str]:
 
 
 ARRIVALS: Final = 0.03
-"""How many workloads are about a request that arrives while another one is read."""
+"""Share of workloads with a request that arrives during another prefill."""
 
 TRIALS: Final = 400
 """Simplifications that are tried of a workload that differs."""
 
 PLAYS: Final = 2
-"""How often a workload that differs is played again, to see whether it was a race."""
+"""Replays of a workload that differs, to detect a race."""
 
 DRAFTING_MODEL: Final = "dense"
 """The preset that workloads with a second model draft with."""

@@ -61,7 +61,7 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
     "cpuparams.n_threads": 1,
     "cpuparams_batch.n_threads": 1,
 }
-"""What a workload does not speak of: no warm-up, nothing fitted, one thread."""
+"""Flags that no workload sets: no warm-up, no fitting, one thread."""
 
 
 NO_FLAGS: Final[Mapping[str, Any]] = {"parallel": -1, "ctx_size": 0}

@@ -110,7 +110,7 @@ def _tensor_header(name: str, tensor: NDArray[np.float32], offset: int) -> bytes
 Keys: TypeAlias = dict[str, Value]
 
 ROPE_SECTIONS: Final = (3, 3, 2, 0)
-"""How Qwen 3.5 splits its rotary pairs among time, height and width; text turns them all alike."""
+"""Rotary pairs of Qwen 3.5 for time, height and width; text rotates all of them alike."""
 
 
 def write_model(spec: ModelSpec, path: Path) -> None:

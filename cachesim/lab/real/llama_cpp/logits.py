@@ -128,16 +128,16 @@ def head_guesses(network: FloatNetwork, tokens: Tokens) -> list[int]:
 
 
 TOP: Final = 8
-"""How many of the likeliest tokens are compared at each step."""
+"""Most likely tokens compared at each step."""
 
 ENOUGH: Final = 0.99
 """The share of prompts that must agree token by token: now and then two logits nearly tie."""
 
 TOLERANCE: Final = 1e-3
-"""How far log probabilities may lie apart: twenty times what float32 was seen to do."""
+"""Largest accepted difference of log probabilities: twenty times float32's measured one."""
 
 OWN: Final = 2.0
-"""How many times the real server's distance from itself is allowed, where that is more."""
+"""Accepted multiple of the real server's own variation, where that is larger."""
 
 TOKEN_BY_TOKEN: Final[Mapping[str, Any]] = {**PRECISE, "ubatch_size": 1}
 """The same server, adding up in another order."""

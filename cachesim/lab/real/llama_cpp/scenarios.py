@@ -45,7 +45,7 @@ PROMPTING: Final = ("endpoint", AS_TEXT, "tools", "add_generation_prompt")
 """Fields of a request that its prompt depends on."""
 
 PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
-"""What the second cold server reads in, to show how far rounding goes."""
+"""Options of the second cold server, which shows the size of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ GONE: Final = (CRASH, ENDLESS, SILENT)
 """Errors of a server that is asked no more."""
 
 ROOM: Final = (1, 2)
-"""What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
+"""Factors of a limit in bytes: exact keys and values are twice as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

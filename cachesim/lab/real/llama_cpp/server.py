@@ -51,7 +51,7 @@ SECONDS_LONGER: Final = 20
 """The connection waits longer than we do: what a silent server is at is asked of its process."""
 
 SECONDS_WATCHED: Final = 4
-"""How long a silent process is watched: one that computes meanwhile loops forever."""
+"""Seconds for which a silent process is watched; one that still computes loops forever."""
 
 AT_WORK: Final = 0.1
 """Seconds of processor time meanwhile that make the difference, on a crowded machine too."""

@@ -33,10 +33,10 @@ OFTEN: Final[Mapping[str, float]] = {
     "cancel": 0.04,
     "several": 0.08,
 }
-"""How often a step of a workload is such a thing, where its server can be asked for it."""
+"""Frequency of each kind of step on servers that support it."""
 
 TOO_LONG: Final = 0.1
-"""How often several completions are asked of a prompt longer than the context."""
+"""Frequency of several completions for a prompt longer than the context."""
 
 
 @dataclass(slots=True)
@@ -136,10 +136,10 @@ class Incidents:
 
 SESSION: Final = 70
 MANY: Final = 0.03
-"""How often a workload is a session of so many requests."""
+"""Frequency of long sessions."""
 
 BARE: Final = 10
-"""One of so many workloads is played on a server with no flag but its model."""
+"""Inverse frequency of workloads on a server with no flag but its model."""
 
 LONGEST: Final = 4096
 """Of a chat, however large the context."""

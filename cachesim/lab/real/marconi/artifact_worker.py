@@ -19,7 +19,7 @@ VERSIONS = {"lru": 1, "tuned": 2, "weighed": 3}
 
 
 class _Done:
-    """What a call has returned already."""
+    """Completed call with its result."""
 
     def __init__(self, value: Real) -> None:
         self._value = value
@@ -69,7 +69,7 @@ def tree_of(node: Real) -> Json:
 
 
 def play(module: Real, workload: Json) -> Json:
-    """What the tree made of each request, up to where the artifact itself fails."""
+    """Results of the tree for each request, up to the artifact's own failure."""
     tree = module.RadixCache(
         capacity_bytes=workload["capacity"],
         evict_policy_version=VERSIONS[workload["policy"]],

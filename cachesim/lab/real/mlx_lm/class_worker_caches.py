@@ -205,7 +205,7 @@ def tried(ask: Callable[[], Json]) -> Json:
 
 
 def snapshot(cache: Real) -> dict[str, Json]:
-    """What a vector says of one cache."""
+    """Fields of one cache in a vector."""
     shown: dict[str, Json] = {
         "class": type(cache).__name__,
         "size": tried(lambda: cache.size() if hasattr(cache, "size") else len(cache)),

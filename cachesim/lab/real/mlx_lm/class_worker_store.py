@@ -225,7 +225,7 @@ def result_shown(found: Real) -> Json:
 
 
 def layer_shown(layer: Real) -> dict[str, Json]:
-    """What a vector says of one layer of a stored prompt cache."""
+    """Fields of one layer of a stored prompt cache in a vector."""
     kind = type(layer).__name__
     shown: dict[str, Json] = {"class": kind}
     if kind == "ArraysCache":

@@ -34,7 +34,7 @@ from cachesim.verify.oracle import cold_logits
 
 WORKER: Final = Path(__file__).parent / "logits_worker.py"
 TOLERANCE: Final = 1e-3
-"""How far logits may lie apart."""
+"""Largest accepted difference of logits."""
 
 SAID: Final = 4
 """Tokens that a batch decodes."""

@@ -41,7 +41,7 @@ class Turns:
         return iter((None,))
 
     def time(self) -> float:
-        """What the release takes for seconds."""
+        """Clock of the release, in seconds."""
         return self.seconds
 
     def pass_one(self) -> None:
@@ -120,7 +120,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         return super().get(block, None if timeout is None else min(timeout, 0.005))
 
     def _let_in(self, *, waits: bool) -> None:
-        """What comes in after so many turns, or because the thread has nothing else to do."""
+        """Admit requests that are due by their turn, or because the thread is idle."""
         self._idling = 0
         bored = waits and self.empty()
         while self.later and (bored or self.later[0][0] <= self.turns.count):
@@ -136,7 +136,7 @@ def number_of(args: Real) -> int:
 
 
 class Inbox(Queue):  # type: ignore[type-arg]
-    """What the generation thread has for one request, and the HTTP thread takes out.
+    """Queue of one request from the generation thread to the HTTP thread.
 
     Both go in step: the next thing is put in when the HTTP thread is done with the last one, or
     has ended, as it does when its client is gone.
@@ -181,7 +181,7 @@ class Inbox(Queue):  # type: ignore[type-arg]
 
 
 def asking(request: Json, number: int, *, tells_tokens: bool) -> tuple[str, Json]:
-    """Where a request goes, and what it says; its number goes in a field that no sampler reads."""
+    """Endpoint and body of a request; its number is in a field that no sampler reads."""
     chat = "messages" in request
     body = {
         "max_tokens": request["max_tokens"],

@@ -8,7 +8,7 @@ Real: TypeAlias = Any  # modules, classes and objects of the release: known only
 
 FILLER = 20
 NEVER_SAID = 21
-"""What is proposed where a workload proposes nothing more."""
+"""Proposed token after the end of a workload's proposals."""
 
 
 class Script:

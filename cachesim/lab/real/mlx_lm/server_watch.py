@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 
 
 class StoreWatch:
-    """One `LRUPromptCache`, with its insertions and lookups written down."""
+    """Recorder of an `LRUPromptCache`'s insertions and lookups."""
 
     def __init__(
         self, store: Real, model: Callable[[], Real], on_fetch: Callable[[int], None]

@@ -70,7 +70,7 @@ def settings(wanted: Json) -> Json:
 
 
 def parsed(module: Real, arguments: list[str]) -> Json:
-    """What the release's own parser makes of arguments."""
+    """Arguments as parsed by the release's own parser."""
     parse = argparse.ArgumentParser.parse_args
 
     def stop(parser: Real, *_: Real) -> Real:

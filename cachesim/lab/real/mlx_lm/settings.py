@@ -41,7 +41,7 @@ PRETENDED: Final = {
         "what is inserted and fetched is written down, and nothing else is done",
     ),
 }
-"""What is no flag: as a server starts, as here, why no result depends on it."""
+"""Settings without a flag: a server's default, ours, why no result depends on it."""
 
 
 def overrides(release: str) -> list[Override]:

@@ -16,7 +16,7 @@ Json = Any
 Real = Any
 
 CHUNK: Final = 64
-"""What a linear-attention kernel takes at once."""
+"""Chunk size of a linear-attention kernel."""
 
 
 RANKS: Final = tuple(

@@ -37,7 +37,7 @@ UNUSED: Final = (
     "get_dummy_flat_data_page",
     "set_from_flat_data_page",
 )
-"""What would move bytes."""
+"""Functions that would copy bytes."""
 
 
 def flags(wanted: Json) -> Json:

@@ -193,7 +193,7 @@ TREE = (
     *("match_prefix", "cache_finished_req", "cache_unfinished_req", "checkpoint", "evict"),
     *("inc_lock_ref", "dec_lock_ref", "lock", "unlock", "free_kv_row", "on_release"),
 )
-"""What a scheduler asks of a tree; a release has some of them."""
+"""Methods of a tree that a scheduler calls; a release has some of them."""
 
 
 def seconds(core: Real, wanted: Json) -> Json:

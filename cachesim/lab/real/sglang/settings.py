@@ -83,7 +83,7 @@ PRETENDED: Final = {
         "no request of a workload asks for a grammar; what is counted decides nothing",
     ),
 }
-"""What is no field of `ServerArgs`: as a server starts, as here, why no result depends on it."""
+"""Settings outside `ServerArgs`: a server's default, ours, why no result depends on it."""
 
 
 class ConfiguredProcess(WorkerProcess):

@@ -50,7 +50,7 @@ REAL: Final = (
     "sglang.srt.layers.attention.mamba.mamba2_metadata",
     "sglang.srt.layers.attention.mamba.prefill_track_metadata",
 )
-"""What of them is the release's own all the same."""
+"""Modules of theirs that are the release's own."""
 
 PACKAGES: Final = (
     "sglang",
@@ -73,7 +73,7 @@ OWN: Final = frozenset({*sys.stdlib_module_names, *INSTALLED, "sglang", "cachesi
 CHUNK_FILES: Final = tuple(
     Path(f"sglang/{room}/attention/fla/chunk_delta_h.py") for room in ("srt/layers", "kernels/ops")
 )
-"""Where a release has the tokens that a linear-attention kernel takes at once."""
+"""Files with a release's chunk size of the linear-attention kernel."""
 
 
 class Stream:

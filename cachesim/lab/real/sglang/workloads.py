@@ -30,7 +30,7 @@ KINDS: Final = (
 )
 
 GRID: Final = 64
-"""Where states are saved with `extra_buffer`: whole chunks of the kernel."""
+"""Interval of saved states with `extra_buffer`: the kernel's chunk."""
 
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
@@ -71,7 +71,7 @@ TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
 """With a host beside the device: any model, one with parts, and everything copied late."""
 
 WAYS: Final = ("storage", "storage", "arrivals", "aborts")
-"""How the requests of a group come where there is a storage below every model's host."""
+"""Kinds of groups of requests for models with a storage below the host."""
 
 POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
 

@@ -19,7 +19,7 @@ from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 
 NAMES: Final = {"attention": "kv", "window": "swa"}
-"""What the vectors call our caches."""
+"""Names of our caches in the vectors."""
 
 
 def mismatch(line: Mapping[str, Any]) -> Difference | None:

@@ -47,23 +47,23 @@ FAMILIES: Final = {"hyb": "qwen3_next"}
 FLOAT32: Final = 4
 VOCABULARY: Final = 64
 FILLER: Final = 20
-"""What would be said where the recording ends because the worker died."""
+"""Filler token after the worker's death, where the recording ends."""
 
 NEVER_SAID: Final = 21
 MOST_DRAFTED: Final = 3
 
 TOLERANCE: Final = 1e-3
-"""How far log probabilities may lie apart: the real model computes in float32."""
+"""Largest accepted difference of log probabilities; the real model computes in float32."""
 
 CLOSE: Final = 1e-5
-"""How far a stored state may lie from the key's own, as `server_watch` asks beside the real one."""
+"""Largest accepted difference of a stored state from its key's own, as in `server_watch`."""
 
 PACKED: Final = 0.1
 """The same where keys and values are packed: one between two steps is rounded up or down."""
 
 FIELDS: Final = tuple(each.name for each in FAMILY.fields)
 BY_SIZE: Final = ("nbytes",)
-"""What classes with layers of their own have otherwise."""
+"""Fields compared by size for classes with layers of their own."""
 
 BY_WEIGHTS: Final = ("difference", "distance")
 
@@ -319,7 +319,7 @@ REFUSED: Final[Mapping[str, Json]] = {
     "wire": None,
     "logprobs": "as real",
 }
-"""What the HTTP side turns away reaches nobody."""
+"""Requests that the HTTP side rejects before the generation thread."""
 
 
 def _tokens_told(told: Sequence[int], recorded: Mapping[str, Json]) -> dict[str, Json]:

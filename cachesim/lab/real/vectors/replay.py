@@ -14,11 +14,11 @@ from cachesim.lab.real.agreement import Difference
 from cachesim.typed import mapping
 
 Line: TypeAlias = Mapping[str, Any]
-"""One recorded sequence."""
+"""Recorded sequence."""
 
 
 MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What the replay of a line raises that was not recorded by a real engine."""
+"""Exceptions in the replay of a line that no real engine recorded."""
 
 Check: TypeAlias = Callable[[Line], Difference | None]
 

@@ -14,7 +14,7 @@ from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 
 POOLS: Final = ("blocks", "tokens", "window_tokens", "states")
-"""What a configuration says the size of: vLLM's blocks, SGLang's tokens and states."""
+"""Pool sizes in a configuration: vLLM's blocks, SGLang's tokens and states."""
 
 
 class Player(Protocol):

@@ -40,7 +40,7 @@ SECONDS: Final = 1800
 LONGEST: Final = 1400
 BRANCH: Final = 800
 VISIBLE: Final = 0.01
-"""How far spoiled memory must move a log probability for the check to be worth something."""
+"""Smallest change of a log probability by spoiled memory that the check accepts."""
 
 WORKER: Final = Path(__file__).with_name("end_to_end_worker.py")
 

@@ -22,7 +22,7 @@ Real = Any  # objects of the package: known only when it runs
 GENERATED = 4
 LOGPROBS = 5
 SPOILED = 0.5
-"""What every number of a spoiled state is multiplied by."""
+"""Factor of every number of a spoiled state."""
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",

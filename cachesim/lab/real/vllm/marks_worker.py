@@ -20,7 +20,7 @@ WINDOW: Final = 3
 """Tokens that a convolution looks back on."""
 
 TILES: Final = "_TEMPORAL_TILES"
-"""How many programs of a kernel share the copy of a state; here each state is one number."""
+"""Kernel programs that share the copy of a state; here each state is one number."""
 
 COPIES: Final = "copy_kv_cache_blocks_inplace"
 

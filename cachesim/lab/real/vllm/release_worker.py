@@ -61,7 +61,7 @@ ABILITIES: Final = (
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_scaled_mm_supports_fp8",
 )
-"""What the compiled code is asked about the GPU when modules are imported; an H100 can all."""
+"""Compiled code's queries about the GPU at import; an H100 supports all of them."""
 
 MEMORY: Final = 80 << 30
 """Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
@@ -116,7 +116,7 @@ def _pretend_gpu() -> None:
 
         @classmethod
         def device_count(cls) -> int:
-            """One."""
+            """A single device."""
             return 1
 
         cuda_device_count = device_count
@@ -136,7 +136,7 @@ def _pretend_gpu() -> None:
 
 
 class _Model:
-    """What the configuration asks of a model's class beyond its traits: signatures, and states."""
+    """Methods of a model's class that the configuration calls: signatures and states."""
 
     def __init__(self, *, vllm_config: Real, prefix: str = "") -> None:
         del vllm_config, prefix

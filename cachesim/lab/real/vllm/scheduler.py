@@ -156,7 +156,7 @@ PACKAGES: Final = Environment(
         "tiktoken",
     ),
 )
-"""What the configuration, the scheduler and the model runner of every release import; any build of
+"""Imports of every release's configuration, scheduler and model runner; any build of
 torch will do."""
 
 SCHEDULER: Final = RealScheduler(

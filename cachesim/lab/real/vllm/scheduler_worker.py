@@ -110,7 +110,7 @@ class Server:
         )
 
     def _looks_groups_up_apart(self, config: Json) -> bool:
-        """Whether a store's presence makes this release ask each group for itself (#44243)."""
+        """True if this release looks each group up alone beside a store (#44243)."""
         manager = self.manager
         since = hasattr(manager.coordinator, "find_longest_cache_hit_per_group")
         until = not hasattr(manager, "get_computed_blocks_for_connector")

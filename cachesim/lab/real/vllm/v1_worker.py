@@ -64,7 +64,7 @@ class RunnerV1:
                 """There is nothing to wait for."""
 
             def _zero_block_ids(self, block_ids: Real) -> None:
-                """What a block held before is in no comparison."""
+                """Skip: a block's former content is in no comparison."""
 
             def initialize_attn_backend(self, *_: Real, **__: Real) -> None:
                 self.attn_groups, *_rest = marks.attention(self.vllm_config)

@@ -136,7 +136,7 @@ PRETENDED: Final = {
         "a copy of the release's kernels then shows where it came from",
     ),
 }
-"""What is no field of `VllmConfig`: as a server starts, as here, why no result depends on it."""
+"""Settings outside `VllmConfig`: a server's default, ours, why no result depends on it."""
 
 
 class Start:

@@ -225,7 +225,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 
 class _Office(Office):
-    """One to three users at their agents."""
+    """Workload of one to three users with agents."""
 
     def __init__(self, rng: Random, config: dict[str, Any], kind: str, longest: int) -> None:
         super().__init__(rng, rng.choice((1, 2, 3)), longest)
