@@ -16,8 +16,8 @@ import pytest
 
 if TYPE_CHECKING:
     from cachesim.engines.profile import Profile
+    from cachesim.play.result import Run
     from cachesim.scenario import Scenario
-    from cachesim.scenario.result import Run
 
 MARKS = (
     re.compile(r"^\s*format\s*=\s*\d", re.MULTILINE),
@@ -116,7 +116,7 @@ class ScenarioItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run it; whatever was not as expected fails the test."""
-        from cachesim.scenario import run
+        from cachesim.play import run
 
         arithmetic = self.config.getoption("--cachesim-arithmetic")
         entry = run(self.scenario, self.profile, arithmetic=arithmetic)

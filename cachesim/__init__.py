@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from cachesim.lab.traces.sweep import sweep
     from cachesim.model.presets import preset
     from cachesim.model.spec import ModelSpec
+    from cachesim.play import run, run_scenario
+    from cachesim.play.result import Run, Step
     from cachesim.report.notebook import show
-    from cachesim.scenario import Scenario, load, run, run_scenario
-    from cachesim.scenario.result import Run, Step
+    from cachesim.scenario import Scenario, load
 
 HOMES: Final = {
     "CachesimError": "errors",
@@ -26,15 +27,15 @@ HOMES: Final = {
     "Profile": "engines",
     "Reply": "engines",
     "Request": "engines",
-    "Run": "scenario.result",
+    "Run": "play.result",
     "Scenario": "scenario",
     "ScenarioError": "errors",
-    "Step": "scenario.result",
+    "Step": "play.result",
     "UpstreamAbort": "errors",
     "load": "scenario",
     "preset": "model.presets",
-    "run": "scenario",
-    "run_scenario": "scenario",
+    "run": "play",
+    "run_scenario": "play",
     "show": "report.notebook",
     "sweep": "lab.traces.sweep",
 }

@@ -17,8 +17,8 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.family import FAMILIES
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
+from cachesim.play.session import Session
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Session
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.search import workloads
 from cachesim.testing.shrink import shrink

@@ -15,11 +15,12 @@ import cachesim
 from cachesim.cli.jobs import Job
 from cachesim.cli.run import LONG, seconds_of
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play import run
+from cachesim.play.statements import side_by_side
 from cachesim.report.html import page_of_most
-from cachesim.scenario import full_profile, load, run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.labels import table as labels_file
 from cachesim.scenario.shipped import shipped_files
-from cachesim.scenario.statements import side_by_side
 
 Writer: TypeAlias = Callable[[Path, Path, str], None]
 

@@ -16,11 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.play import run
+from cachesim.play.result import Run
+from cachesim.play.statements import side_by_side
 from cachesim.report.html import page as page_of
-from cachesim.scenario import full_profile, load, run
-from cachesim.scenario.result import Run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_file
-from cachesim.scenario.statements import side_by_side
 from tests.report.hostile import hostile_runs
 
 FLAGS: Final = (
@@ -331,7 +332,7 @@ def runs_of(name: str) -> list[Run]:
 
 def large() -> list[Run]:
     """A long conversation: 3,000 tokens, then 300 generated."""
-    from cachesim.scenario import run_scenario
+    from cachesim.play import run_scenario
 
     story = {
         "format": 1,

@@ -26,8 +26,9 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
 from cachesim.lab.lessons import lessons
 from cachesim.model.presets import PRESETS
-from cachesim.scenario import full_profile, load, run
-from cachesim.scenario.result import Run
+from cachesim.play import run
+from cachesim.play.result import Run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape

@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError
 from cachesim.model.presets import tiny
-from cachesim.scenario import run_scenario, scenario_schema
+from cachesim.play import run_scenario, scenario_schema
 from tests.fake import causes as fake_causes
 from tests.fake.family import FAKE
 from tests.test_house import PACKAGE, imported_names
@@ -156,7 +156,7 @@ def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
     for key in ("slot", "cache_prompt", "drafts", "completions", "predict", "options"):
         readers = {
             str(path.relative_to(PACKAGE))
-            for room in ("scenario", "report", "cli", "verify", "lessons")
+            for room in ("scenario", "play", "report", "cli", "verify", "lab/lessons")
             for path in (PACKAGE / room).rglob("*.py")
             if "cachesim.scenario.format.Step" in imported_names(path)
             for node in ast.walk(ast.parse(path.read_text()))
@@ -164,7 +164,7 @@ def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
             if isinstance(node.value, ast.Name) and node.value.id == "step"
         }
         makes_prompts = {"scenario/prompts.py"} if key == "options" else set()
-        assert readers <= {"scenario/session.py", "scenario/checks.py"} | makes_prompts, key
+        assert readers <= {"play/session.py", "scenario/checks.py"} | makes_prompts, key
 
 
 @pytest.mark.usefixtures("engine")

@@ -30,10 +30,11 @@ from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
-from cachesim.scenario import Scenario, load, run
+from cachesim.play import run
+from cachesim.play.result import CLAIMS
+from cachesim.play.session import ENDLESS
+from cachesim.scenario import Scenario, load
 from cachesim.scenario.labels import digest
-from cachesim.scenario.result import CLAIMS
-from cachesim.scenario.session import ENDLESS
 from cachesim.scenario.shipped import shipped_files
 
 TABLE: Final = Path(__file__).parents[1] / "docs" / "wheels.csv"

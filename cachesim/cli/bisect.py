@@ -16,8 +16,8 @@ from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
-from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 

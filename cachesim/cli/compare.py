@@ -9,8 +9,8 @@ from cachesim.cli.outputs import output_at, page_at, print_report, write, write_
 from cachesim.errors import ScenarioError
 from cachesim.files import PLOT
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.comparing import Row, compare, newest, policies, rows_in
 from cachesim.report.compared import comparison, plot
-from cachesim.scenario.comparing import Row, compare, newest, policies, rows_in
 from cachesim.scenario.shipped import load_all
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")

@@ -16,11 +16,11 @@ from cachesim.cli.outputs import page_at, print_report, write_page
 from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.result import Run, Step
 from cachesim.report.consoles import results
 from cachesim.report.document import FittingTable
 from cachesim.report.findings import one_scenario
 from cachesim.report.story import MOST_CHECKPOINTS, event_lines
-from cachesim.scenario.result import Run, Step
 
 OUTCOME: Final = ("cached", "processed", "answer", "error", "generated", "checkpoints")
 

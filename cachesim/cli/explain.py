@@ -11,11 +11,11 @@ from cachesim.cli.run import play, status, write_report
 from cachesim.errors import InputError
 from cachesim.files import PAGE
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.result import Run
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
 from cachesim.report.story import story
 from cachesim.scenario.readers import nearest, short
-from cachesim.scenario.result import Run
 
 
 def explain_command(

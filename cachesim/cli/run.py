@@ -26,17 +26,17 @@ from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
+from cachesim.play import run
+from cachesim.play.result import Run
+from cachesim.play.statements import side_by_side
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import PROVE, Line, one_scenario
 from cachesim.report.tables import by_class, by_evidence, closing, summary
-from cachesim.scenario import run
 from cachesim.scenario.checks import tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import STDIN
-from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
 
 MOST: Final = 7 * 24 * 3600

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cachesim.cli import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.lab.logs.schema import requests_schema, why_schema
-from cachesim.scenario import output_schema, scenario_schema
+from cachesim.play import output_schema, scenario_schema
 
 SCHEMAS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "scenario": scenario_schema,

@@ -10,11 +10,11 @@ from rich.text import Text
 from cachesim.cli.jobs import jobs_of
 from cachesim.cli.run import play, status
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.result import Run
 from cachesim.report.consoles import results, show
 from cachesim.report.picture import after, moment
 from cachesim.report.picture_text import blocks, legend
 from cachesim.report.story import event_lines, scale_of_run, step_after, step_before
-from cachesim.scenario.result import Run
 
 HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.events import Event
-from cachesim.scenario.result import Run, Step
+from cachesim.play.result import Run, Step
 
 PLACE: Final = ("n_tokens", "pos_min", "pos_max")
 """Fields of an event that identify a checkpoint."""

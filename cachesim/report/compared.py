@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.play.comparing import Compared
 from cachesim.report.document import Bar, FittingTable, PageOnly, Picture
 from cachesim.report.svg import LABEL, LINE, STYLE, patterns
-from cachesim.scenario.comparing import Compared
 
 WIDE: Final = 9
 """Up to so many requests, each has a column of its own."""

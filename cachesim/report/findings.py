@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.play.result import Fate, Run, Step
 from cachesim.report.tables import short_profile, side_by_side
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.result import Fate, Run, Step
 
 Line: TypeAlias = tuple[str, str]
 """A word, and the sentence that it stands before."""

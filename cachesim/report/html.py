@@ -19,13 +19,13 @@ from importlib import resources
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.findings import is_of_interest
 from cachesim.report.picture import Texts, held, positions_of, request
 from cachesim.report.ribbon import letters, prompt_parts, scale_of
 from cachesim.report.svg import AXIS, LINE, STYLE, axis_svg, patterns, row_svg
 from cachesim.report.tables import SHOWN, count, worst_answer
-from cachesim.scenario.result import Run, Step
 from cachesim.typed import Json
 
 FRAGMENT_STYLE: Final = """\

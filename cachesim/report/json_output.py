@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cachesim.scenario.result import Run
+from cachesim.play.result import Run
 
 
 def document(runs: Sequence[Run], *, detail: bool = False) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from cachesim.play.result import Run
 from cachesim.report.html import fragment, page
 from cachesim.report.tables import cached_row, worst_answer
-from cachesim.scenario.result import Run
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.scenario.result import Run, Step
-from cachesim.scenario.states import (
+from cachesim.play.result import Run, Step
+from cachesim.play.states import (
     CellRun,
     CheckpointState,
     Entry,

@@ -11,13 +11,13 @@ from cachesim.engines.family import FAMILIES, Family
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ABOUT, PRESETS
+from cachesim.play import run_scenario
+from cachesim.play.result import FATES, Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.json_output import document
 from cachesim.report.picture import after, story
 from cachesim.report.svg import inline
-from cachesim.scenario import run_scenario
 from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.result import FATES, Run, Step
 from cachesim.scenario.writing import to_toml
 
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from rich.text import Text
 
-from cachesim.scenario.result import Step
+from cachesim.play.result import Step
 
 LETTERS: Final = {
     "R": "reused",

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.events import Event, Tone
+from cachesim.play.result import Run, SlotCount, Step
+from cachesim.play.states import CellPart, Piece, TreeState, size_of
 from cachesim.report.picture import Texts, tree_rows
 from cachesim.report.ribbon import LEGEND, Parts, prompt_parts, reused_parts, ribbon, scale_of
 from cachesim.report.tables import answer_text
-from cachesim.scenario.result import Run, SlotCount, Step
-from cachesim.scenario.states import CellPart, Piece, TreeState, size_of
 
 UNDER: Final = re.compile(r", under (the root|\d+)")
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
+from cachesim.play.result import Run, Step
 from cachesim.report.document import FittingTable
 from cachesim.scenario.labels import LABELS, Evidence, weakest
-from cachesim.scenario.result import Run, Step
 
 STYLE: Final = {"same": "right", "rounding": "right", "by-design": "lost", "diverged": "wrong"}
 SHOWN: Final = {"diverged": "DIVERGED"}

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-import cachesim
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_folder
@@ -91,7 +90,7 @@ def table() -> Path | None:
     folder = shipped_folder()
     found = (
         *([folder / TABLE] if folder else []),
-        Path(cachesim.__file__).parents[1] / "docs" / TABLE,
+        Path(__file__).parents[2] / "docs" / TABLE,
     )
     return next((each for each in found if each.is_file()), None)
 

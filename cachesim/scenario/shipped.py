@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import cachesim
 from cachesim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ STDIN: Final = "<stdin>"
 
 def shipped_folder() -> Path | None:
     """The folder of the scenarios: inside an installed package, or beside it in a source tree."""
-    package = Path(cachesim.__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "shipped", package.parent / "scenarios"):
         if folder.is_dir():
             return folder

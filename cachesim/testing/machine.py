@@ -16,7 +16,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario.session import SlotActions, SlotFiles
+from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.testing.strategies import token_lists
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle

@@ -13,8 +13,8 @@ from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.scenario.format import Expect, Scenario
-from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.testing.shrink import shrink
 from cachesim.testing.workloads import DEFAULT, Seeded, Shape, draw_workload
 from cachesim.verify.oracle import Oracle, Oracles

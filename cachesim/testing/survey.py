@@ -25,10 +25,10 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.release import Patch
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.result import Culprit, Run, Step
+from cachesim.play.runner import run
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.result import Culprit, Run, Step
-from cachesim.scenario.runner import run
 from cachesim.testing.search import (
     Counterexample,
     Finding,

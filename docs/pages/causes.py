@@ -6,7 +6,8 @@ from typing import Final
 
 from cachesim.engines import facts
 from cachesim.engines.causes import Cause
-from cachesim.scenario import full_profile, load, run
+from cachesim.play import run
+from cachesim.scenario import full_profile, load
 from pages.tables import code
 
 FOLDER: Final = Path(__file__).parents[1] / "causes"

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cachesim.engines import FAMILIES
+from cachesim.play.session import ABORTED, ENDLESS
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
 from cachesim.scenario.labels import CONFIRMED, label_of
-from cachesim.scenario.session import ABORTED, ENDLESS
 from cachesim.scenario.shipped import shipped_files
 from pages.collected import COLLECTIONS, READINGS, Collected, counts, readings, wheels
 from pages.tables import code, plain, table

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cachesim.scenario import output_schema, scenario_schema
+from cachesim.play import output_schema, scenario_schema
 from pages.tables import code, plain, table
 
 SCENARIO = """\

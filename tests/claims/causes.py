@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachesim.scenario.session import Record
+from cachesim.play.session import Record
 from tests.claims.memory import common, text_of
 from tests.claims.played import Played
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from cachesim.engines.events import Event
-from cachesim.scenario.result import Fact, Step
-from cachesim.scenario.session import Record
+from cachesim.play.result import Fact, Step
+from cachesim.play.session import Record
 from cachesim.units import Tokens
 from tests.claims.causes import CAUSES, Lost
 from tests.claims.memory import because, text_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from cachesim.scenario.session import Record
+from cachesim.play.session import Record
 from cachesim.units import Tokens
 from tests.claims.played import Played
 from tests.claims.watched import NOBODY, Cell, Watch

@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 from cachesim.engines.profile import Profile
 from cachesim.model.trace import Fault
+from cachesim.play import session as sessions
+from cachesim.play.result import Run, Step
+from cachesim.play.runner import Verifier, step_of
+from cachesim.play.session import Record, Session
+from cachesim.play.statements import side_by_side, with_statements
 from cachesim.scenario import full_profile
-from cachesim.scenario import session as sessions
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.result import Run, Step
-from cachesim.scenario.runner import Verifier, step_of
-from cachesim.scenario.session import Record, Session
-from cachesim.scenario.statements import side_by_side, with_statements
 from cachesim.typed import of_kind
 from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle

@@ -22,10 +22,11 @@ from cachesim.engines.llamacpp.checkpoints import ERASURES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.store import Lane
-from cachesim.scenario import load, runner, scenario_of, statements
-from cachesim.scenario.result import Culprit, Fact, Step
+from cachesim.play import runner, statements
+from cachesim.play.result import Culprit, Fact, Step
+from cachesim.play.statements import Past
+from cachesim.scenario import load, scenario_of
 from cachesim.scenario.shipped import shipped_file
-from cachesim.scenario.statements import Past
 from cachesim.testing.search import workloads
 from cachesim.units import as_tokens
 from tests.claims.causes import CAUSES, Lost

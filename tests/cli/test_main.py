@@ -16,7 +16,8 @@ from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
 from cachesim.cli.mounts import MOUNTED
 from cachesim.errors import ContractError
-from cachesim.scenario import load, output_schema
+from cachesim.play import output_schema
+from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 from tests.scenario.json_schema import errors
 

@@ -20,8 +20,9 @@ from cachesim.cli.run import seconds_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import OutOfTimeError
 from cachesim.model.plain import Growing
+from cachesim.play import run
 from cachesim.report.html import page
-from cachesim.scenario import load, run
+from cachesim.scenario import load
 
 ROOT = Path(__file__).parents[2]
 LONG = """

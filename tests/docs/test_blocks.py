@@ -22,7 +22,8 @@ import pytest
 from pages import commands as command_pages
 
 from cachesim.cli.main import main
-from cachesim.scenario import full_profile, run, scenario_of
+from cachesim.play import run
+from cachesim.scenario import full_profile, scenario_of
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [

@@ -6,7 +6,7 @@ from typing import Any
 import make_gallery
 import pytest
 
-from cachesim.scenario.result import Run
+from cachesim.play.result import Run
 from cachesim.scenario.shipped import shipped_file
 
 NAME = "llama.cpp-three-requests"

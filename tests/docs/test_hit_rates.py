@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.scenario import load, run
+from cachesim.play import run
+from cachesim.scenario import load
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.shipped import shipped_file
 

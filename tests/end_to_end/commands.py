@@ -28,7 +28,8 @@ from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.hunt.report import commands as report_lines
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.scenario import full_profile, load, run
+from cachesim.play import run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from tests.end_to_end.bench import FAILURES, Failure, Result, Settings, Task

@@ -17,7 +17,7 @@ from cachesim.engines.base import Engine, Message, Reply, Request, Ticket
 from cachesim.errors import CachesimError, UpstreamAbort, UpstreamEndless
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec, Sizes
-from cachesim.scenario.session import SlotFiles
+from cachesim.play.session import SlotFiles
 from cachesim.units import as_tokens
 
 FOLDER: Final = Path(__file__).with_name("plays")

@@ -13,7 +13,7 @@ from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
-from cachesim.scenario.session import Session
+from cachesim.play.session import Session
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
 from cachesim.units import as_tokens

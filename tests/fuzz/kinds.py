@@ -30,6 +30,8 @@ from cachesim.lab.real.vectors.replay import kind_of, line_of, played
 from cachesim.lab.record.answer import AnswerReader
 from cachesim.lab.record.session import numbers_of
 from cachesim.model.presets import preset
+from cachesim.play import run
+from cachesim.play.session import SlotFiles
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario
@@ -37,9 +39,8 @@ from cachesim.report.html import page
 from cachesim.report.recorded import dump_report
 from cachesim.report.story import story
 from cachesim.report.why import why_report
-from cachesim.scenario import full_profile, loads, run, scenario_of
+from cachesim.scenario import full_profile, loads, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
-from cachesim.scenario.session import SlotFiles
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.dumps import read_dump

@@ -14,8 +14,8 @@ from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
 from cachesim.lab.lessons.drawing import Control, Drawn
 from cachesim.lab.lessons.lesson import parsed
+from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
-from cachesim.scenario import run_scenario
 from cachesim.scenario.shipped import shipped_files
 
 NUMBERS: Final = [each.number for each in lessons()]

@@ -7,8 +7,8 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of, build
 from cachesim.model.presets import preset
+from cachesim.play.session import Record, Session
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record, Session
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 
 SHAPE = Shape(max_steps=5, longest=150)

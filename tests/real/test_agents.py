@@ -21,8 +21,8 @@ from cachesim.lab.real.sglang import agents as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
 from cachesim.lab.real.vllm.playing import play as play_vllm
+from cachesim.play.session import CANCELLED
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.session import CANCELLED
 from cachesim.units import as_tokens
 
 LONGEST = 4000

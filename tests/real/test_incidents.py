@@ -11,8 +11,8 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.lab.real.llama_cpp.workload import workload as workload_of
 from cachesim.lab.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
+from cachesim.play.session import CANCELLED
 from cachesim.scenario.format import Scenario, Step, Turn
-from cachesim.scenario.session import CANCELLED
 from cachesim.units import Tokens, as_tokens
 
 T = as_tokens(range(300, 340))

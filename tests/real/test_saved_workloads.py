@@ -14,9 +14,10 @@ from cachesim.lab.real.llama_cpp.compare import first_difference
 from cachesim.lab.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
 from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
-from cachesim.scenario import files, run_scenario
+from cachesim.play import run_scenario
+from cachesim.play.session import CANCELLED
+from cachesim.scenario import files
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn
-from cachesim.scenario.session import CANCELLED
 from cachesim.scenario.writing import to_toml
 from cachesim.units import as_tokens
 

@@ -16,7 +16,7 @@ from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
-from cachesim.scenario.session import Session
+from cachesim.play.session import Session
 from cachesim.scenario.shipped import load_all
 
 NEWEST = FAMILY.release("0.5.23").rules

@@ -12,8 +12,8 @@ from cachesim.lab.real.schedules import StepPlayed
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
+from cachesim.play.session import Session
 from cachesim.scenario.format import Step
-from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
 
 

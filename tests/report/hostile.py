@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.llamacpp.events import SlotSaved
-from cachesim.scenario.result import Fact, Run, Step
+from cachesim.play.result import Fact, Run, Step
 
 SCRIPT: Final = "</script><script>window.harmed = 1</script>"
 IMAGE: Final = '"><img src=x onerror="window.harmed = 1">'

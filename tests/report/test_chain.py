@@ -3,8 +3,8 @@
 import tomllib
 
 from cachesim import run_scenario
+from cachesim.play.result import Run
 from cachesim.report.chain import chain
-from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
 
 

@@ -2,8 +2,8 @@
 
 from xml.etree import ElementTree as ET
 
+from cachesim.play.comparing import Compared
 from cachesim.report.compared import REUSED, colours_of, plot
-from cachesim.scenario.comparing import Compared
 
 ROWS = (
     Compared(name="upper bound", cached=(0, 30), asked=100),

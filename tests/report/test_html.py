@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
+from cachesim.play import run
+from cachesim.play.result import Run
 from cachesim.report.html import (
     LIMIT,
     SCRIPTS,
@@ -29,8 +31,7 @@ from cachesim.report.html import (
     page_of_most,
     thinner,
 )
-from cachesim.scenario import full_profile, load, loads, run
-from cachesim.scenario.result import Run
+from cachesim.scenario import full_profile, load, loads
 from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
 

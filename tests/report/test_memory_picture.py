@@ -7,13 +7,13 @@ from xml.parsers import expat
 from cachesim import run_scenario
 from cachesim.lab.lessons.drawing import drawn
 from cachesim.lab.lessons.kit import serve
+from cachesim.play.result import Run
+from cachesim.play.states import size_of
 from cachesim.report.picture import Bar, Picture, Row, after, moment, story
 from cachesim.report.picture_text import legend, rows
 from cachesim.report.story import memory_facts
 from cachesim.report.svg import inline, row_svg, standalone
-from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
-from cachesim.scenario.states import size_of
 from tests.report.hostile import hostile_runs
 
 THREE = "llama.cpp-three-requests"

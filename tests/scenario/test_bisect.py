@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.family import family_of
-from cachesim.scenario.bisect import Judged, Played, Seen, TurningPoint, judge, simulated, turns
+from cachesim.play.bisect import Judged, Played, Seen, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 from tests.logs.test_replay import servers_of

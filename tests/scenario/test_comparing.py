@@ -15,8 +15,8 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Loss
 from cachesim.errors import ScenarioError
+from cachesim.play.comparing import BOUND, REFUSED, Row, compare, newest, policies, read
 from cachesim.scenario import limits
-from cachesim.scenario.comparing import BOUND, REFUSED, Row, compare, newest, policies, read
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import shipped_file

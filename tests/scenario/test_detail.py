@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from cachesim.engines.events import Event, EventLog
+from cachesim.play import output_schema, run
+from cachesim.play.states import NOBODY, Origin, pieces
 from cachesim.report.html import page
-from cachesim.scenario import full_profile, load, output_schema, run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_file, shipped_files
-from cachesim.scenario.states import NOBODY, Origin, pieces
 from tests.scenario.json_schema import errors
 
 
@@ -179,7 +180,7 @@ def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPat
     scenario = load(next(path for path in shipped_files() if path.stem == THREE))
     profile = full_profile("llama.cpp", "b9538")
     whole = run(scenario, profile, arithmetic="ring", detail=True)
-    monkeypatch.setattr("cachesim.scenario.detail.MOST_SEEN", 60)
+    monkeypatch.setattr("cachesim.play.detail.MOST_SEEN", 60)
 
     part = run(scenario, profile, arithmetic="ring", detail=True)
 

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from cachesim.scenario import limits, scenario_schema
+from cachesim.play import scenario_schema
+from cachesim.scenario import limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scenario-format.md").read_text()
 

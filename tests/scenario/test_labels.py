@@ -8,7 +8,9 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.profile import Profile
-from cachesim.scenario import Scenario, full_profile, load, run
+from cachesim.play import run
+from cachesim.play.result import CLAIMS
+from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.labels import (
     CONFIRMED,
     DERIVED,
@@ -20,7 +22,6 @@ from cachesim.scenario.labels import (
     table,
     weakest,
 )
-from cachesim.scenario.result import CLAIMS
 from cachesim.scenario.shipped import shipped_file, shipped_files
 
 THREE = "llama.cpp-three-requests"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.scenario import run_scenario, scenario_of
+from cachesim.play import run_scenario
+from cachesim.scenario import scenario_of
 from cachesim.scenario.checks import misfits
 from cachesim.scenario.writing import to_toml
 from tests.scenario.stories import story

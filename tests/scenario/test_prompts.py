@@ -8,9 +8,9 @@ from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
+from cachesim.play.session import Session
 from cachesim.scenario import scenario_of
 from cachesim.scenario.prompts import Vocabulary
-from cachesim.scenario.session import Session
 from cachesim.units import as_tokens
 from cachesim.verify import Part
 from tests.scenario.stories import story

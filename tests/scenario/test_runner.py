@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError, ProfileError, ScenarioError
-from cachesim.scenario import run_scenario
-from cachesim.scenario.session import Session
+from cachesim.play import run_scenario
+from cachesim.play.session import Session
 from cachesim.scenario.shipped import shipped_file
 from tests.scenario.stories import story
 
@@ -229,7 +229,7 @@ def test_a_wrong_answer_that_is_expected_is_traced_at_once_and_told_alike(
             traced.append(how["traced"])
             super().__init__(*scenario, **how)
 
-    monkeypatch.setattr("cachesim.scenario.runner.Session", Counted)
+    monkeypatch.setattr("cachesim.play.runner.Session", Counted)
     plain = mapping if told else {key: mapping[key] for key in mapping if key != "expect"}
     run = run_scenario(plain, profile="llama.cpp@b11549", arithmetic="ring")
 

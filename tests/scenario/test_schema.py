@@ -4,7 +4,8 @@ import json
 import tomllib
 from pathlib import Path
 
-from cachesim.scenario import output_schema, run_scenario, scenario_of, scenario_schema
+from cachesim.play import output_schema, run_scenario, scenario_schema
+from cachesim.scenario import scenario_of
 from tests.scenario.json_schema import errors
 from tests.scenario.stories import STORY_TOML, story
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cachesim.engines.profile import Profile
-from cachesim.scenario import full_profile, load, run
+from cachesim.play import run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
 from tests.hashes import digest_of, kept
 

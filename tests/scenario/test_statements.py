@@ -7,12 +7,13 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.model.arithmetic import Place
 from cachesim.model.trace import Fault
+from cachesim.play import run
+from cachesim.play.result import Run
+from cachesim.play.runner import culprit
+from cachesim.play.statements import because, side_by_side
 from cachesim.report.ribbon import prompt_parts
-from cachesim.scenario import full_profile, load, run, scenario_of
-from cachesim.scenario.result import Run
-from cachesim.scenario.runner import culprit
+from cachesim.scenario import full_profile, load, scenario_of
 from cachesim.scenario.shipped import shipped_file
-from cachesim.scenario.statements import because, side_by_side
 from cachesim.units import Pos, Token, as_tokens
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "llama.cpp"

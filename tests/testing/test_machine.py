@@ -9,7 +9,8 @@ from cachesim.engines import Profile
 from cachesim.errors import InputError
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario import Scenario, run
+from cachesim.play import run
+from cachesim.scenario import Scenario
 from cachesim.testing import (
     CacheMachine,
     model_specs,

@@ -12,7 +12,8 @@ from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.model.presets import PRESETS
-from cachesim.scenario import loads, run
+from cachesim.play import run
+from cachesim.scenario import loads
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
 from cachesim.testing.search import (

@@ -9,7 +9,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import Profile
-from cachesim.scenario import run
+from cachesim.play import run
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file

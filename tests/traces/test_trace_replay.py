@@ -13,7 +13,7 @@ from cachesim.lab.traces.asked import Asked, TraceError
 from cachesim.lab.traces.reading import open_trace
 from cachesim.lab.traces.replay import Cell, play, scaled
 from cachesim.lab.traces.source import Source
-from cachesim.scenario.session import Session
+from cachesim.play.session import Session
 from cachesim.testing.search import workloads
 
 LINES = [

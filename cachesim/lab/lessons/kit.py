@@ -22,9 +22,9 @@ from cachesim.errors import ContractError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario import run_scenario
-from cachesim.scenario.result import Run, Saved
-from cachesim.scenario.result import Step as Played
+from cachesim.play import run_scenario
+from cachesim.play.result import Run, Saved
+from cachesim.play.result import Step as Played
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 

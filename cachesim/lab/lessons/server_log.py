@@ -23,9 +23,9 @@ from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
 from cachesim.lab.logs.what_if import answers, asked_by
 from cachesim.lab.logs.whole import Wanted, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
+from cachesim.play.result import Run, Step
+from cachesim.play.runner import run
 from cachesim.report.picture import Kind, story
-from cachesim.scenario.result import Run, Step
-from cachesim.scenario.runner import run
 
 EXAMPLE: Final = "hybrid.log"
 """The log's name, in the documentation's examples and in an installed package."""

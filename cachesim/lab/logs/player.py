@@ -19,7 +19,7 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario.session import SlotFiles
+from cachesim.play.session import SlotFiles
 from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens
 

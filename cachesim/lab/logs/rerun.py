@@ -25,8 +25,8 @@ from cachesim.lab.logs.settings import RELEASES
 from cachesim.lab.logs.slot_actions import SlotAction
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.scenario.prompts import mixed
-from cachesim.scenario.session import SlotActions, SlotFiles
 from cachesim.typed import mapping
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle

@@ -24,8 +24,8 @@ from cachesim.lab.real.prompts import spell
 from cachesim.lab.real.registry import versions_of
 from cachesim.lab.real.unpacked import UnpackedWheel
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
+from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record, Session, groups_of
 
 Result = Mapping[str, Any]
 

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import cachesim
 from cachesim.errors import InputError
 from cachesim.lab.traces.replay import Cell
 
@@ -33,7 +32,7 @@ EVERYTHING: Final = (".",)
 @cache
 def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
     """A digest of the source that plays a cell, or of other rooms."""
-    home = Path(cachesim.__file__).parent
+    home = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for room in rooms for path in (home / room).rglob("*.py")):
         digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())

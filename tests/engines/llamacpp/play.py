@@ -5,7 +5,7 @@ from typing import Any
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.model.presets import preset
-from cachesim.scenario.session import SlotFiles
+from cachesim.play.session import SlotFiles
 from cachesim.units import as_tokens
 
 VOCABULARY = 1 << 14

@@ -10,7 +10,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import UpstreamAbort
 from cachesim.model.presets import preset
-from cachesim.scenario.session import SlotFiles
+from cachesim.play.session import SlotFiles
 
 
 def server(release: str = "b11549", model: str = "dense", **options: Any) -> LlamaCpp:

@@ -19,7 +19,8 @@ from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.real.vectors.replay import kind_of
 from cachesim.model.presets import PRESETS
-from cachesim.scenario import full_profile, load, run
+from cachesim.play import run
+from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import look, workloads

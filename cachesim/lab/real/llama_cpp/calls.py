@@ -8,8 +8,8 @@ from typing import Any, Final
 from cachesim.errors import CachesimError
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.play.session import AS_TEXT
 from cachesim.scenario.format import Step, Turn
-from cachesim.scenario.session import AS_TEXT
 from cachesim.typed import JsonObject
 from cachesim.units import Token, as_tokens
 

@@ -21,7 +21,7 @@ from cachesim.lab.real.llama_cpp.trial import Trial
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, Release, grouped
 from cachesim.lab.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.scenario import session
+from cachesim.play import session
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.scenario.models import spec_of
 from cachesim.testing.shrink import shrink

@@ -19,12 +19,12 @@ from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer,
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
 from cachesim.model.presets import preset
-from cachesim.scenario.bisect import Play, Played, Seen
+from cachesim.play.bisect import Play, Played, Seen
+from cachesim.play.session import AS_TEXT, ENDLESS
+from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.session import AS_TEXT, ENDLESS
-from cachesim.scenario.session import NotStartedError as SimulatedEndsError
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
 

@@ -31,8 +31,8 @@ from cachesim.lab.real.llama_cpp.workload import (
     resolved,
     vocabulary_of,
 )
+from cachesim.play.session import CANCELLED, ENDLESS, groups_of
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.session import CANCELLED, ENDLESS, groups_of
 from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import as_tokens
 

@@ -11,8 +11,8 @@ from cachesim.lab.real.llama_cpp.flags import drafting
 from cachesim.lab.real.llama_cpp.trial import Trial
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.scenario.format import Expect, Scenario, Source, Step
-from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.units import Tokens
 
 SPARE: Final = 2

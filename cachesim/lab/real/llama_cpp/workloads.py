@@ -17,9 +17,9 @@ from cachesim.lab.real.llama_cpp.chats import ChatTree, text_of
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS, drafting
 from cachesim.lab.real.llama_cpp.random_flags import draw_more, draw_options, draw_preset
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
+from cachesim.play.session import AS_TEXT
 from cachesim.scenario import limits
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.session import AS_TEXT
 from cachesim.units import Token, Tokens, as_tokens
 
 ABANDONED: Final = limits.PREDICT

@@ -17,9 +17,9 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
+from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.session import Record, Session, groups_of
 from cachesim.verify.oracle import Oracle
 
 Outcome: TypeAlias = tuple[int | None, str | None, str | None]

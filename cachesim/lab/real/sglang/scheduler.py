@@ -17,8 +17,8 @@ from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.settings import ConfiguredProcess, overrides_of
 from cachesim.lab.real.sglang.workloads import draw, draw_mixed
 from cachesim.lab.real.vllm.scheduler import PACKAGES
+from cachesim.play.session import Record
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record
 from cachesim.typed import of_kind
 
 

@@ -17,8 +17,8 @@ from cachesim.lab.real.settings import Override
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
 from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async
+from cachesim.play.session import Record
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record
 from cachesim.typed import of_kind
 
 

@@ -21,10 +21,10 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.release import Patch
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.runner import run
+from cachesim.play.session import ABORTED, ENDLESS, NOT_RUN
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import Evidence
-from cachesim.scenario.runner import run
-from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
 
 State: TypeAlias = Literal["good", "bad", "-"]
 

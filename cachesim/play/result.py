@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.states import State
 from cachesim.scenario.labels import Evidence
-from cachesim.scenario.states import State
 from cachesim.typed import Json
 from cachesim.verify.explain import Parting
 from cachesim.verify.verdict import Answer, Reuse, WrongStep

@@ -17,9 +17,9 @@ import numpy as np
 from cachesim.engines.held import Held
 from cachesim.errors import ContractError
 from cachesim.model.trace import Traced
-from cachesim.scenario.result import LogitRow, Run, RunDetail, StepDetail, Stretch, TopLogit
-from cachesim.scenario.session import TIMEOUT, Record, Session, groups_of
-from cachesim.scenario.states import Provenance, states_of
+from cachesim.play.result import LogitRow, Run, RunDetail, StepDetail, Stretch, TopLogit
+from cachesim.play.session import TIMEOUT, Record, Session, groups_of
+from cachesim.play.states import Provenance, states_of
 from cachesim.scenario.writing import to_toml
 from cachesim.units import Array
 from cachesim.verify.oracle import Oracle

@@ -11,12 +11,8 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.trace import Fault
-from cachesim.scenario.acceptance import full_profile
-from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.detail import Watcher, with_details
-from cachesim.scenario.format import Expect, Scenario
-from cachesim.scenario.labels import label_of
-from cachesim.scenario.result import (
+from cachesim.play.detail import Watcher, with_details
+from cachesim.play.result import (
     CLAIMS,
     Account,
     Culprit,
@@ -27,8 +23,12 @@ from cachesim.scenario.result import (
     Step,
     as_json,
 )
-from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN, TIMEOUT, Record, Session
-from cachesim.scenario.statements import with_statements
+from cachesim.play.session import ABORTED, ENDLESS, NOT_RUN, TIMEOUT, Record, Session
+from cachesim.play.statements import with_statements
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import scenario_of
+from cachesim.scenario.format import Expect, Scenario
+from cachesim.scenario.labels import label_of
 from cachesim.units import Count, Token, Tokens
 from cachesim.verify.explain import Explanation, explain
 from cachesim.verify.ideal import IdealCache

@@ -21,9 +21,9 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
+from cachesim.play.session import Session
 from cachesim.scenario.format import Model, Scenario, Server
 from cachesim.scenario.labels import Evidence, label_of, weakest
-from cachesim.scenario.session import Session
 from cachesim.typed import Json
 from cachesim.verify.explain import lost_below
 from cachesim.verify.ideal import IdealCache

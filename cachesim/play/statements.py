@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachesim.engines.events import Event
-from cachesim.scenario.result import Account, Culprit, Fact, Fate, Finding, Run, Step
-from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
+from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
 from cachesim.units import Tokens
 
 PLACES: Final[Mapping[str, str]] = {

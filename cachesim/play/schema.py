@@ -19,8 +19,8 @@ from typing import (
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event, Tone
 from cachesim.engines.facts import causes_of, events_of, shipped
+from cachesim.play.result import Run
 from cachesim.scenario.format import LONGEST, Scenario, key_of
-from cachesim.scenario.result import Run
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -23,7 +23,7 @@ from cachesim.engines.held import (
 )
 from cachesim.model.histories import ROOT, NodeId
 from cachesim.model.trace import Traced
-from cachesim.scenario.session import Record
+from cachesim.play.session import Record
 from cachesim.units import Tokens
 
 NOBODY: Final = -1

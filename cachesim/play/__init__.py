@@ -1,0 +1,22 @@
+"""Scenarios on servers: the loop that plays them, runs, and the schemas of both."""
+
+from typing import TYPE_CHECKING, Final
+
+from cachesim.lazily import lazily
+
+if TYPE_CHECKING:
+    from cachesim.play.runner import run, run_scenario, run_steps
+    from cachesim.play.schema import output_schema, scenario_schema
+
+HOMES: Final = {
+    "output_schema": "schema",
+    "run": "runner",
+    "run_scenario": "runner",
+    "run_steps": "runner",
+    "scenario_schema": "schema",
+}
+"""In which module each public name is defined."""
+
+__getattr__ = lazily(__name__, HOMES)
+
+__all__ = ["output_schema", "run", "run_scenario", "run_steps", "scenario_schema"]
