@@ -36,7 +36,36 @@ class Preparation:
         """Settle n_past, n_past_prompt and what is reported as cached."""
         slot.n_past = slot.n_past_prompt = 0
         if slot.running.cache_prompt:
-            self._match(slot)
+            cache, prompt = slot.cache_tokens, slot.prompt_tokens
+            tolerant = common_prefix(cache, prompt, self._text_of)
+            exact = common_prefix(cache, prompt, self._text_of, exact=True)
+            take_exact = exact.left + TOLERANT_MARGIN >= tolerant.left
+            chosen = exact if take_exact and not self._rules.tolerant_only else tolerant
+            slot.n_past, slot.n_past_prompt = chosen.left, chosen.right
+            slot.n_past_offset = slot.n_past_prompt - slot.n_past
+            self._record.append(
+                events.PrefixMatched(
+                    slot=slot.id,
+                    task=slot.id_task,
+                    exact=exact.left,
+                    tolerant=tolerant.left,
+                    n_past=slot.n_past,
+                    n_past_prompt=slot.n_past_prompt,
+                )
+            )
+            slot.ledger.apply(
+                causes.TEXT_MATCH,
+                slot.n_past_prompt,
+                exact=int(exact.right),
+                tolerant=int(tolerant.right),
+            )
+            if self._rules.n_min_is_a_prefix and chosen.left < self._n_min:
+                slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
+                slot.cache_tokens = []
+                slot.checkpoints.clear()
+                slot.ledger.apply(
+                    causes.CACHE_RAM_N_MIN, 0, match=int(chosen.left), n_min=self._n_min
+                )
         else:
             slot.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
         if self._rules.minus_one_first:
@@ -48,36 +77,6 @@ class Preparation:
         slot.n_prompt_tokens_cache = slot.n_past_prompt
         slot.n_prompt_tokens_processed = 0
         slot.prepared = True
-
-    def _match(self, slot: Slot) -> None:
-        cache, prompt = slot.cache_tokens, slot.prompt_tokens
-        tolerant = common_prefix(cache, prompt, self._text_of)
-        exact = common_prefix(cache, prompt, self._text_of, exact=True)
-        take_exact = exact.left + TOLERANT_MARGIN >= tolerant.left
-        chosen = exact if take_exact and not self._rules.tolerant_only else tolerant
-        slot.n_past, slot.n_past_prompt = chosen.left, chosen.right
-        slot.n_past_offset = slot.n_past_prompt - slot.n_past
-        self._record.append(
-            events.PrefixMatched(
-                slot=slot.id,
-                task=slot.id_task,
-                exact=exact.left,
-                tolerant=tolerant.left,
-                n_past=slot.n_past,
-                n_past_prompt=slot.n_past_prompt,
-            )
-        )
-        slot.ledger.apply(
-            causes.TEXT_MATCH,
-            slot.n_past_prompt,
-            exact=int(exact.right),
-            tolerant=int(tolerant.right),
-        )
-        if self._rules.n_min_is_a_prefix and chosen.left < self._n_min:
-            slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
-            slot.cache_tokens = []
-            slot.checkpoints.clear()
-            slot.ledger.apply(causes.CACHE_RAM_N_MIN, 0, match=int(chosen.left), n_min=self._n_min)
 
     @staticmethod
     def _leave_one(slot: Slot) -> None:
@@ -101,7 +100,37 @@ class Preparation:
             pos_min = self._primary.cells.seq_pos_min(SeqId(slot.id))
             if pos_min >= thold:
                 self._rewind(slot, pos_next, thold, pos_min)
-        self._erase_beyond(slot, thold, matched=pos_next)
+        # Trap: erased by the threshold from before the restore: P = n_past - 1 survives.
+        rule, kept = "pos_max > pos_min_thold", []
+        for checkpoint in slot.checkpoints:
+            numbers = f"{checkpoint.pos_max} > {thold}"
+            if checkpoint.pos_max > thold:
+                self._record.append(
+                    events.CheckpointErased(
+                        slot=slot.id,
+                        task=slot.id_task,
+                        pos_max=checkpoint.pos_max,
+                        n_tokens=checkpoint.n_tokens,
+                        because=f"pos_max > {thold}",
+                        rule=rule,
+                        numbers=numbers,
+                    )
+                )
+                continue
+            kept.append(checkpoint)
+            if checkpoint.n_tokens > pos_next:
+                self._record.append(
+                    events.CheckpointKept(
+                        slot=slot.id,
+                        task=slot.id_task,
+                        **checkpoint.as_dict(),
+                        shared=pos_next,
+                        rule=rule,
+                        numbers=numbers,
+                        made_by=checkpoint.made_by,
+                    )
+                )
+        slot.checkpoints[:] = kept
 
     def _rewind(self, slot: Slot, pos_next: int, thold: int, pos_min: int) -> None:
         tried: list[dict[str, int]] = []
@@ -109,7 +138,21 @@ class Preparation:
             tried.append({"pos_min": checkpoint.pos_min, "pos_max": checkpoint.pos_max})
             if self._usable(checkpoint, thold, pos_next):
                 if self._restore(slot, checkpoint, pos_next):
-                    self._explain_restore(slot, checkpoint, pos_min, thold, tried[:-1])
+                    refused = tried[:-1]
+                    slot.ledger.apply(
+                        causes.MEMORY_DEPTH,
+                        0,
+                        pos_min=pos_min,
+                        threshold=thold,
+                        checkpoints=refused,
+                    )
+                    slot.ledger.apply(
+                        causes.CHECKPOINT_RESTORED,
+                        slot.n_past_prompt,
+                        n_tokens=checkpoint.n_tokens,
+                        pos_min=checkpoint.pos_min,
+                        pos_max=checkpoint.pos_max,
+                    )
                     return
                 break
             self._record.append(
@@ -134,22 +177,6 @@ class Preparation:
         slot.cache_tokens = []
         slot.ledger.apply(
             causes.FULL_REPROCESSING, 0, pos_min=pos_min, threshold=thold, checkpoints=tried
-        )
-
-    @staticmethod
-    def _explain_restore(
-        slot: Slot, checkpoint: Checkpoint, pos_min: int, thold: int, refused: list[dict[str, int]]
-    ) -> None:
-        """Two rules: the memory cannot go back so far, and a checkpoint wins some of it back."""
-        slot.ledger.apply(
-            causes.MEMORY_DEPTH, 0, pos_min=pos_min, threshold=thold, checkpoints=refused
-        )
-        slot.ledger.apply(
-            causes.CHECKPOINT_RESTORED,
-            slot.n_past_prompt,
-            n_tokens=checkpoint.n_tokens,
-            pos_min=checkpoint.pos_min,
-            pos_max=checkpoint.pos_max,
         )
 
     def _usable(self, checkpoint: Checkpoint, thold: int, pos_next: int) -> bool:
@@ -187,36 +214,3 @@ class Preparation:
             )
         )
         return True
-
-    def _erase_beyond(self, slot: Slot, thold: int, *, matched: int) -> None:
-        """Erase by the threshold from before the restore: P = n_past - 1 survives (an oddity)."""
-        rule, kept = "pos_max > pos_min_thold", []
-        for checkpoint in slot.checkpoints:
-            numbers = f"{checkpoint.pos_max} > {thold}"
-            if checkpoint.pos_max > thold:
-                self._record.append(
-                    events.CheckpointErased(
-                        slot=slot.id,
-                        task=slot.id_task,
-                        pos_max=checkpoint.pos_max,
-                        n_tokens=checkpoint.n_tokens,
-                        because=f"pos_max > {thold}",
-                        rule=rule,
-                        numbers=numbers,
-                    )
-                )
-                continue
-            kept.append(checkpoint)
-            if checkpoint.n_tokens > matched:
-                self._record.append(
-                    events.CheckpointKept(
-                        slot=slot.id,
-                        task=slot.id_task,
-                        **checkpoint.as_dict(),
-                        shared=matched,
-                        rule=rule,
-                        numbers=numbers,
-                        made_by=checkpoint.made_by,
-                    )
-                )
-        slot.checkpoints[:] = kept

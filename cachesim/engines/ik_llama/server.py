@@ -319,7 +319,32 @@ class IkLlama(Engine):
             return
         slot.n_past = max(slot.n_past, 0)
         del slot.cache_tokens[slot.n_past :]
-        self._trim(slot)
+        # Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889).
+        p0 = len(slot.cache_tokens)
+        seq = SeqId(slot.id)
+        primary = self.primary.cells.seq_rm(seq, p0, -1)
+        companion: bool | None = None
+        if self.companion is not None and (primary or self.rules.trims_companion_always):
+            companion = self.companion.seq_rm(p0, -1)
+        self.record(
+            events.SequenceTrimmed(
+                slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
+            )
+        )
+        if primary and companion is False and self.rules.companion_reset == "companion only":
+            self._clear_companion()
+            self.record(events.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
+        elif not primary or companion is False:
+            self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
+            self._clear_companion()
+            slot.cache_tokens.clear()
+            slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
+            slot.n_kept_prompt = slot.n_discarded_prompt = 0
+            slot.n_prompt_tokens_cache = 0
+            slot.checkpoints.clear()
+            who = "companion" if primary else "primary"
+            slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
+            self.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
         n_batch = self.options.batch_size
         prompt, checkpointing = slot.prompt_tokens, self.checkpointing
         start = slot.n_past_prompt
@@ -393,40 +418,9 @@ class IkLlama(Engine):
     def _drops_tokens(self, slot: Slot) -> bool:
         return slot.running.cache_prompt or self.rules.shift_always_drops_tokens
 
-    def _trim(self, slot: Slot) -> None:
-        """Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889)."""
-        p0 = len(slot.cache_tokens)
-        seq = SeqId(slot.id)
-        primary = self.primary.cells.seq_rm(seq, p0, -1)
-        companion: bool | None = None
-        if self.companion is not None and (primary or self.rules.trims_companion_always):
-            companion = self.companion.seq_rm(p0, -1)
-        self.record(
-            events.SequenceTrimmed(
-                slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
-            )
-        )
-        if primary and companion is False and self.rules.companion_reset == "companion only":
-            self._clear_companion()
-            self.record(events.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
-        elif not primary or companion is False:
-            self._reset_everything(slot, p0, refused_by_primary=not primary)
-
     def _clear_companion(self) -> None:
         if self.companion is not None:
             self.companion.seq_rm(0, -1)
-
-    def _reset_everything(self, slot: Slot, p0: int, *, refused_by_primary: bool) -> None:
-        self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
-        self._clear_companion()
-        slot.cache_tokens.clear()
-        slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
-        slot.n_kept_prompt = slot.n_discarded_prompt = 0
-        slot.n_prompt_tokens_cache = 0
-        slot.checkpoints.clear()
-        who = "primary" if refused_by_primary else "companion"
-        slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
-        self.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
 
     # -- decode ------------------------------------------------------------------------------
 

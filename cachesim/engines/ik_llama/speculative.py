@@ -60,15 +60,12 @@ class Speculation:
         first = view[0].pos
         if self._companion.tail >= first:
             self._companion.seq_rm(first, -1)
-        rows = self._rows_before(decoded, len(view))
+        count = len(view)  # each token is paired with the hidden row of the token before it
+        before = self._row if self._row is not None else np.zeros_like(decoded.hidden[0])
+        rows = [before, *(decoded.hidden[i] for i in range(count - 1))]
         fed = self._companion.decode([entry.token for entry in view], first, rows)
         self._note(fed, first, len(view))
         self._row = decoded.hidden[len(view) - 1]
-
-    def _rows_before(self, decoded: Decoded, count: int) -> list[Array]:
-        """Each token is paired with the hidden row of the token before it."""
-        before = self._row if self._row is not None else np.zeros_like(decoded.hidden[0])
-        return [before, *(decoded.hidden[i] for i in range(count - 1))]
 
     def _note(self, fed: Fed, position: int, tokens: int) -> None:
         if not fed.taken:
@@ -78,7 +75,10 @@ class Speculation:
 
     def draft(self, slot: Slot) -> list[Token]:
         """Propose tokens after the pending one (`common_speculative_draft`), then purge them."""
-        limit = self._limit(slot)
+        room = slot.n_ctx - len(slot.cache_tokens) - 2
+        predict = slot.running.predict
+        left = room if predict < 0 else predict - slot.n_decoded - 1
+        limit = min(self._options.draft_max, room, left)
         if self._companion is None or limit <= 0:
             return []
         m = len(slot.cache_tokens)
@@ -99,12 +99,6 @@ class Speculation:
     @property
     def _per_step(self) -> bool:
         return self._options.recurrent_ckpt_mode in {"auto", "per-step"}
-
-    def _limit(self, slot: Slot) -> int:
-        room = slot.n_ctx - len(slot.cache_tokens) - 2
-        predict = slot.running.predict
-        left = room if predict < 0 else predict - slot.n_decoded - 1
-        return min(self._options.draft_max, room, left)
 
     def _forced(self, slot: Slot, limit: int) -> list[Token] | None:
         """Drafts that the request prescribes; the companion decodes them as it would its own."""

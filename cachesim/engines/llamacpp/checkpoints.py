@@ -263,7 +263,12 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
     while len(checkpoints) >= most:
         victim = 0
         if eviction == "closest":
-            victim = _closest(checkpoints)
+            # the least far from its predecessor (#25592); the first one is an anchor
+            gaps = [
+                (checkpoints[i].n_tokens - checkpoints[i - 1].n_tokens, i)
+                for i in range(1, len(checkpoints))
+            ]
+            victim = min(gaps, default=(0, 0))[1]
         elif eviction == "densest":
             victim = _densest(checkpoints)
         _drop(server, slot, checkpoints[victim], "full")
@@ -283,15 +288,6 @@ def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
             _drop(server, slot, checkpoint, "too-close")
         else:
             last = checkpoint.n_tokens
-
-
-def _closest(checkpoints: list[Checkpoint]) -> int:
-    """The one least far from its predecessor (#25592); the first one is an anchor."""
-    gaps = [
-        (checkpoints[i].n_tokens - checkpoints[i - 1].n_tokens, i)
-        for i in range(1, len(checkpoints))
-    ]
-    return min(gaps, default=(0, 0))[1]
 
 
 def _densest(checkpoints: list[Checkpoint]) -> int:

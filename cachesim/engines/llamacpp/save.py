@@ -45,26 +45,22 @@ def run_slot_action(
         msg = f"{task.kind} needs a place for bytes; create the engine with store=..."
         raise OptionError(msg)
     if task.kind == "slot-save":
-        return _save(server, slot, task, store)
-    return _restore(server, slot, task, store)
-
-
-def _save(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Reply:
-    """Target state and tokens, and since #26004 the checkpoints; never the companion's state."""
-    blob = server.contexts.target.state_seq_get_data(slot.id)
-    kept = slot.prompt.checkpoints if server.rules.slots.file_holds_checkpoints else []
-    store.put(task.name, encode(slot, blob, kept))
-    n_bytes = server.contexts.target.state_seq_get_size(slot.id)
-    server.emit(
-        SlotSaved(
-            slot=slot.id,
-            task=task.id,
-            file=task.name,
-            n_tokens=slot.prompt.n_tokens,
-            n_bytes=n_bytes,
+        # since #26004 the checkpoints too; never the companion's state
+        blob = server.contexts.target.state_seq_get_data(slot.id)
+        kept = slot.prompt.checkpoints if server.rules.slots.file_holds_checkpoints else []
+        store.put(task.name, encode(slot, blob, kept))
+        n_bytes = server.contexts.target.state_seq_get_size(slot.id)
+        server.emit(
+            SlotSaved(
+                slot=slot.id,
+                task=task.id,
+                file=task.name,
+                n_tokens=slot.prompt.n_tokens,
+                n_bytes=n_bytes,
+            )
         )
-    )
-    return done(server, slot)
+        return done(server, slot)
+    return _restore(server, slot, task, store)
 
 
 def _restore(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Reply:

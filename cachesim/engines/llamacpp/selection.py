@@ -100,7 +100,8 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
 
 def _by_similarity(server: ServerContext, task: Task, slot: Slot, sim: Float32) -> Choice:
     """A slot that keeps half of its tokens or more is taken as it is (upstream: `f_keep`)."""
-    f_keep = _f_keep(sim, task, slot)
+    kept = np.float32(sim * np.float32(task.n_tokens))
+    f_keep = quotient(kept, np.float32(slot.prompt.n_tokens))
     if sim > 0:
         server.emit(
             SlotChosenBySimilarity(
@@ -134,11 +135,6 @@ def _most_similar(
         if sim > sim_best and sim > threshold:
             best, sim_best = slot, sim
     return best, sim_best
-
-
-def _f_keep(sim: Float32, task: Task, slot: Slot) -> Float32:
-    kept = np.float32(sim * np.float32(task.n_tokens))
-    return quotient(kept, np.float32(slot.prompt.n_tokens))
 
 
 def _least_recently_used(server: ServerContext) -> Slot | None:

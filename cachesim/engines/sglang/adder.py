@@ -186,7 +186,11 @@ class Adder:
         extend, promised, is_cut = shape
         if is_cut:
             self.new_chunked = req
-        self._take(req, extend, promised)
+        req.extend = extend
+        self.taken.append(req)
+        node = req.last_node or self.tree.root
+        req.lock = self.tree.lock(node)
+        self._reserve(extend, promised)
         return self.state()
 
     def _load(self, req: Req) -> int:
@@ -241,10 +245,3 @@ class Adder:
         if limit is None or cap <= 0:
             return False, None
         return True, min(limit, cap)
-
-    def _take(self, req: Req, extend: int, new: int) -> None:
-        req.extend = extend
-        self.taken.append(req)
-        node = req.last_node or self.tree.root
-        req.lock = self.tree.lock(node)
-        self._reserve(extend, new)

@@ -113,7 +113,14 @@ class Allocation:
     def _rows(self, reqs: Sequence[Req], longest: int) -> None:
         """A row for each request, and its states. Follows `alloc_req_slots`."""
         if self.tree.has_states:
-            self._room_for_states(reqs)
+            pool, per_request = self.tree.state_pool, self.rules.scheduler.states_per_request
+            if per_request:
+                needed = len(reqs) * per_request
+            else:
+                tracks = 2 if self.tree.shape.extra_buffer else 0
+                needed = sum((r.state is None) + (tracks if r.tracks is None else 0) for r in reqs)
+            if pool.available < needed:
+                self.tree.evict(states=needed - pool.available)
         for req in reqs:
             if not req.has_row:
                 req.row = np.zeros(min(longest, len(req.tokens)) + 1, np.int64)
@@ -121,16 +128,6 @@ class Allocation:
                 req.write(0, req.shared)
             if self.tree.has_states:
                 self._states(req)
-
-    def _room_for_states(self, reqs: Sequence[Req]) -> None:
-        pool, per_request = self.tree.state_pool, self.rules.scheduler.states_per_request
-        if per_request:
-            needed = len(reqs) * per_request
-        else:
-            tracks = 2 if self.tree.shape.extra_buffer else 0
-            needed = sum((r.state is None) + (tracks if r.tracks is None else 0) for r in reqs)
-        if pool.available < needed:
-            self.tree.evict(states=needed - pool.available)
 
     def _states(self, req: Req) -> None:
         pool = self.tree.state_pool

@@ -173,18 +173,15 @@ class MambaRadixCache(Tree):
     def _evict(self, tokens: int, window: int, states: int) -> None:
         del window
         if tokens > 0:
-            self._evict_full(tokens)
+            evicted, node = 0, self.full_lru.oldest(leaves=True)
+            while evicted < tokens and node is not None and node in self.full_lru:
+                freed, last, following = self._evict_leaf(node, from_states=False)
+                evicted += freed
+                if last.parent is not None and not last.parent.children:
+                    following = self.full_lru.oldest(leaves=True)
+                node = following
         if states > 0:
             self._evict_states(states)
-
-    def _evict_full(self, tokens: int) -> None:
-        evicted, node = 0, self.full_lru.oldest(leaves=True)
-        while evicted < tokens and node is not None and node in self.full_lru:
-            freed, last, following = self._evict_leaf(node, from_states=False)
-            evicted += freed
-            if last.parent is not None and not last.parent.children:
-                following = self.full_lru.oldest(leaves=True)
-            node = following
 
     def _evict_states(self, states: int) -> None:
         """A leaf goes with its state; of an inner node only the state does (a tombstone)."""

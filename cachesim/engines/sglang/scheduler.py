@@ -236,7 +236,9 @@ class Scheduler:
                 break
             if not self.tree.fetched(req):
                 continue
-            self._match(req)
+            match = self._look_up(req)
+            if self.on_match is not None:
+                self.on_match(req, match)
             if self.tree.shrank(req):
                 req.reissues += 1
                 self._ask(req)
@@ -249,21 +251,13 @@ class Scheduler:
                 waits = rules.filters_before_prefill or self.tree.shape.host is not None
                 running.is_full = not (waits and idle)
             if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
-                self._return_state(req)
+                req.state_source = None
+                if req.state is not None:
+                    self.tree.state_pool.free(req.state)
+                    req.state = None
             break
         if states is not None and rules.reserves_states_for_the_queue:
             states.end_group()
-
-    def _return_state(self, req: Req) -> None:
-        req.state_source = None
-        if req.state is not None:
-            self.tree.state_pool.free(req.state)
-            req.state = None
-
-    def _match(self, req: Req) -> None:
-        match = self._look_up(req)
-        if self.on_match is not None:
-            self.on_match(req, match)
 
     def _look_up(self, req: Req, *, copies: bool = True) -> Match:
         """Match a request, and allocate a slot for the state that it continues from.

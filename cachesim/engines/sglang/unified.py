@@ -741,18 +741,15 @@ class Graft:
             if node.host_window is None and at > fill:
                 if fill > first:
                     self.tree.split(node, fill - first, self.fetch.extra)
-                self._attach(node, own)
+                node.host_window = own
+                if not node.window:
+                    self.host.left(node, PART)
+                self.tree.update_leaf(node)
+                if node.parent is not None:
+                    self.tree.update_leaf(node.parent)
+                self.host.tell("fetched", PART, node)
             else:
                 self.threads.release(PART, own)
             at, node = first, above
         if at > start:
             self.threads.release(PART, slots[: at - start])
-
-    def _attach(self, node: Node, slots: Integers) -> None:
-        node.host_window = slots
-        if not node.window:
-            self.host.left(node, PART)
-        self.tree.update_leaf(node)
-        if node.parent is not None:
-            self.tree.update_leaf(node.parent)
-        self.host.tell("fetched", PART, node)

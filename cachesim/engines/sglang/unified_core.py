@@ -231,25 +231,22 @@ class UnifiedTreeCore(Tree):
             if count <= 0 or self._available(part) >= targets[part]:
                 continue
             if part == FULL:
-                self._evict_attention(targets[part], gone)
+                target = targets[part]
+                heap = [(self.first(node), node) for node in self.leaves]
+                heapq.heapify(heap)
+                while heap and self.pool.available < target:
+                    _, node = heapq.heappop(heap)
+                    if node not in self.leaves:
+                        continue
+                    parent = node.parent
+                    self._let_leaf_go(node, gone)
+                    if parent is not None and parent in self.leaves:
+                        heapq.heappush(heap, (self.first(parent), parent))
             elif gone[part] < count:
                 lru = self.window_lru if part == PART else self.state_lru
                 self._evict_part(part, lru, count, targets[part], gone)
         if self.host is not None and self.host.shape.writes_back:
             self.host.settle()
-
-    def _evict_attention(self, target: int, gone: list[int]) -> None:
-        """Leaves in the order of the policy, until there is as much room as was asked for."""
-        heap = [(self.first(node), node) for node in self.leaves]
-        heapq.heapify(heap)
-        while heap and self.pool.available < target:
-            _, node = heapq.heappop(heap)
-            if node not in self.leaves:
-                continue
-            parent = node.parent
-            self._let_leaf_go(node, gone)
-            if parent is not None and parent in self.leaves:
-                heapq.heappush(heap, (self.first(parent), parent))
 
     def _evict_part(
         self, part: int, lru: LruList, count: int, target: int, gone: list[int]

@@ -136,15 +136,12 @@ class Account:
             _, without = group.manager.find(asked)
             served = max(answer, min(without, usable))
         if served < usable:
-            gone = self._was_there(group, served, usable)
+            groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
+            numbers = self.request.hashes[served // unit : usable // unit]
+            gone = any(number * groups + i in self.lost for number in numbers for i in group.ids)
             cause = MISSES[spec.kind][gone]
             self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
         if answer < served:
             self.ledger.apply(
                 causes.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
             )
-
-    def _was_there(self, group: SpecGroup, served: int, wanted: int) -> bool:
-        groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
-        numbers = self.request.hashes[served // unit : wanted // unit]
-        return any(number * groups + i in self.lost for number in numbers for i in group.ids)

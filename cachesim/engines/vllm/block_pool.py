@@ -104,16 +104,6 @@ class BlockPool:
         else:
             found[block] = None  # type: ignore[index]
 
-    def _forget(self, key: int, block: int) -> None:
-        found = self.cached.get(key)
-        if type(found) is int:
-            if found == block:
-                del self.cached[key]
-        elif found is not None:
-            found.pop(block, None)  # type: ignore[union-attr]
-            if not found:
-                del self.cached[key]
-
     def remove_keys(self, block: int) -> list[int]:
         """Take all ids away from a block."""
         key = self.key[block]
@@ -121,7 +111,14 @@ class BlockPool:
         if self.more_keys:
             keys += self.more_keys.pop(block, ())
         for each in keys:
-            self._forget(each, block)
+            found = self.cached.get(each)
+            if type(found) is int:
+                if found == block:
+                    del self.cached[each]
+            elif found is not None:
+                found.pop(block, None)  # type: ignore[union-attr]
+                if not found:
+                    del self.cached[each]
         self.key[block] = None
         return keys
 

@@ -357,7 +357,14 @@ class VllmOptions:
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
         """With a `max_model_len` of which one request fits into the pool, as `auto` does."""
-        longest = self._fits(groups, rules)
+        low, high = 0, self.max_model_len or LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._blocks(groups, rules, middle) < self.num_gpu_blocks_override:
+                low = middle
+            else:
+                high = middle - 1
+        longest = low
         if self.max_model_len > longest:
             msg = (
                 f"the pool of {self.num_gpu_blocks_override} blocks holds no request of "
@@ -372,16 +379,6 @@ class VllmOptions:
             )
             raise OptionError(msg)
         return replace(self, max_model_len=self.max_model_len or longest)
-
-    def _fits(self, groups: Sequence[GroupSpec], rules: Rules) -> int:
-        low, high = 0, self.max_model_len or LONGEST
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._blocks(groups, rules, middle) < self.num_gpu_blocks_override:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def _blocks(self, groups: Sequence[GroupSpec], rules: Rules, tokens: int) -> int:
         """The most blocks that one request of so many tokens holds at once."""

@@ -93,14 +93,31 @@ class Runner:
         self.drafting = any(chunk.drafts for chunk in step.chunks)
         self.first_decodes = self._first_decodes(step)
         for chunk in step.chunks:
-            self._hold(chunk)
+            if chunk.fresh:
+                self.held[chunk.request.id] = CachedRequestState(
+                    [list(table) for table in chunk.blocks]
+                )
+            else:
+                tables = self.held[chunk.request.id].tables
+                for table, new in zip(tables, chunk.blocks, strict=True):
+                    table.extend(new)
+            highest = max((block for table in chunk.blocks for block in table), default=0)
+            self.pages.reach(highest)
         for group, source, target in step.copies:
             self.pages.reach(max(source, target))
             self.pages.copy(group, source, target)
         mode = self._state.mode if self.state_groups else ""
         if mode == "align":
             for chunk in step.chunks:
-                self._preprocess(chunk)
+                held, size = self.held[chunk.request.id], self._state.block
+                previous = held.state_index
+                if previous is None:
+                    previous = (chunk.start - 1) // self._seed_unit
+                current = cdiv(chunk.end, size) - 1
+                held.state_index = current
+                if previous not in (-1, current):
+                    self._move(held, previous, held.accepted - 1, current)
+                    held.accepted = 1
         sampled: list[list[int]] = []
         for chunk in step.chunks:
             tokens: list[int] = []
@@ -152,31 +169,7 @@ class Runner:
             return frozenset()
         return frozenset(chunk.request.id for chunk in fresh if chunk.count == 1)
 
-    def _hold(self, chunk: Chunk) -> None:
-        """Take over a new request's tables; append what a running one was given."""
-        if chunk.fresh:
-            self.held[chunk.request.id] = CachedRequestState(
-                [list(table) for table in chunk.blocks]
-            )
-        else:
-            tables = self.held[chunk.request.id].tables
-            for table, new in zip(tables, chunk.blocks, strict=True):
-                table.extend(new)
-        highest = max((block for table in chunk.blocks for block in table), default=0)
-        self.pages.reach(highest)
-
     # -- recurrent states --------------------------------------------------------------------------
-
-    def _preprocess(self, chunk: Chunk) -> None:
-        held, size = self.held[chunk.request.id], self._state.block
-        previous = held.state_index
-        if previous is None:
-            previous = (chunk.start - 1) // self._seed_unit
-        current = cdiv(chunk.end, size) - 1
-        held.state_index = current
-        if previous not in (-1, current):
-            self._move(held, previous, held.accepted - 1, current)
-            held.accepted = 1
 
     @property
     def _seed_unit(self) -> int:

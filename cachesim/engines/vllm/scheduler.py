@@ -136,7 +136,15 @@ class Scheduler:
             if blocks is not None:
                 return blocks
             victim = self._victim(turn)
-            self._preempt(victim)
+            self.manager.free(victim)
+            victim.status = "preempted"
+            victim.num_computed = 0
+            victim.spec_tokens = []
+            victim.stale = victim.in_flight  # before 0.28 kept apart otherwise, to the same end
+            victim.placeholders = 0
+            victim.preemptions += 1
+            self.waiting.appendleft(victim)
+            self._sort_waiting()
             turn.step.preempted.append(victim)
             if victim is request:
                 return None
@@ -157,17 +165,6 @@ class Scheduler:
         if place < turn.index if self.rules.scheduler.steps_back_by_place else withdrawn:
             turn.index -= 1
         return victim
-
-    def _preempt(self, request: Request) -> None:
-        self.manager.free(request)
-        request.status = "preempted"
-        request.num_computed = 0
-        request.spec_tokens = []
-        request.stale = request.in_flight  # before 0.28 kept apart otherwise, to the same end
-        request.placeholders = 0
-        request.preemptions += 1
-        self.waiting.appendleft(request)
-        self._sort_waiting()
 
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         limits = self.limits

@@ -1,6 +1,5 @@
 """vLLM's engine core: requests go in, steps are scheduled and run, replies and events come out."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from cachesim.engines import base
@@ -42,7 +41,21 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         asked.check(self.rules)
         groups = asked.groups(self.network.spec, self.rules)
         self.options = asked.fitted(groups, self.rules)
-        self.manager = self._manager(groups)
+        options = self.options
+        batches = 1 + (options.async_scheduling and self.rules.scheduler.cap_counts_batches)
+        sparse = any(group.kind in {"window", "mamba"} for group in groups)
+        self.manager = KVCacheManager(
+            groups,
+            self.rules,
+            num_blocks=options.num_gpu_blocks_override,
+            unit=options.prefix_match_unit or None,
+            retention=options.retention if sparse else None,
+            enable_caching=options.enable_prefix_caching,
+            use_eagle=options.drops_eagle_block(self.rules),
+            hash_lookahead=options.hash_lookahead(self.rules),
+            most_in_flight=batches * options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+        )
         self.scheduler = Scheduler(self.manager, self.options.limits(self.rules))
         self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
         self.runner = Runner(
@@ -67,23 +80,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.scheduler.on_external = self._from_store
         self.manager.pool.on_evict = self._evicted
         self.manager.on_published = self._was_published
-
-    def _manager(self, groups: Sequence[Any]) -> KVCacheManager:
-        options = self.options
-        batches = 1 + (options.async_scheduling and self.rules.scheduler.cap_counts_batches)
-        sparse = any(group.kind in {"window", "mamba"} for group in groups)
-        return KVCacheManager(
-            groups,
-            self.rules,
-            num_blocks=options.num_gpu_blocks_override,
-            unit=options.prefix_match_unit or None,
-            retention=options.retention if sparse else None,
-            enable_caching=options.enable_prefix_caching,
-            use_eagle=options.drops_eagle_block(self.rules),
-            hash_lookahead=options.hash_lookahead(self.rules),
-            most_in_flight=batches * options.max_num_batched_tokens,
-            max_model_len=options.max_model_len,
-        )
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -165,20 +161,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             return False
         self._published.clear()
         step = self.scheduler.schedule()
-        self._tell_step(step)
-        if not step.chunks and not step.preempted:
-            self._idle += 1
-            if self._idle > MOST_IDLE:
-                where = "Scheduler.schedule"
-                raise UpstreamEndless(where, "a request waits for more blocks than there are")
-            return True
-        self._idle = 0
-        self._pending = step
-        if not self.options.async_scheduling:
-            self._execute(step)
-        return True
-
-    def _tell_step(self, step: Step) -> None:
         for request in step.preempted:
             self.runner.forget(request.id)
             self._tell(
@@ -202,6 +184,17 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                     drafts=len(chunk.drafts),
                 )
             )
+        if not step.chunks and not step.preempted:
+            self._idle += 1
+            if self._idle > MOST_IDLE:
+                where = "Scheduler.schedule"
+                raise UpstreamEndless(where, "a request waits for more blocks than there are")
+            return True
+        self._idle = 0
+        self._pending = step
+        if not self.options.async_scheduling:
+            self._execute(step)
+        return True
 
     def _execute(self, step: Step) -> None:
         self._pending = None

@@ -67,16 +67,13 @@ class AttentionCache:
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
         self.kinds = {s.layer: MARKS if s.marks else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
-        self.header = self._header()
+        # V not transposed, the number of layers, and in later releases the rotations (none)
+        size, count = self.rules.attention_header, len(self.layers)
+        self.header = Header((0, count) if size == 8 else (0, count, 0, 0), size)
         self.blocks = [
             self._block(part, layer) for part in ("key", "value") for layer in self.layers
         ]
         self.copies: list[tuple[int, int]] = []
-
-    def _header(self) -> Header:
-        """V not transposed, the number of layers, and in later releases the rotations (none)."""
-        size, count = self.rules.attention_header, len(self.layers)
-        return Header((0, count) if size == 8 else (0, count, 0, 0), size)
 
     def _block(self, part: str, layer: int) -> tuple[str, int, int, int]:
         size = self.sizes[layer].key if part == "key" else self.sizes[layer].value

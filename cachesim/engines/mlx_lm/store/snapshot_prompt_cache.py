@@ -137,16 +137,6 @@ class SnapshotPromptCache(LRUPromptCache):
         """
         if position is not None and list(position) != list(tokens):
             self._take_out(model, position)
-        self._put(model, tokens, prompt_cache)
-        for each in checkpoint_positions(self.snapshots, len(tokens), boundaries):
-            self._snapshot(model, tokens, prompt_cache, each)
-        while len(self.order) > self.max_size:
-            self._evict()
-        while self._n_bytes > self.max_bytes and len(self.order) > 1:
-            self._evict()
-
-    def _put(self, model: Hashable, tokens: Key, prompt_cache: list[LayerCache]) -> None:
-        """Store under the key; one that is taken is overwritten and counted once more."""
         entry = self._entry(prompt_cache)
         if self.trie.holds(model, tokens):
             held = self.trie.get(model, tokens)
@@ -155,6 +145,12 @@ class SnapshotPromptCache(LRUPromptCache):
             self.order.remove(model, tokens)
             self._say(PromptCacheReplaced, tokens, held)
         self._add(model, tokens, entry)
+        for each in checkpoint_positions(self.snapshots, len(tokens), boundaries):
+            self._snapshot(model, tokens, prompt_cache, each)
+        while len(self.order) > self.max_size:
+            self._evict()
+        while self._n_bytes > self.max_bytes and len(self.order) > 1:
+            self._evict()
 
     def _entry(self, prompt_cache: list[LayerCache]) -> CacheEntry:
         return CacheEntry(
