@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.vllm.playing import Player, spell
 from cachesim.lab.real.vllm.scheduler import SCHEDULER

@@ -27,7 +27,7 @@ OUR_FILES: Final = frozenset(
 OURS: Final = frozenset(
     {
         # what is said of a decision
-        "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
+        "Account", "Computed", "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
         "check_tokens",
@@ -35,6 +35,9 @@ OURS: Final = frozenset(
         "_landed",
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi", "_Sight",
         "_serve",
+        # what a server holds, and whether its books agree
+        "held", "amounts", "check_books", "_astray", "_cells", "_free", "_host", "_own_cells",
+        "_parked",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
         # shortcuts; a property holds each to what it stands for

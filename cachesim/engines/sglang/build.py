@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.sglang.hi_radix import HiRadixCache
-from cachesim.engines.sglang.mamba_radix import MambaRadixCache
-from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
-from cachesim.engines.sglang.radix import RadixCache
+from cachesim.engines.sglang.pools import StatePool, Storage, TokenPool, WindowPool
+from cachesim.engines.sglang.radix import MambaRadixCache, RadixCache, SWARadixCache
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Shape, Tree
 from cachesim.engines.sglang.unified import UnifiedRadixCache
-from cachesim.engines.sglang.window_radix import SWARadixCache
 
 Kind: TypeAlias = Literal["full", "window", "mamba", "window-mamba"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.events import ChunkEvent, Event
-from cachesim.engines.sglang.host_pool import Deed
+from cachesim.engines.sglang.pools import Deed
 from cachesim.units import Count
 
 

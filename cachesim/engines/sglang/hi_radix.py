@@ -21,27 +21,25 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.sglang.host_pool import (
+from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Node
+from cachesim.engines.sglang.pools import (
     LEAST_LOADED,
+    LEAST_PRIORITY,
+    Backup,
     Copy,
     Deed,
     HostPool,
-    Transfers,
-    Underway,
-    rows,
-)
-from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Node
-from cachesim.engines.sglang.radix import RadixCache
-from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.storage import (
-    LEAST_PRIORITY,
-    Backup,
     Line,
     PageCopy,
     Prefetch,
     StorageShape,
+    Transfers,
+    Underway,
     hashes_of,
+    rows,
 )
+from cachesim.engines.sglang.radix import RadixCache
+from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.tree import Match, OnDeed, joined, matching
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.sglang.host_pool import (
+from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, PART, STATE, LruList, Node
+from cachesim.engines.sglang.pools import (
     LEAST_LOADED,
     Copy,
     Deed,
@@ -30,7 +31,6 @@ from cachesim.engines.sglang.host_pool import (
     Underway,
     rows,
 )
-from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, PART, STATE, LruList, Node
 from cachesim.engines.sglang.request import Req
 from cachesim.units import Integers
 

@@ -5,9 +5,14 @@ from typing import Final, get_args
 
 from cachesim.engines.option import option
 from cachesim.engines.sglang.build import Kind, Sizes
-from cachesim.engines.sglang.host_pool import HostShape, WritePolicy, host_size
+from cachesim.engines.sglang.pools import (
+    HostShape,
+    PrefetchPolicy,
+    StorageShape,
+    WritePolicy,
+    host_size,
+)
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import PrefetchPolicy, StorageShape
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 

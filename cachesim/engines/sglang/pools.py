@@ -4,11 +4,14 @@ Follows `TokenToKVPoolAllocator`, `PagedTokenToKVPoolAllocator`, `SWATokenToKVPo
 `MambaPool`. Slot 0 is nobody's: a window slot that was freed is found there.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from cachesim.engines.sglang.node import NO_SLOTS
+from cachesim.engines.sglang.node import FULL, NO_SLOTS, Node
 from cachesim.units import Integers
 
 
@@ -238,3 +241,269 @@ class StatePool:
     def free(self, slot: int) -> None:
         """Give a slot back."""
         self._free.put(np.array([slot], np.int64))
+
+
+# The third tier: pages under the hash of all tokens up to their end, and what is under way.
+#
+#     key of page n = hash(key of page n - 1, tokens of page n)
+#
+# A backup or a prefetch is done some looks of the scheduler after it was asked for, never after
+# some seconds. Follows `HiCacheStorage`, `HiCacheFile`, `get_hash_str`, `StorageOperation` and
+# `PrefetchOperation`.
+
+PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete", "timeout"]
+
+PageCopy = Callable[[int, Integers, Integers], None]
+"""Which part, and slots of the host and of the storage, in the order of the copy."""
+
+LEAST_PRIORITY: Final = -(2**63 - 1)
+"""The root's (`-sys.maxsize`), as long as no insertion has raised it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageShape:
+    """Thresholds, policy and timeouts of prefetches (`--hicache-storage-*`)."""
+
+    policy: PrefetchPolicy = "best_effort"
+    threshold: int = 256  # tokens
+    lag: int = 0  # looks until an operation is done; a machine's business
+    acks: int = 0  # pieces of transfers that are heard of in one look; 0: all
+    timeout_base: float = 1.0  # prefetch_timeout_base: seconds there, looks here
+    timeout_per_ki_token: float = 0.25  # and more for every 1,024 tokens that are on their way
+    interval: int = 8  # retry_poll_interval: passes until a miss is asked for again
+    attempts: int = 8  # retry_max_attempts
+
+
+def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
+    """The key of one page (`get_hash_str`); of a pair both tokens count."""
+    plain = np.asarray(numbers, np.int64)
+    if bigrams:
+        plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
+    return hashlib.sha256((prior or b"") + plain.astype("<u4").tobytes()).digest()
+
+
+def namespace(extra: Hashable) -> bytes | None:
+    """The seed of the keys under an extra key (`storage_namespace_seed`)."""
+    return None if extra is None else hashlib.sha256(f"namespace {extra!r}".encode()).digest()
+
+
+def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: bool) -> list[bytes]:
+    """The keys of all pages, each chained to the one before (`compute_node_hash_values`)."""
+    found: list[bytes] = []
+    for start in range(0, len(numbers), page):
+        prior = hash_of(numbers[start : start + page], prior, bigrams=bigrams)
+        found.append(prior)
+    return found
+
+
+class Storage:
+    """Parts of pages by their keys; it outlives the tree (`HiCacheFile`)."""
+
+    def __init__(self) -> None:
+        self.places: dict[bytes, int] = {}
+        self.parts = (self.places, dict[bytes, int](), dict[bytes, int]())
+
+    def put(self, key: bytes, part: int = FULL) -> int | None:
+        """Store a part of a page; its place, None where it is there already."""
+        places = self.parts[part]
+        if key in places:
+            return None
+        place = places[key] = len(places)
+        return place
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """Count the keys up to the first that is not there (`batch_exists`)."""
+        for count, key in enumerate(keys):
+            if key not in self.places:
+                return count
+        return len(keys)
+
+
+@dataclass(slots=True)
+class Backup:
+    """A node's pages on their way to the storage, as they were when it was queued."""
+
+    node: Node
+    slots: Integers
+    keys: list[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """A request's pages on their way to the host."""
+
+    request: int
+    node: Node  # last_host_node
+    tokens: Integers
+    slots: Integers  # as they were taken from the host's pool
+    prior: bytes | None
+    wanted: Integers  # operation.host_indices: what is left of the slots once the hits are counted
+    keys: list[bytes] = field(default_factory=list)
+    completed: int = 0
+    terminated: bool = False
+    began: int = 0  # start_time, in looks
+
+
+Each = TypeVar("Each")
+
+
+@dataclass(slots=True)
+class Line(Generic[Each]):
+    """The queue of a thread, first come, first served."""
+
+    lag: int = 0
+    waiting: list[tuple[int, Each]] = field(default_factory=list)
+
+    def put(self, each: Each) -> None:
+        """At the end of the line."""
+        self.waiting.append((self.lag, each))
+
+    def due(self) -> list[Each]:
+        """Operations that are done by this look."""
+        ready = [each for looks, each in self.waiting if not looks]
+        self.waiting = [(looks - 1, each) for looks, each in self.waiting if looks]
+        return ready
+
+
+# The host's memory beside the device's: its slots, what is copied there, and when a copy is done.
+#
+#     device   [ attention's slots ] [ windows' slots ] [ states ]
+#                   |    ^                |    ^           |   ^
+#               copied  loaded back       v    |           v   |
+#     host     [ attention's slots ] [ windows' slots ] [ states ]
+#
+# Follows `HostKVCache`, `MambaPoolHost` and the queues of `HiCacheController`.
+
+LEAST_LOADED: Final = 10
+"""`load_back_threshold`: fewer tokens of attention are computed again instead."""
+
+WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
+
+Deed: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored", "fetched"]
+"""Transfer of a part of a node: copied to the host, left there by the device, loaded back from the
+host, dropped by the host, stored in the storage, fetched from there to the host."""
+
+Copy = Callable[[int, Integers, Integers], None]
+"""Which part, the slots that it is copied from, and those that it goes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostShape:
+    """Sizes of the host, and when nodes are copied there (`--hicache-*`)."""
+
+    tokens: int
+    window_tokens: int = 0
+    states: int = 0
+    policy: WritePolicy = "write_through"
+    lag: int = 0  # looks at the queue until a copy is done; a machine's business
+    storage: StorageShape | None = None  # hicache_storage_backend
+
+    @property
+    def writes_back(self) -> bool:
+        """True where nodes are copied only when the device evicts them."""
+        return self.policy == "write_back"
+
+    @property
+    def threshold(self) -> int:
+        """Hits of a node until it is copied (`write_through_threshold`)."""
+        return 1 if self.policy == "write_through" else 2
+
+
+def host_size(device: int, ratio: float, page: int) -> int:
+    """Slots on the host for so many on the device: whole pages, and one more."""
+    return (int(device * ratio) // page + 1) * page
+
+
+class HostPool:
+    """Slots, numbered from 0: taken in the order in which they became free."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._unused = 0  # the first slot that was never handed out
+        self._back = Ring(0, 0)
+
+    @property
+    def available(self) -> int:
+        """Free slots."""
+        return self.size - self._unused + self._back.count
+
+    def alloc(self, count: int) -> Integers | None:
+        """Allocate slots, all or none."""
+        if count > self.available:
+            return None
+        first, self._unused = self._unused, min(self._unused + count, self.size)
+        fresh = np.arange(first, self._unused, dtype=np.int64)
+        if len(fresh) == count:
+            return fresh
+        return np.concatenate((fresh, self._back.take(count - len(fresh))))
+
+    def free(self, slots: Integers) -> None:
+        """Give slots back."""
+        if len(slots):
+            self._back.put(slots)
+
+
+@dataclass(slots=True)
+class Ack:
+    """Copies that were submitted together; `looks` is how often they are not done yet."""
+
+    nodes: list[int]
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Copies in one direction: queued, submitted, done (`HiCacheAck`)."""
+
+    lag: int = 0
+    queued: list[int] = field(default_factory=list)
+    submitted: list[Ack] = field(default_factory=list)
+
+    def submit(self) -> None:
+        """Submit the queue as one copy (`merge_ops`)."""
+        if self.queued:
+            self.submitted.append(Ack(self.queued, self.lag))
+            self.queued = []
+
+    def done(self) -> list[int]:
+        """Whose copies are done by now, in order: the first that is not holds up the rest."""
+        ready = 0
+        for ack in self.submitted:
+            if ack.looks:
+                ack.looks -= 1
+                break
+            ready += 1
+        return self._take(ready)
+
+    def wait(self) -> list[int]:
+        """All of them, waited for."""
+        self.submit()
+        return self._take(len(self.submitted))
+
+    def _take(self, count: int) -> list[int]:
+        gone, self.submitted = self.submitted[:count], self.submitted[count:]
+        return [number for ack in gone for number in ack.nodes]
+
+
+@dataclass(slots=True)
+class Underway:
+    """The copy of a node: its lock, and the nodes whose parts it covers."""
+
+    node: Node
+    covers: list[Node]
+    held: object = None
+    is_held: bool = False
+
+
+@dataclass(slots=True)
+class HostHold:
+    """The lock of a load on the host, from a node upwards: tokens of each part."""
+
+    node: Node
+    full: int = 0
+    window: int = 0
+
+
+def rows(nodes: Sequence[Node]) -> int:
+    """The sum of the nodes' tokens."""
+    return sum(map(len, nodes))

@@ -1,33 +1,448 @@
 """SGLang's engine core: requests go in, batches are formed and run, replies and events come out."""
 
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
-from cachesim.engines.held import Amounts, Held, Texts
+from cachesim.engines.held import (
+    ROOT,
+    UNKNOWN,
+    Amounts,
+    CellsHeld,
+    EntryHeld,
+    Held,
+    Kept,
+    Marks,
+    NodeHeld,
+    RowHeld,
+    Runs,
+    Texts,
+    TreeHeld,
+    runs_of,
+    sizes_of,
+)
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.seen import Seen
 from cachesim.engines.sglang import causes
 from cachesim.engines.sglang import events as happened
-from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
-from cachesim.engines.sglang.contents import Contents
-from cachesim.engines.sglang.held import amounts, held, texts
-from cachesim.engines.sglang.host_pool import Deed
-from cachesim.engines.sglang.integrity import check_books
-from cachesim.engines.sglang.node import FULL, PART, Node
+from cachesim.engines.sglang.node import FULL, PART, STATE, Node
 from cachesim.engines.sglang.options import SglangOptions
-from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.pools import Deed, Storage, WindowPool
 from cachesim.engines.sglang.request import Batch, Job, Limits, Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.runner import Runner
+from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
 from cachesim.engines.slotless import SlotlessEngine
-from cachesim.errors import UpstreamAbort, UpstreamEndless
+from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
+from cachesim.model.arithmetic import Network, Place
+from cachesim.model.histories import NodeId
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Count, Integers
+from cachesim.model.trace import Traced
+from cachesim.units import Array, Count, Integers, Tokens, as_tokens
+
+# Why not more was reused: the rule that lowered the number, part by part.
+#
+# computed before  -last token->  -pairs->  -whole pages->  -never kept->  -evicted->
+#                  -not fetched->  -window->  -state->  -not loaded back->
+
+NOTHING: Final = "nothing"
+
+Ends: TypeAlias = dict[int, set[tuple[Hashable, bytes]]]
+"""By their length: the sequences after which a state was saved."""
+
+
+class States:
+    """Positions at which states were saved, evicted ones too."""
+
+    def __init__(self) -> None:
+        self._ends: Ends = {}
+        self._old: Ends = {}
+        self._learned = 0
+        self._most: int | None = None
+
+    def remember(self, most: int) -> None:
+        """Forget what was saved before the last so many states, and soon after."""
+        self._most = most
+
+    def learn(self, tokens: Integers, extra: Hashable) -> None:
+        """A state after these tokens."""
+        if self._most is not None and self._learned >= self._most:
+            self._old, self._ends, self._learned = self._ends, {}, 0
+        self._ends.setdefault(len(tokens), set()).add((extra, tokens.tobytes()))
+        self._learned += 1
+
+    def deepest(self, tokens: Integers, extra: Hashable, most: int) -> int:
+        """The last position up to `most` at which one was saved; 0 if there was none."""
+        return max(_deepest(ends, tokens, extra, most) for ends in (self._ends, self._old))
+
+
+def _deepest(ends: Ends, tokens: Integers, extra: Hashable, most: int) -> int:
+    for end in sorted(ends, reverse=True):
+        if end <= most and (extra, tokens[:end].tobytes()) in ends[end]:
+            return end
+    return 0
+
+
+@dataclass(slots=True)
+class Account:
+    """Tokens computed, tokens kept in the tree, and positions of saved states."""
+
+    tree: Tree
+    computed: Seen = field(default_factory=Seen)
+    kept: Seen = field(default_factory=Seen)
+    states: States = field(default_factory=States)
+
+    def remember(self, most: int) -> None:
+        """Forget what was computed, kept and saved long ago."""
+        for books in (self.computed, self.kept, self.states):
+            books.remember(most)
+
+    def of(self, req: Req, match: Match) -> Ledger:
+        """From what was computed before down to the match, each step with its cause."""
+        prompt = req.tokens[: req.num_tokens]
+        equal, by = self.computed.find(prompt, req.extra_key)
+        held = max(match.usable, match.attention)
+        if held > equal:  # computed so long ago that nobody remembers
+            equal, by = held, match.node.request
+        name, shape = f"request {by}" if equal else NOTHING, self.tree.shape
+        stored = self.tree.stored(self.tree.key_of(prompt), req.extra_key)
+        in_storage = stored + int(shape.bigrams) if stored else 0
+        if in_storage > equal:  # it outlives the tree; 0.5.9's knows no extra keys
+            equal, name = in_storage, "the storage"
+        ledger = Ledger(Count(equal), name)
+        known = req.num_tokens
+        if equal > known - 1:
+            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+        if shape.bigrams and ledger.usable:
+            pairs = ledger.usable - 1
+            ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
+        page = shape.page
+        ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
+        self._attention(ledger, req, match, stored)
+        found = match.usable
+        if found < ledger.usable:
+            self._parts(ledger, req, found, prompt)
+        return ledger
+
+    def _attention(self, ledger: Ledger, req: Req, match: Match, stored: int) -> None:
+        prompt = req.tokens[: req.num_tokens]
+        kept, _ = self.kept.find(prompt, req.extra_key)
+        kept = kept - int(self.tree.shape.bigrams) if kept else 0
+        page = self.tree.shape.page
+        kept = max(kept // page * page, match.attention, stored)
+        if kept < ledger.usable:
+            ledger.apply(causes.NOT_KEPT, kept, kept=kept)
+        wanted = ledger.usable
+        if match.attention < wanted:
+            found = match.attention
+            left = max(min(stored, wanted), found)
+            ledger.apply(causes.ATTENTION_EVICTED, left, wanted=wanted, found=left)
+            ledger.apply(causes.NOT_FETCHED, found, stored=left, found=found)
+
+    def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
+        tree, wanted = self.tree, ledger.usable
+        if not tree.has_states:
+            ledger.apply(
+                causes.WINDOW_GONE, found, wanted=wanted, found=found, window=tree.shape.window
+            )
+            return
+        saved = self.states.deepest(prompt, req.extra_key, wanted)
+        if saved > found and not tree.has_windows:
+            ledger.apply(causes.STATE_EVICTED, found, wanted=wanted, found=found, saved=saved)
+        elif saved > found:
+            ledger.apply(causes.STATE_MISSING, saved, wanted=wanted, found=saved)
+            ledger.apply(
+                causes.WINDOW_GONE, found, wanted=saved, found=found, window=tree.shape.window
+            )
+        else:
+            ledger.apply(causes.STATE_MISSING, found, wanted=wanted, found=found)
+
+
+def check_books(tree: Tree, alive: Iterable[Req]) -> None:
+    """Raise ContractError at the first disagreement."""
+    running = [req for req in alive if req.has_row]
+    locks = _locks(tree, running)
+    slots = states = 0
+    evictable = [0, 0, 0]
+    for node in tree.nodes():
+        states += node.state is not None
+        if node.evicted and tree.shape.host is not None:
+            if node.host_full is None:
+                _fail(f"node {node.id} is neither on the device nor on the host")
+            continue
+        if len(node.slots) != len(node.key):
+            _fail(f"node {node.id} has {len(node.key)} tokens and {len(node.slots)} slots")
+        if node.locks[FULL] != locks[node.id]:
+            _fail(f"node {node.id} has {node.locks[FULL]} locks and {locks[node.id]} holders")
+        slots += len(node)
+        evictable[FULL] += 0 if node.locks[FULL] else len(node)
+        evictable[PART] += len(node) if node.window and not node.locks[PART] else 0
+        evictable[STATE] += node.state is not None and not node.locks[STATE]
+        if node.state is not None and tree.rules.tree.trees == "one-per-kind":
+            continue
+        if node.locks[STATE] and not node.locks[FULL]:
+            _fail(f"node {node.id} is held for its state and not for its tokens")
+    if evictable != tree.evictable:
+        _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
+    _free(tree, running, slots, states)
+    _host(tree)
+
+
+def _locks(tree: Tree, running: list[Req]) -> Counter[int]:
+    anchors = [req.last_node for req in running if req.last_node is not None]
+    return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
+
+
+def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
+    pool, page = tree.pool, tree.pool.page
+    private = sum(-(-r.committed // page) * page - r.protected // page * page for r in running)
+    if not running and pool.available + slots != pool.size // page * page:
+        _fail(f"{pool.available} free slots and {slots} in the tree of {pool.size}")
+    if pool.available + slots + private < pool.size // page * page:
+        _fail(f"slots are lost: {pool.available} free, {slots} in the tree, {private} in use")
+    if isinstance(pool, WindowPool) and not running:
+        # Trap: a node may count as alive though its window slots were freed before it went in
+        nodes = [n for n in tree.nodes() if n.window or not tree.rules.tree.frees_by_a_stale_map]
+        alive = sum(int((pool.mapping[node.slots] > 0).sum()) for node in nodes)
+        if pool.windows.available + alive != pool.windows.size // page * page:
+            _fail(f"{pool.windows.available} free window slots and {alive} in the tree")
+    if tree.states is not None and not running:
+        total = tree.states.available + states
+        if total > tree.states.size:
+            _fail(f"{tree.states.available} free states and {states} in the tree")
+
+
+def _host(tree: Tree) -> None:
+    shape, free = tree.shape.host, tree.host_free()
+    if shape is None:
+        return
+    held: Counter[str] = Counter()
+    for node in tree.nodes():
+        held["host_tokens"] += 0 if node.host_full is None else len(node.host_full)
+        held["host_window_tokens"] += 0 if node.host_window is None else len(node.host_window)
+        held["host_states"] += node.host_state is not None
+    held.update(tree.host_underway())
+    sizes = {
+        "host_tokens": shape.tokens,
+        "host_window_tokens": shape.window_tokens,
+        "host_states": shape.states,
+    }
+    orphans = tree.rules.tree.trees == "one-per-kind"  # Trap: see `HiRadixCache`
+    for name, count in free.items():
+        total = count + held[name]
+        if total > sizes[name] or (total < sizes[name] and not orphans):
+            _fail(f"{name}: {count} are free, {held[name]} in the tree, of {sizes[name]}")
+
+
+def _fail(what: str) -> None:
+    msg = f"sglang: {what}"
+    raise ContractError(msg)
+
+
+def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> Held:
+    """Every node: cells of attention and of windows, and states with what they have folded in;
+    what the host has, as parked prompts.
+
+    Owners are the locks: who uses a node now is a running request's business.
+    """
+    marks = Marks.of(network)
+    parked = tuple(_parked(tree, host, network))
+    nodes = [(node, node.depth()) for node in tree.nodes() if node.value is not None]
+    places = {shape.place for shape in network.shapes}
+    cells = [
+        _cells(place, nodes, tree, contents, marks)
+        for place in ("attention", "window")
+        if place in places
+    ]
+    layer = marks.layers.get("recurrent")
+    rows = [
+        RowHeld(
+            row=node.state,
+            position=depth - 1,
+            owners=1 if node.locks[STATE] else 0,
+            node=UNKNOWN if layer is None else int(contents.row(layer, node.state)[0]),
+        )
+        for node, depth in nodes
+        if node.state is not None
+    ]
+    nodes_held = tuple(_node(each, tree, contents, marks) for each in tree.nodes())
+    drawn = TreeHeld(name="radix tree", of="memory", nodes=nodes_held)
+    return Held(cells=tuple(cells), rows=tuple(rows), entries=parked, tree=drawn)
+
+
+def _node(node: Node, tree: Tree, contents: Contents, marks: Marks) -> NodeHeld:
+    """A node with its parent; the root of upstream's count is 1, here it is 0."""
+    tokens = _tokens(tree, list(node.path())[::-1])
+    kept: Kept = "here" if node.value is not None else "host"
+    if node.value is None and node.host_full is None:
+        kept = "gone"
+    saved = "state" if node.state is not None else ""
+    if not saved and node.host_state is not None:
+        saved = "state on the host"
+    layer = marks.layers.get("recurrent")
+    folded = UNKNOWN
+    if layer is not None and node.state is not None:
+        folded = int(contents.row(layer, node.state)[0])
+    return NodeHeld(
+        number=node.id - 1,
+        parent=ROOT if node.parent is None else node.parent.id - 1,
+        tokens=tokens,
+        count=len(node),
+        kept=kept,
+        runs=_own_cells(node, contents, marks) if kept == "here" else (),
+        saved=saved,
+        lacks="state" if tree.has_states and not saved else "",
+        node=folded,
+        window=node.window if tree.has_windows else None,
+    )
+
+
+def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
+    """A node's slots of attention, or of what has none of it, with the births of their tokens."""
+    layer = marks.layers.get("attention")
+    if layer is not None:
+        contents.reach(layer, node.slots)
+    end = node.depth()
+    return runs_of(
+        node.slots,
+        np.arange(end - len(node), end, dtype=np.int64),
+        np.zeros(len(node), np.int64),
+        marks.births(contents.keys, "attention", node.slots),
+    )
+
+
+def texts(tree: Tree) -> Texts:
+    """The tokens of what the host has."""
+    return Texts(entries=tuple(_tokens(tree, path) for path in _paths_of_parked(tree)))
+
+
+def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
+    """Amounts of each kind in the tree."""
+    sizes = _sizes(spec, tree)
+    tokens = window = states = parked = 0
+    for node in tree.nodes():
+        if node.value is not None:
+            tokens += len(node)
+            window += len(node) * (bool(node.window) or not tree.has_windows)
+            states += node.state is not None
+        if node.host_full is not None:
+            parked += _bytes(node, sizes)
+    return Amounts(attention=tokens, window=window, states=states, parked=parked)
+
+
+def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
+    """The longest prompts of which the host has everything, with the states on their way.
+
+    What several share is counted with the first of them.
+    """
+    counted: set[int] = set()
+    sizes = _sizes(network.spec, tree)
+    for path in _paths_of_parked(tree):
+        mine = [each for each in path if each.id not in counted and each.host_full is not None]
+        counted.update(each.id for each in mine)
+        tokens = _tokens(tree, path)
+        yield EntryHeld(
+            tokens=tokens,
+            checkpoints=sum(each.host_state is not None for each in path),
+            size=sum(_bytes(each, sizes) for each in mine),
+            kind="host",
+            held=tuple(_astray(network, host, path, tokens)),
+        )
+
+
+def _paths_of_parked(tree: Tree) -> Iterator[list[Node]]:
+    """From the root to each node that the host has, where it has none of its children."""
+    for node in tree.nodes():
+        if node.host_full is not None and all(
+            each.host_full is None for each in node.children.values()
+        ):
+            yield list(node.path())[::-1]
+
+
+def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:
+    key = np.concatenate([node.key for node in path])
+    if tree.shape.bigrams:
+        key = np.append(key >> 32, key[-1] & 0xFFFFFFFF)
+    return as_tokens(key.tolist())
+
+
+def _sizes(spec: ModelSpec, tree: Tree) -> tuple[int, int, int]:
+    """Bytes of a token's attention, of its windows, and of a state, as the tree keeps them."""
+    token, window, state = sizes_of(spec)
+    return (token, window, state) if tree.has_windows else (token + window, 0, state)
+
+
+def _bytes(node: Node, sizes: tuple[int, int, int]) -> int:
+    token, window, state = sizes
+    size = token * len(node)
+    size += window * len(node) if node.host_window is not None else 0
+    return size + (state if node.host_state is not None else 0)
+
+
+def _astray(
+    network: Network, host: Contents, path: Sequence[Node], tokens: Tokens
+) -> Iterator[tuple[str, Tokens]]:
+    """States on the host that have folded in other tokens than those that lead to them."""
+    if not isinstance(network, Traced):
+        return
+    clean, end = network.histories.clean(tokens), 0
+    for node in path:
+        end += len(node)
+        if node.host_state is None:
+            continue
+        layer = Marks.of(network).layers["recurrent"]
+        found = NodeId(int(host.row(layer, node.host_state)[0]))
+        if found != clean[end]:
+            folded = network.histories.tokens(found)
+            yield f"state after {end} tokens", as_tokens(folded)
+
+
+def _cells(
+    place: Place,
+    nodes: list[tuple[Node, int]],
+    tree: Tree,
+    contents: Contents,
+    marks: Marks,
+) -> CellsHeld:
+    own = place == "window" and tree.has_windows
+    numbers, positions, owners = [], [], []
+    for node, depth in nodes:
+        if own and not node.window:
+            continue
+        slots = node.slots
+        if own and contents.windows is not None:
+            slots = contents.windows.mapping[slots]
+        numbers.append(slots)
+        positions.append(np.arange(depth - len(node), depth, dtype=np.int64))
+        owners.append(np.full(len(node), int(bool(node.locks[FULL]))))
+    empty = np.zeros(0, np.int64)
+    at = np.concatenate(numbers) if numbers else empty
+    layer = marks.layers.get(place)
+    if layer is not None and len(at):
+        contents.reach(layer, at)
+    size = tree.pool.size
+    if own and contents.windows is not None:
+        size = contents.windows.windows.size
+    return CellsHeld(
+        part=place,
+        stream=0,
+        size=size,
+        window=contents.window if place == "window" else None,
+        runs=runs_of(
+            at,
+            np.concatenate(positions) if positions else empty,
+            np.concatenate(owners) if owners else empty,
+            marks.births(contents.keys, place, at) if len(at) else None,
+        ),
+    )
+
 
 MOST_IDLE: Final = 3
 """Steps in a row that schedule nothing while requests wait: nothing can change any more."""

@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from cachesim.engines.sglang.host_pool import Deed, HostHold
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, Node
-from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.storage import (
+from cachesim.engines.sglang.pools import (
+    Deed,
+    HostHold,
     Line,
     PageCopy,
     Storage,
@@ -25,6 +25,7 @@ from cachesim.engines.sglang.storage import (
     hashes_of,
     namespace,
 )
+from cachesim.engines.sglang.request import Req
 from cachesim.units import Integers
 
 T = TypeVar("T")

@@ -15,12 +15,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.sglang.host_pool import Copy, Deed, HostShape
 from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Clock, LruList, Node, as_key
-from cachesim.engines.sglang.pools import StatePool, TokenPool
+from cachesim.engines.sglang.pools import (
+    Copy,
+    Deed,
+    HostShape,
+    PageCopy,
+    StatePool,
+    Storage,
+    TokenPool,
+)
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import PageCopy, Storage
 from cachesim.engines.tokens import common_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers

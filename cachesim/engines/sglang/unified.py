@@ -17,10 +17,9 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.sglang.hicache import HostTier
-from cachesim.engines.sglang.host_pool import Copy
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, Node
+from cachesim.engines.sglang.pools import LEAST_PRIORITY, Copy, PageCopy, StorageShape
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.storage import LEAST_PRIORITY, PageCopy, StorageShape
 from cachesim.engines.sglang.storage_threads import (
     Ack,
     Fetch,

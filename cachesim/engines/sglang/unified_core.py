@@ -12,8 +12,7 @@ from math import inf
 
 from cachesim.engines.sglang.hicache import PARTS, HostTier
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import WindowPool
-from cachesim.engines.sglang.storage import hashes_of, namespace
+from cachesim.engines.sglang.pools import WindowPool, hashes_of, namespace
 from cachesim.engines.sglang.tree import STRATEGIES, Match, Tree, joined, matching
 from cachesim.units import Integers
 

@@ -1,12 +1,219 @@
 """vLLM's releases, patches, options and capabilities."""
 
+from functools import partial
 from typing import Final
 
 from cachesim.engines.family import Family
 from cachesim.engines.option import asked
+from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.profiles import PATCHES, RELEASES
-from cachesim.engines.vllm.rules import Rules
+from cachesim.engines.vllm.rules import (
+    RULES_0191,
+    RULES_0202,
+    RULES_0221,
+    RULES_0230,
+    RULES_0240,
+    RULES_0251,
+    RULES_0260,
+    RULES_0271,
+    RULES_0280,
+    RULES_0290,
+    RULES_0300,
+    RULES_0310,
+    RULES_0320,
+    RULES_0330,
+    Rules,
+)
+
+_release = partial(tagged, package="vllm")
+
+RELEASES: Final = (
+    _release("0.19.1", "2026-04-18", RULES_0191, "states at chunk ends, no junction"),
+    _release("0.20.2", "2026-05-08", RULES_0202, "the look-ahead block is dropped once"),
+    _release("0.21.0", "2026-05-15", RULES_0202, "as 0.20.2"),
+    _release("0.22.1", "2026-06-04", RULES_0221, "ids up to where every group can end"),
+    _release("0.23.0", "2026-06-15", RULES_0230, "retention of windows, by environment"),
+    _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention of states too"),
+    _release("0.25.1", "2026-07-13", RULES_0251, "single tokens beside drafts are padded"),
+    _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
+    _release("0.27.1", "2026-08-11", RULES_0271, "a store is told of whole blocks"),
+    _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
+    _release("0.29.0", "2026-09-09", RULES_0290, "retention is an option"),
+    _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),
+    _release("0.31.0", "2026-10-03", RULES_0310, "a first chunk of one token is a prefill"),
+    _release("0.32.0", "2026-10-17", RULES_0320, "prompts of whole blocks stop one block lower"),
+    _release("0.33.0", "2026-11-01", RULES_0330, "ids cover the token after a block for drafters"),
+)
+"""Oldest first."""
+
+ALL: Final = tuple(release.name for release in RELEASES)
+UNTIL_0230: Final = ALL[: ALL.index("0.24.0")]
+SINCE_0240: Final = ALL[ALL.index("0.24.0") :]
+SINCE_0280: Final = ALL[ALL.index("0.28.0") :]
+SINCE_0320: Final = ALL[ALL.index("0.32.0") :]
+SEEDED: Final = ("0.29.0", "0.30.0", "0.31.0")
+
+
+PATCHES: Final[tuple[Patch[Rules], ...]] = (
+    Patch(
+        name="37898",
+        pull=37898,
+        about="saves a state where attention still matches and no state does (the junction)",
+        fits=UNTIL_0230,
+        lay=laying(lookup={"reports_junction": True}, scheduler={"chunk_split": "uncached-prefix"}),
+    ),
+    Patch(
+        name="47782",
+        pull=47782,
+        about="sparse retention keeps the junction",
+        fits=("0.24.0",),
+        lay=laying(retention={"keeps_junction": True}),
+    ),
+    Patch(
+        name="44409",
+        pull=44409,
+        about="every group holds its hit before any group takes new blocks",
+        fits=UNTIL_0230,
+        lay=laying(scheduler={"holds_before_taking": True}),
+    ),
+    Patch(
+        name="32802",
+        pull=32802,
+        about="the look-ahead block is dropped once, not in every round",
+        fits=("0.19.1",),
+        lay=laying(
+            lookup={
+                "eagle_drop": "once",
+                "eagle_margin": "not-recurrent",
+                "margin_bound": "hit-limit",
+            }
+        ),
+    ),
+    Patch(
+        name="46281",
+        pull=46281,
+        about="recurrent groups look no further than attention with a drafter",
+        fits=("0.24.0",),
+        lay=laying(lookup={"eagle_margin": "not-recurrent"}),
+        cures="with a drafter a recurrent group is granted a block more than it has",
+    ),
+    Patch(
+        name="55601",
+        pull=55601,
+        about="the entry of a hit's state is computed in the state's own block size",
+        fits=SEEDED,
+        lay=laying(runner={"seeds_in_smallest_block": False}),
+        cures="the entry of a state is computed in another block size than its own",
+    ),
+    Patch(
+        name="39273",
+        pull=39273,
+        about="a step without drafts continues from the last accepted state",
+        fits=ALL[: ALL.index("0.32.0")],
+        landed="0.32.0",
+        lay=laying(runner={"plain_path_reads_first": False, "plain_step_reads_first": False}),
+        cures="a step without drafts reads a state from before the accepted ones",
+    ),
+    Patch(
+        name="51565",
+        pull=51565,
+        about="a first chunk of one token is a prefill",
+        fits=ALL[: ALL.index("0.31.0")],
+        landed="0.31.0",
+        lay=laying(runner={"first_token_reads_block": False}),
+        cures="a first chunk of one token begins from what its block held (#51562)",
+    ),
+    Patch(
+        name="43569",
+        pull=43569,
+        about="who is preempted or aborted takes back the ids of blocks that will not be written",
+        fits=ALL,
+        lay=laying(scheduler={"withdraws_unwritten": True}),
+        cures="a state is hit that was withdrawn from its step and never written",
+    ),
+    Patch(
+        name="54076",
+        pull=54076,
+        about="prefill chunks end on the retention grid, so that a state per interval exists",
+        fits=SINCE_0280,
+        lay=laying(scheduler={"stops_at_interval": True}),
+    ),
+    Patch(
+        name="47491",
+        pull=47491,
+        about="a missing state leaves attention's hit as it is (the defect of #43090)",
+        fits=ALL,
+        lay=laying(lookup={"forgives_missing_state": True}),
+    ),
+    Patch(
+        name="no-29387",
+        about="defect put back: a state registered in this step can be hit in this step",
+        fits=ALL,
+        lay=laying(state={"same_step_guard": False}),
+        pull=29387,
+    ),
+    Patch(
+        name="no-39273",
+        about="defect put back: a step without drafts continues from before the accepted ones",
+        fits=SINCE_0320,
+        lay=laying(runner={"plain_path_reads_first": True, "plain_step_reads_first": True}),
+        pull=39273,
+    ),
+    Patch(
+        name="no-46281",
+        about="defect put back: with a drafter a recurrent group is granted a block too many",
+        fits=SINCE_0280,
+        lay=laying(lookup={"eagle_margin": "every-group"}),
+        pull=46281,
+    ),
+    Patch(
+        name="no-44409",
+        about="defect put back: a group takes new blocks before the next one holds its hit",
+        fits=SINCE_0240,
+        lay=laying(scheduler={"holds_before_taking": False}),
+        pull=33775,
+    ),
+    Patch(
+        name="no-55601",
+        about="defect put back: the entry of a hit's state is computed in the smallest block size",
+        fits=tuple(each for each in ALL if each not in SEEDED),
+        lay=laying(runner={"seeds_in_smallest_block": True}),
+        pull=55600,
+    ),
+    Patch(
+        name="unhashed-last",
+        about="blocks without an id go to the tail of the queue, as until 0.22",
+        fits=SINCE_0240,
+        lay=laying(pool={"unhashed_first": "never"}),
+    ),
+    Patch(
+        name="counts-loaded-state",
+        about="a block is counted for the state that a store brings, not only for the next one",
+        fits=SINCE_0240,
+        lay=laying(state={"counts_loaded_state": True}),
+    ),
+    Patch(
+        name="44243-agreed",
+        about="with a store too, the hit is what all groups agree on (as since 0.28)",
+        fits=("0.24.0",),
+        lay=laying(scheduler={"store_hit": "whole-blocks"}),
+        cures="with a store, attention's hit is taken where no state is (#48195)",
+    ),
+    Patch(
+        name="skips-aborted",
+        about="a chunk never runs whose request is aborted in time (as #56525 tells its failure)",
+        fits=ALL,
+        lay=laying(runner={"skips_aborted": True}),
+    ),
+    Patch(
+        name="window-one-short",
+        about="a hit needs one window block less (off by one, the classic of this arithmetic)",
+        fits=ALL,
+        lay=laying(lookup={"window_one_short": True}),
+    ),
+)
+"""By the number of the pull request or issue; our own names where there is none."""
+
 
 FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     name="vllm",

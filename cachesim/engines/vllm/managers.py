@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from cachesim.engines.vllm.block_pool import NULL, BlockPool
-from cachesim.engines.vllm.groups import GroupSpec, cdiv, checkpoint_position
+from cachesim.engines.vllm.block_pool import NULL, BlockPool, GroupSpec, cdiv, checkpoint_position
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import UpstreamAbort

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from cachesim.engines.option import listed, option
-from cachesim.engines.vllm.groups import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
+from cachesim.engines.vllm.block_pool import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
+from cachesim.engines.vllm.request import Limits
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.step import Limits
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 

@@ -8,11 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cachesim.engines.vllm.coordinator import Hit
-from cachesim.engines.vllm.groups import checkpoint_position
-from cachesim.engines.vllm.manager import KVCacheManager
-from cachesim.engines.vllm.request import Request
-from cachesim.engines.vllm.step import PLACEHOLDER, Chunk, Limits, Step
+from cachesim.engines.vllm.block_pool import checkpoint_position
+from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
+from cachesim.engines.vllm.request import PLACEHOLDER, Chunk, Limits, Request, Step
 from cachesim.errors import UpstreamAbort
 
 

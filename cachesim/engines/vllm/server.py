@@ -1,30 +1,354 @@
 """vLLM's engine core: requests go in, steps are scheduled and run, replies and events come out."""
 
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.causes import Cause
+from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.slotless import SlotlessEngine
-from cachesim.engines.vllm import adapters, causes
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.engines.vllm import causes
 from cachesim.engines.vllm import events as happened
-from cachesim.engines.vllm.account import Account, Computed
-from cachesim.engines.vllm.coordinator import Hit
-from cachesim.engines.vllm.drafting import Drafter
-from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.held import amounts, held
-from cachesim.engines.vllm.integrity import check_books
-from cachesim.engines.vllm.manager import KVCacheManager, Published
+from cachesim.engines.vllm.block_pool import NULL
+from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
+from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import Job, Request
+from cachesim.engines.vllm.request import PLACEHOLDER, Chunk, Job, Prefixes, Request, Step
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import Runner
+from cachesim.engines.vllm.runner import PLACES, Connector, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
-from cachesim.engines.vllm.step import Chunk, Step
-from cachesim.engines.vllm.store import Connector
-from cachesim.errors import UpstreamEndless
-from cachesim.units import Array, Count
+from cachesim.errors import ContractError, OptionError, UpstreamEndless
+from cachesim.model.adapters import Strengths
+from cachesim.units import Array, Count, Tokens
+
+# Adapters (LoRA) of requests: a name that goes into the ids of blocks, and a file that computes.
+#
+#     load  L from v1    P under L     ids of P and "L"
+#     load  L from v2    P under L     the same ids: blocks that v1 computed
+#
+# Trap: an adapter that is loaded again under its name has another file and the same name, and only
+# the name is part of the ids (`_gen_lora_extra_hash_keys`).
+
+FIELD: Final = "lora"
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """The adapter of one request (`LoRARequest`): its name, and the file that it has by then."""
+
+    name: str = ""
+    strengths: Strengths = ()
+
+    def keyed(self, salt: object) -> object:
+        """Extra keys of a request's block hashes. Follows `generate_block_hash_extra_keys`."""
+        return (salt, self.name) if self.name else salt
+
+
+def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRARequest:
+    """The adapter that a request names, `{ name = "L", path = "v1" }`; none is the plain model.
+
+    Stands for `load_lora_adapter` before the request too. Upstream: `_maybe_get_adapters`.
+    """
+    given = fields.get(FIELD)
+    plain = (0.0,) * len(files)
+    if given is None:
+        return LoRARequest("", plain)
+    if not isinstance(given, Mapping) or set(given) != {"name", "path"}:
+        msg = f'request field {FIELD!r} is no adapter; write {{ name = "L", path = "v1" }}'
+        raise OptionError(msg)
+    name, path = given["name"], given["path"]
+    if not isinstance(name, str) or not name:
+        msg = f"request field {FIELD!r}: the name is {name!r}; write a text"
+        raise OptionError(msg)
+    if path not in files:
+        known = ", ".join(files) if files else "none: set option 'lora'"
+        msg = f"request field {FIELD!r}: there is no file {path!r}; there are {known}"
+        raise OptionError(msg)
+    return LoRARequest(name, tuple(float(each == path) for each in files))
+
+
+# Why not more was reused: the rule that lowered the number, group by group.
+#
+#     computed before   -last token->  -whole blocks->  full attention  -> look-ahead
+#                       -> window -> state -> what all agree on -> store
+#
+# The numbers are the lookup's own: each kind of group's answer when it was asked.
+
+NOTHING: Final = "nothing"
+
+ATTENTION: Final = (causes.ATTENTION_MISSING, causes.ATTENTION_EVICTED)
+MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
+    "full": ATTENTION,
+    "chunked": ATTENTION,
+    "window": (causes.WINDOW_MISSING, causes.WINDOW_EVICTED),
+    "mamba": (causes.STATE_MISSING, causes.STATE_EVICTED),
+}
+"""Causes of a group's shorter hit: never cached, or evicted."""
+
+
+Tails: TypeAlias = dict[tuple[int, int], list[tuple[tuple[int, ...], int]]]
+"""By the prefix before them and their first token: parts of a unit, and who computed them."""
+
+
+class Computed:
+    """Every sequence that was computed, by hash unit: how much of a prompt was computed before."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self._whole: dict[int, int] = {}  # prefix -> the request that first computed it
+        self._tails: Tails = {}
+        self._earlier: Tails = {}
+
+    def learn(self, request: Request, count: int) -> None:
+        """Tokens `[0, count)` of a request have been computed."""
+        unit = self.unit
+        parent = request.root
+        for index in range(min(count // unit, len(request.hashes))):
+            number = request.hashes[index]
+            if number not in self._whole:
+                self._whole[number] = request.id
+                self._remember(request, parent, index * unit, (index + 1) * unit)
+            parent = number
+        if count % unit:
+            self._remember(request, parent, count // unit * unit, count)
+
+    def _remember(self, request: Request, parent: int, start: int, end: int) -> None:
+        tail = tuple(request.tokens[start:end])
+        known = self._tails.setdefault((parent, tail[0]), [])
+        if not any(each[: len(tail)] == tail for each, _ in known):
+            known.append((tail, request.id))
+
+    def cut(self, left: AbstractSet[int]) -> None:
+        """Forget all prefixes but these, and parts of units from before the last cut."""
+        self._whole = {number: by for number, by in self._whole.items() if number in left}
+        self._earlier, self._tails = self._tails, {}
+
+    def equal(self, request: Request) -> tuple[int, str]:
+        """Return the number of leading tokens that were computed before, and the request."""
+        unit, parent, count, by = self.unit, request.root, 0, -1
+        for number in request.hashes:
+            if number not in self._whole:
+                break
+            parent, count, by = number, count + unit, self._whole[number]
+        rest = request.tokens[count : count + unit]
+        if rest:
+            best = 0
+            for tails in (self._earlier, self._tails):
+                for tail, who in tails.get((parent, rest[0]), ()):
+                    shared = get_common_prefix(tail, rest)
+                    if shared > best:
+                        best, by = shared, who
+            count += best
+        return count, f"request {by}" if count else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Writes down the branches of one request's lookup; `lost` are the keys that were evicted."""
+
+    ledger: Ledger
+    request: Request
+    coordinator: Coordinator
+    lost: AbstractSet[int]
+
+    def of(self, hit: Hit) -> None:
+        """From what was computed before down to the hit, each step with its cause."""
+        ledger, coordinator = self.ledger, self.coordinator
+        known = self.request.num_tokens
+        if not (coordinator.enable_caching and self.request.reads_cache):
+            ledger.apply(causes.CACHE_NOT_READ, 0)
+            return
+        if ledger.equal > known - 1:
+            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+        grain = self._grain
+        ledger.apply(causes.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
+        asked = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
+        for group, answer in asked:
+            self._group(group, answer)
+        if hit.length > ledger.usable:
+            ledger.apply(causes.STATE_FORGIVEN, hit.length, answer=hit.length)
+        elif hit.length < ledger.usable:
+            answers = {group.spec.kind: answer for group, answer in asked}
+            ledger.apply(causes.GROUPS_DISAGREE, hit.length, answers=answers)
+
+    @property
+    def _grain(self) -> int:
+        coordinator = self.coordinator
+        single = len(coordinator.managers) == 1
+        return coordinator.scheduler_block if single else coordinator.alignment
+
+    def _group(self, group: SpecGroup, answer: int) -> None:
+        usable, spec = self.ledger.usable, group.spec
+        if answer > usable:
+            self.ledger.apply(
+                causes.GRANTS_MORE, answer, kind=spec.kind, block=spec.block, answer=answer
+            )
+            return
+        served = answer
+        if answer < usable and group.use_eagle and spec.kind != "mamba":
+            hashes, grain = self.request.hashes, self._grain
+            asked = LookUp(hashes, usable, group.ids, drop_eagle_block=False, alignment=grain)
+            _, without = group.manager.find(asked)
+            served = max(answer, min(without, usable))
+        if served < usable:
+            groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
+            numbers = self.request.hashes[served // unit : usable // unit]
+            gone = any(number * groups + i in self.lost for number in numbers for i in group.ids)
+            cause = MISSES[spec.kind][gone]
+            self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
+        if answer < served:
+            self.ledger.apply(
+                causes.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
+            )
+
+
+NGRAM: Final = 2
+"""Tokens that must have been seen together before (`prompt_lookup_min`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """Proposes the next step's drafts.
+
+    An EAGLE or MTP head proposes in every step; n-grams where the last tokens were seen before.
+    """
+
+    options: VllmOptions
+
+    def propose(
+        self, request: Request, forced: Tokens | None, given: tuple[Tokens, ...] | None, turn: int
+    ) -> list[int]:
+        """The drafts after what has been sampled so far."""
+        count = self.options.drafts
+        if not count:
+            return []
+        if given is not None:
+            found = [int(each) for each in given[turn]] if turn < len(given) else []
+        elif self.options.speculative_method == "ngram":
+            found = _lookup(request.tokens, count)
+        elif forced is not None:
+            found = [int(each) for each in forced[request.num_output : request.num_output + count]]
+        else:
+            found = _lookup(request.tokens, count)
+        found = found[:count]
+        if self.options.use_eagle:
+            found += [PLACEHOLDER] * (count - len(found))
+        return found
+
+
+def _lookup(tokens: list[int], count: int) -> list[int]:
+    last = tokens[-NGRAM:]
+    for end in range(len(tokens) - 1, NGRAM - 1, -1):
+        if tokens[end - NGRAM : end] == last:
+            return tokens[end : end + count]
+    return []
+
+
+def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
+    """Raise ContractError at the first disagreement."""
+    pool = manager.pool
+    holders: Counter[int] = Counter()  # read by `get`, which is quicker for blocks without any
+    for each in manager.managers:
+        for number, table in each.tables.items():
+            if number not in requests:
+                _fail(f"a block table of request {number}, which was never sent")
+            holders.update(block for block in table if block != NULL)
+    for pinned in manager.pins.values():
+        holders.update(pinned)
+    for block in range(1, pool.size):
+        references, count = pool.ref[block], holders.get(block, 0)
+        if references != count:
+            _fail(f"block {block} has {references} references and {count} holders")
+        if (references == 0) != (block in pool.free):
+            _fail(f"block {block} with {references} references and the free queue disagree")
+    for key, found in pool.cached.items():
+        for block in (found,) if isinstance(found, int) else found:
+            if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
+                _fail(f"block {block} is cached under an id that it does not have")
+
+
+def _fail(what: str) -> None:
+    msg = f"vllm: {what}"
+    raise ContractError(msg)
+
+
+def held(manager: KVCacheManager, runner: Runner) -> Held:
+    """Every cached block: cells of attention, and states with what they have folded in.
+
+    A cached block's place in its prefix is known from its id; who uses it now is nobody's or a
+    running request's business, so owners are the references.
+    """
+    pool, pages = manager.pool, runner.pages
+    marks = Marks.of(runner.network)
+    by_group: dict[int, list[int]] = {i: [] for i in range(len(manager.groups))}
+    for block, key in enumerate(pool.key):
+        if key is not None:
+            by_group[key % pool.groups].append(block)
+    cells, rows = [], []
+    for i, group in enumerate(manager.groups):
+        place = PLACES[group.kind]
+        layer = marks.layers.get(place)
+        if layer is not None and pages.group_of[layer] != i:  # the marks are in another group
+            layer = None
+        blocks = [block for block in by_group[i] if block < pages.blocks]
+        if place == "recurrent":
+            rows += [
+                RowHeld(
+                    row=block,
+                    position=pool.key_tokens[block] - 1,
+                    owners=1 if pool.ref[block] else 0,
+                    node=UNKNOWN if layer is None else int(pages.state(layer, block)[0]),
+                )
+                for block in blocks
+            ]
+            continue
+        size = group.block
+        numbers, positions = [], []
+        for block in blocks:
+            first = (pool.key_tokens[block] - 1) // size * size
+            for offset in range(pool.key_tokens[block] - first):
+                numbers.append(block * size + offset)
+                positions.append(first + offset)
+        at = np.array(numbers, np.int64)
+        births = marks.births(pages.keys, place, at) if len(at) and layer is not None else None
+        cells.append(
+            CellsHeld(
+                part=place,
+                stream=sum(PLACES[each.kind] == place for each in manager.groups[:i]),
+                size=pool.size * size,
+                window=group.window or None,
+                runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
+            )
+        )
+    return Held(cells=tuple(cells), rows=tuple(rows))
+
+
+def amounts(manager: KVCacheManager) -> Amounts:
+    """The same in numbers: blocks that are cached, in whole blocks of their group.
+
+    A group counts as much as its layers are of all layers of its kind.
+    """
+    pool, groups = manager.pool, manager.groups
+    keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
+    found, layers = Counter[str](), Counter[str]()
+    for group, blocks in zip(groups, np.bincount(keys, minlength=len(groups)), strict=True):
+        place = PLACES[group.kind]
+        layers[place] += len(group.layers)
+        size = 1 if place == "recurrent" else group.block
+        found[place] += int(blocks) * size * len(group.layers)
+    shares = {place: found[place] // max(layers[place], 1) for place in PLACES.values()}
+    return Amounts(
+        attention=shares["attention"], window=shares["window"], states=shares["recurrent"]
+    )
+
 
 MOST_IDLE: Final = 2
 """Steps in a row that schedule nothing while requests wait: nothing can change any more."""
@@ -86,7 +410,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def submit(self, request: base.Request) -> Ticket:
         self._check(request)
         fields = self._fields(request)
-        lora = adapters.read(fields, self.options.adapters)
+        lora = maybe_get_adapters(fields, self.options.adapters)
         ticket = self._jobs.ticket()
         job = Job(
             ticket=ticket,

@@ -7,8 +7,7 @@ import numpy as np
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.node import as_key
-from cachesim.engines.sglang.pools import Ring
-from cachesim.engines.sglang.storage import hash_of
+from cachesim.engines.sglang.pools import Ring, hash_of
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
 

@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.engines.base import Engine
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.host_pool import HostPool, Transfers
+from cachesim.engines.sglang.pools import HostPool, Transfers
 from cachesim.engines.sglang.server import Sglang
 from cachesim.model.presets import tiny
 from tests.engines.conversations import wrong

@@ -7,8 +7,8 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.pools import LEAST_PRIORITY, Line, Storage, hashes_of
 from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.sglang.storage import LEAST_PRIORITY, Line, Storage, hashes_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.model.presets import tiny

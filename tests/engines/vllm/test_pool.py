@@ -1,10 +1,8 @@
 import pytest
 
-from cachesim.engines.vllm.block_pool import BlockPool
-from cachesim.engines.vllm.groups import GroupSpec, Sizes, checkpoint_position
-from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.manager import KVCacheManager
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.block_pool import BlockPool, GroupSpec, Sizes, checkpoint_position
+from cachesim.engines.vllm.coordinator import KVCacheManager
+from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.engines.vllm.rules import RULES_0191, RULES_0240, RULES_0330, PoolRules
 
 

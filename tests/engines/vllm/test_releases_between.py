@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from cachesim.engines import base
+from cachesim.engines.vllm.block_pool import GroupSpec
+from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.groups import GroupSpec
-from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.engines.vllm.scheduler import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset

@@ -10,14 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
-from cachesim.engines.sglang.host_pool import HostShape, host_size
-from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import Node, as_key
-from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.pools import HostShape, Storage, StorageShape, WindowPool, host_size
 from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.engines.sglang.storage import Storage, StorageShape
+from cachesim.engines.sglang.server import check_books
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import unspell

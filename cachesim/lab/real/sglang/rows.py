@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.runner import Runner
+from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.playing import console, watched
 from cachesim.lab.real.schedules import RealScheduler

@@ -7,14 +7,11 @@ runs until all are done; tokens are forced, and drafts are the true continuation
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cachesim.engines.vllm.coordinator import Hit
-from cachesim.engines.vllm.groups import GroupSpec
-from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.manager import KVCacheManager
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.block_pool import GroupSpec
+from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
+from cachesim.engines.vllm.request import Chunk, Limits, Prefixes, Request, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Scheduler
-from cachesim.engines.vllm.step import Chunk, Limits, Step
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import spell, unspell
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
+from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.groups import GroupSpec
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.schedules import RealScheduler, wanted_of

@@ -15,13 +15,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from cachesim.engines.vllm.block_pool import cdiv
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.groups import cdiv
-from cachesim.engines.vllm.pages import Cells, Pages
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.request import Chunk, Request, Step
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import CachedRequestState, Runner, state_groups
-from cachesim.engines.vllm.step import Chunk, Step
+from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import console, table_of_numbers, watched
