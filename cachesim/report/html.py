@@ -22,10 +22,21 @@ from cachesim.errors import InputError
 from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.findings import is_of_interest
-from cachesim.report.picture import Texts, held, positions_of, request
+from cachesim.report.picture import held, positions_of, request
 from cachesim.report.ribbon import letters, prompt_parts, scale_of
-from cachesim.report.svg import AXIS, LINE, STYLE, axis_svg, patterns, row_svg
+from cachesim.report.svg import (
+    AXIS,
+    LINE,
+    STYLE,
+    axis_svg,
+    hatches,
+    legend_high,
+    legend_svg,
+    looks_of,
+    row_svg,
+)
 from cachesim.report.tables import SHOWN, count, worst_answer
+from cachesim.report.texts import Texts, texts_of
 from cachesim.typed import Json
 
 FRAGMENT_STYLE: Final = """\
@@ -359,7 +370,7 @@ def beginning(run: Run, steps: int) -> Run:
         return replace(run, steps=kept)
     known = [step.detail for step in kept if step.detail is not None]
     last = max((n for each in known for n in (each.before, *each.at)), default=-1)
-    texts = Texts(run)
+    texts = texts_of(run)
     states = tuple(_spelled_out(each, texts, steps) for each in run.detail.states[: last + 1])
     return replace(run, steps=kept, detail=replace(run.detail, states=states))
 
@@ -370,16 +381,17 @@ def drawn(run: Run) -> dict[str, Any]:
     A row is a list of one text: so equal rows are written once.
     """
     wide = positions_of(run)
-    states = () if run.detail is None else run.detail.states
+    requests = [tuple(request(run, index)) for index in range(len(run.steps))]
+    states = [held(run, state) for state in (() if run.detail is None else run.detail.states)]
+    looks = looks_of(row for rows in (*requests, *states) for row in rows)
     return {
         "line": LINE,
         "foot": AXIS,
         "axis": axis_svg(wide),
-        "requests": [
-            [[row_svg(row, wide, "")] for row in request(run, index)]
-            for index in range(len(run.steps))
-        ],
-        "states": [[[row_svg(row, wide, "")] for row in held(run, state)] for state in states],
+        "legend": legend_svg(looks, ""),
+        "note": legend_high(looks),
+        "requests": [[[row_svg(row, wide, "")] for row in rows] for rows in requests],
+        "states": [[[row_svg(row, wide, "")] for row in rows] for rows in states],
         "chains": [[asdict(link) for link in chain(run, index)] for index in range(len(run.steps))],
     }
 
@@ -403,7 +415,7 @@ def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:
     """The template with its holes filled; the data comes last, for it may look like a hole."""
     scripts = "\n".join(_asset(name) for name in SCRIPTS)
     text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
-    text = text.replace("<!--patterns-->", patterns(""), 1)
+    text = text.replace("<!--patterns-->", hatches(""), 1)
     head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
     before, after = tail.split("/*data*/", 1)
     return f"{head}{plain}{before}{island({'format': 1, 'runs': list(runs)})}{after}"

@@ -22,27 +22,11 @@ from cachesim.play.states import (
     part_of,
     size_of,
 )
+from cachesim.report.texts import Bar, Look, Texts, texts_of
 
-Look: TypeAlias = Literal["held", "shared", "again", "wrong", "missing", "gone"]
 Kind: TypeAlias = Literal[
     "request", "slot", "attention", "window", "recurrent", "checkpoint", "parked", "tree"
 ]
-
-MOST_IDS: Final = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Neighbouring positions `[start, end)` that one step's tokens fill, or none."""
-
-    start: int
-    end: int
-    step: int | None  # who wrote them
-    look: Look
-    text: str
-    tip: str
-    tokens: tuple[int, ...] = ()
-
 
 Mark: TypeAlias = Literal["saved", "wrong", "lacks", ""]
 """Mark at a node's end: a state to resume from, a wrong state, no state, or no place for one."""
@@ -79,71 +63,6 @@ class Row:
     note: str = ""  # what happened to it in this step
     bracket: tuple[int, int] | None = None  # what a window sees
     branch: Branch | None = None  # its place in a tree
-
-
-class Texts:
-    """The steps' names, parts and tokens, for pieces that name them by number."""
-
-    def __init__(self, run: Run) -> None:
-        self.steps = run.steps
-
-    def tokens(self, piece: Piece) -> tuple[int, ...]:
-        """The tokens of a piece; none where they are not known."""
-        if "tokens" in piece:
-            return tuple(piece["tokens"])
-        step = piece.get("step")
-        if step is None or self.steps[step].detail is None:
-            return ()
-        detail = self.steps[step].detail
-        prompt = () if detail is None else detail.prompt
-        text = (*prompt, *self.steps[step].generated)
-        return tuple(text[piece["at"] : piece["at"] + piece["count"]])
-
-    def spelled(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
-        """The tokens of pieces in a row."""
-        return tuple(token for piece in pieces for token in self.tokens(piece))
-
-    def step(self, piece: Piece) -> int | None:
-        """Step that wrote it."""
-        return piece.get("step")
-
-    def name(self, piece: Piece) -> str:
-        """Whose tokens: the step, and the parts of its prompt that they lie in."""
-        at = piece.get("step")
-        if at is None:
-            return "no step" if "tokens" in piece else "unknown"
-        step = self.steps[at]
-        if step.detail is None:
-            return step.name
-        first, end = piece["at"], piece["at"] + piece["count"]
-        parts = [each.name for each in step.detail.parts if each.start < end and first < each.end]
-        if end > len(step.detail.prompt):
-            parts.append("reply")
-        return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name
-
-    def bar(self, start: int, piece: Piece, look: Look = "held", *, also: str = "") -> Bar:
-        """A piece from a position on; `also` is said of it when it is pointed at."""
-        count, ids = size_of(piece), self.tokens(piece)
-        name = self.name(piece)
-        where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
-        more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-        told = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
-        return Bar(
-            start=start,
-            end=start + count,
-            step=self.step(piece),
-            look=look,
-            text=name,
-            tip=f"{where}, {name}{also}{told}",
-            tokens=ids,
-        )
-
-    def bars(self, pieces: Iterable[Piece], look: Look = "held") -> Iterator[Bar]:
-        """Pieces in a row, from position 0 on."""
-        start = 0
-        for piece in pieces:
-            yield self.bar(start, piece, look)
-            start += size_of(piece)
 
 
 MOST_NODES: Final = 24
@@ -282,7 +201,7 @@ TOLD: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reproc
 
 def request(run: Run, index: int) -> Iterator[Row]:
     """The prompt: reused, processed again, new."""
-    step, texts = run.steps[index], Texts(run)
+    step, texts = run.steps[index], texts_of(run)
     if step.detail is None or not step.detail.prompt or step.cached is None:
         return
     total, cached = step.prompt_tokens, min(step.cached, step.prompt_tokens)
@@ -293,23 +212,36 @@ def request(run: Run, index: int) -> Iterator[Row]:
     right = cached
     if fault is not None and step.answer == "diverged":
         right = min(cached, fault.position)
-    bars = []
-    for start, end, look, word in (
+    stretches: tuple[tuple[int, int, Look, str], ...] = (
         (0, right, "shared", "reused"),
         (right, cached, "wrong", "wrong"),
         (cached, equal, "again", "reprocessed"),
-        (equal, total, "held", "new"),
-    ):
+        (equal, total, "new", "new"),
+    )
+    bars = []
+    for start, end, look, word in stretches:
         for piece in cut([own], start, end):
-            looks: dict[str, Look] = {"shared": "shared", "wrong": "wrong", "again": "again"}
-            bar = texts.bar(start, piece, looks.get(look, "held"), also=f", {TOLD.get(word, word)}")
+            bar = texts.bar(start, piece, look, also=f", {TOLD.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
-    yield Row(kind="request", label=f"request {step.name}", bars=tuple(bars))
+    yield Row(kind="request", label=f"request {step.name}{_named(step)}", bars=tuple(bars))
 
 
-def held(run: Run, state: State) -> tuple[Row, ...]:
-    """Everything that is held: slots, cells, states, checkpoints, parked, the companion's."""
-    texts = Texts(run)
+MOST_NAMED: Final = 32
+"""Letters of the parts that a request's label names."""
+
+
+def _named(step: Step) -> str:
+    """The parts of a prompt, in order."""
+    names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
+    return f": {names}" if names and len(names) <= MOST_NAMED else ""
+
+
+def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
+    """Everything that is held: slots, cells, states, checkpoints, parked, the companion's.
+
+    With a step's number, tokens that this step processed are drawn as new or reprocessed.
+    """
+    texts = texts_of(run)
     believed = {slot.id: texts.spelled(slot.tokens) for slot in state.slots}
     rows = list(_slots(texts, state.slots))
     drawn = None if state.tree is None else state.tree.of
@@ -323,7 +255,47 @@ def held(run: Run, state: State) -> tuple[Row, ...]:
         rows += _parked(texts, state.prompt_cache)
     if state.companion is not None:
         rows += _memory(texts, state.companion, believed, "companion: ")
-    return tuple(rows)
+    return tuple(rows if index is None else (_since(run, index, row) for row in rows))
+
+
+def _since(run: Run, index: int, row: Row) -> Row:
+    """A row whose tokens of this step are new, or reprocessed where they matched."""
+    explained, detail = run.steps[index].explanation, run.steps[index].detail
+    equal = explained.equal if explained else 0
+    prompt = () if detail is None else detail.prompt
+    bars: list[Bar] = []
+    for bar in row.bars:
+        if bar.step != index or bar.look not in {"held", "shared"}:
+            bars.append(bar)
+            continue
+        size = bar.end - bar.start
+        lost = min(max(equal - bar.start, 0), size)
+        if bar.tokens[:lost] != tuple(prompt[bar.start : bar.start + lost]):
+            lost = 0
+        named = "again" if 2 * lost >= size else "new"
+        stretches: tuple[tuple[int, int, Look], ...] = ((0, lost, "again"), (lost, size, "new"))
+        for first, end, look in stretches:
+            if first < end:
+                part = _cut_bar(bar, first, end, look)
+                bars.append(part if look == named else replace(part, text=""))
+    return replace(row, bars=tuple(bars))
+
+
+def _cut_bar(bar: Bar, first: int, end: int, look: Look) -> Bar:
+    """A part of a bar."""
+    colours, at = [], 0
+    for count, colour in bar.colours:
+        size = min(at + count, end) - max(at, first)
+        colours += [(size, colour)] if size > 0 else []
+        at += count
+    return replace(
+        bar,
+        start=bar.start + first,
+        end=bar.start + end,
+        look=look,
+        tokens=bar.tokens[first:end],
+        colours=tuple(colours),
+    )
 
 
 def _slots(texts: Texts, slots: Sequence[SlotState]) -> Iterator[Row]:
@@ -511,7 +483,7 @@ class Picture:
 def moment(run: Run, index: int, state: State) -> Picture:
     """Picture of the server's memory at a moment of a step."""
     step = run.steps[index]
-    rows = (*request(run, index), *held(run, state))
+    rows = (*request(run, index), *held(run, state, index))
     return Picture(
         title=f"Memory at step {step.name}",
         about=_told(rows),
@@ -663,15 +635,18 @@ def _is(each: CheckpointState, told: dict[str, object]) -> bool:
     return all(name not in told or told[name] == value(each) for name, value in names)
 
 
+SPOKEN: Final = {"wrong": ", wrong"}
+"""What the description of a picture adds to a bar."""
+
+
 def _told(rows: Iterable[Row]) -> str:
-    words = {"wrong": ", wrong", "missing": "", "again": "", "shared": "", "held": "", "gone": ""}
     told = []
     for row in rows:
         bars = [
-            f"{bar.text}{words[bar.look]} at {bar.start} to {bar.end - 1}"
-            if bar.end - bar.start > 1
-            else f"{bar.text}{words[bar.look]} at {bar.start}"
+            f"{bar.text}{SPOKEN.get(bar.look, '')} at {bar.start}"
+            + (f" to {bar.end - 1}" if bar.end - bar.start > 1 else "")
             for bar in row.bars
+            if bar.text
         ]
         note = f" ({row.note})" if row.note else ""
         told.append(f"{row.label}{note}: {', '.join(bars) or 'empty'}.")

@@ -7,13 +7,14 @@ what stands there, and where there are more tokens than columns one column stand
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cachesim.report.picture import Bar, Picture
+from cachesim.report.picture import Picture
+from cachesim.report.texts import Bar
 
 WIDEST: Final = 64
 """Columns of a row."""
 
-LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/"}
-"""Looks that say more than who wrote it."""
+LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
+"""Looks that say more than who wrote it; reprocessed tokens in memory have a writer."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
 """Sign of each mark at a node's end."""
@@ -52,7 +53,14 @@ def blocks(
             if letter is not None and scale == 1:
                 _spell(held, marks, bar, letter)
             else:
-                _write(held, marks, bar, scale, writers)
+                sign = "" if bar.look == "again" and row.kind != "request" else LOOKS.get(bar.look)
+                _write(
+                    held,
+                    marks,
+                    bar,
+                    scale,
+                    sign or ("?" if bar.step is None else writers[bar.step]),
+                )
         label = f"{row.label}{note}"
         if row.branch is not None:
             label = f"{row.branch.stem}{label}"
@@ -99,8 +107,7 @@ def _writers_of(steps: Sequence[str]) -> list[str]:
     return [ORDER[i % len(ORDER)] for i in range(len(steps))]
 
 
-def _write(held: list[str], marks: list[str], bar: Bar, scale: int, writers: Sequence[str]) -> None:
-    sign = LOOKS.get(bar.look) or ("?" if bar.step is None else writers[bar.step])
+def _write(held: list[str], marks: list[str], bar: Bar, scale: int, sign: str) -> None:
     first = bar.start // scale
     for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
         held[at] = sign

@@ -12,9 +12,10 @@ from rich.text import Text
 from cachesim.engines.events import Event, Tone
 from cachesim.play.result import Run, SlotCount, Step
 from cachesim.play.states import CellPart, Piece, TreeState, size_of
-from cachesim.report.picture import Texts, tree_rows
+from cachesim.report.picture import tree_rows
 from cachesim.report.ribbon import LEGEND, Parts, prompt_parts, reused_parts, ribbon, scale_of
 from cachesim.report.tables import answer_text
+from cachesim.report.texts import texts_of
 
 UNDER: Final = re.compile(r", under (the root|\d+)")
 
@@ -38,7 +39,7 @@ def memory_facts(run: Run, index: int) -> Iterator[tuple[str, str]]:
 
 def _tree(run: Run, tree: TreeState) -> Iterator[str]:
     """A line for each node under its parent, and whose tokens are its own."""
-    for row in tree_rows(Texts(run), tree):
+    for row in tree_rows(texts_of(run), tree):
         pieces: list[Piece] = [
             {"tokens": bar.tokens} if bar.step is None else {"step": bar.step, "count": size}
             for bar in row.bars

@@ -4,11 +4,13 @@ Bars are placed in per cent, so that one drawing fits a phone and a wide screen 
 size. `body` draws the rows alone, for a page that puts them together; `standalone` is a file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from html import escape
 from typing import Final
 
-from cachesim.report.picture import Arrow, Bar, Branch, Kind, Picture, Row
+from cachesim.report.picture import Arrow, Branch, Kind, Picture, Row
+from cachesim.report.texts import Bar, Look
 
 LINE: Final = 34
 """Pixels of a row: its label, then its bars."""
@@ -128,13 +130,17 @@ _DARK: Final = (
 )
 
 
-def _variables(colours: tuple[str, ...], ink: str, quiet: str, ground: str, wrong: str) -> str:
-    named = "".join(f"--c{i}:{colour};" for i, colour in enumerate(colours))
-    return f"{named}--ink:{ink};--quiet:{quiet};--ground:{ground};--wrong:{wrong}"
+def _variables(colours: tuple[str, ...], **others: str) -> str:
+    named = {f"c{i}": colour for i, colour in enumerate(colours)} | others
+    return ";".join(f"--{name}:{value}" for name, value in named.items())
 
 
-_ON_LIGHT: Final = _variables(_LIGHT, "#14181f", "#4a525e", "#ffffff", "#c01818")
-_ON_DARK: Final = _variables(_DARK, "#f3f5f8", "#b4bdc9", "#14181d", "#ff6b62")
+_ON_LIGHT: Final = _variables(
+    _LIGHT, ink="#14181f", quiet="#4a525e", ground="#ffffff", wrong="#c01818", light=".3"
+)
+_ON_DARK: Final = _variables(
+    _DARK, ink="#f3f5f8", quiet="#b4bdc9", ground="#14181d", wrong="#ff6b62", light=".5"
+)
 
 STYLE: Final = (
     f".cs-pic{{{_ON_LIGHT}}}"
@@ -148,8 +154,9 @@ STYLE: Final = (
     ".cs-pic .g{stroke:var(--quiet);stroke-opacity:.35}"
     ".cs-pic .ax{stroke:var(--quiet)}"
     ".cs-pic .b{stroke:var(--ground)}.cs-pic .none{fill:none;stroke:var(--quiet)}"
-    ".cs-pic .shared{fill-opacity:.55;stroke:var(--quiet);stroke-dasharray:2 2}"
-    ".cs-pic .again{stroke:var(--quiet);stroke-dasharray:5 3;fill-opacity:.35}"
+    ".cs-pic .light{fill-opacity:var(--light)}.cs-pic .paper{fill:var(--ground)}"
+    ".cs-pic .pending{fill:none;stroke:var(--quiet);stroke-dasharray:2 2}"
+    ".cs-pic .new,.cs-pic .again{stroke:var(--quiet)}"
     ".cs-pic .wrong{stroke:var(--wrong);stroke-width:3}"
     ".cs-pic .missing{stroke:var(--wrong);stroke-dasharray:4 2;stroke-width:2}"
     ".cs-pic .gone{stroke:var(--quiet);stroke-dasharray:4 2}.cs-pic .tg{stroke:var(--ground)}"
@@ -159,7 +166,7 @@ STYLE: Final = (
     ".cs-pic .tip.wrong{fill:var(--wrong);stroke:none}"
     ".cs-pic .changed .b:not(.wrong){stroke:var(--ink);stroke-width:2}"
     ".cs-pic .t{paint-order:stroke;stroke-width:3px;stroke-linejoin:round}"
-    + "".join(f".cs-pic .t{i}{{stroke:var(--c{i})}}" for i in range(COLOURS))
+    + "".join(f".cs-pic .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
     + "@media(max-width:640px){.cs-pic .onwide{display:none}}"
     + "@media(min-width:641px){.cs-pic .onphone{display:none}}"
     + "@media print{.cs-pic .b{stroke:#000}}"
@@ -182,11 +189,19 @@ def patterns(uid: str, count: int = COLOURS) -> str:
         ' stroke-opacity=".28" fill="none"/></pattern>'
         for i in range(count)
     )
+    return f"<defs>{drawn}</defs>"
+
+
+def hatches(uid: str) -> str:
+    """What is missing, what is evicted, what is processed again."""
     return (
-        f'<defs>{drawn}<pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'
+        f'<defs><pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'
         '<path d="M0 6L6 0" stroke="var(--wrong)" fill="none"/></pattern>'
         f'<pattern id="{uid}pg" width="6" height="6" patternUnits="userSpaceOnUse">'
-        '<path d="M0 6L6 0" stroke="var(--quiet)" fill="none"/></pattern></defs>'
+        '<path d="M0 6L6 0" stroke="var(--quiet)" fill="none"/></pattern>'
+        f'<pattern id="{uid}pa" width="7" height="7" patternUnits="userSpaceOnUse">'
+        '<path d="M-1 1L1 -1M0 7L7 0M6 8L8 6" stroke="var(--ink)" stroke-opacity=".7" fill="none"/>'
+        "</pattern></defs>"
     )
 
 
@@ -212,29 +227,44 @@ def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None =
     return "".join(parts)
 
 
+HATCHED: Final = {"missing": "px", "gone": "pg", "again": "pa"}
+LIGHT: Final = frozenset({"new", "again"})
+
+
 def _bar(bar: Bar, kind: Kind, wide: int, uid: str, words: str) -> str:
-    start, width = share(bar.start, wide), share(bar.end - bar.start, wide)
-    hue = None if bar.step is None else bar.step % COLOURS
-    fill = f"url(#{uid}p{hue})" if hue is not None else "none"
-    hatched = {"missing": "px", "gone": "pg"}.get(bar.look)
-    if hatched is not None:
-        fill = f"url(#{uid}{hatched})"
+    """The colours of its texts, what happened to them over these, its words."""
     round_ = ' rx="7"' if kind == "recurrent" else ""
-    looks = f"b {bar.look}" + ("" if hue is not None or bar.look != "held" else " none")
-    where = f'x="{start}" y="{LABEL}" width="{width}" height="{HIGH}"'
+    known = bar.colours if bar.look not in {"missing", "gone", "pending"} else ()
+    where = f'x="{share(bar.start, wide)}" y="{LABEL}" height="{HIGH}"'
+    where += f' width="{share(bar.end - bar.start, wide)}"'
+    fill = f"url(#{uid}{HATCHED[bar.look]})" if bar.look in HATCHED else "none"
+    look = bar.look if known or bar.look != "held" else "held none"
     return (
-        f'<g class="c"><title>{escape(bar.tip)}</title>'
-        f'<rect class="{looks}" {where} fill="{fill}"{round_}/>'
+        f'<g class="c"><title>{escape(bar.tip)}</title>{_filled(bar, known, wide, round_)}'
+        f'<rect class="b {look}" {where} fill="{fill}"{round_}/>'
         f'<svg {where} overflow="visible">{words}</svg></g>'
     )
+
+
+def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str) -> str:
+    light = " light" if bar.look in LIGHT else ""
+    at, parts = bar.start, []
+    if light:
+        whole = f'x="{share(bar.start, wide)}" width="{share(bar.end - bar.start, wide)}"'
+        parts.append(f'<rect class="paper" {whole} y="{LABEL}" height="{HIGH}"{round_}/>')
+    for count, colour in known:
+        where = f'x="{share(at, wide)}" y="{LABEL}" width="{share(count, wide)}" height="{HIGH}"'
+        rounded = round_ if len(known) == 1 else ""
+        parts.append(f'<rect class="f{colour % COLOURS}{light}" {where}{rounded}/>')
+        at += count
+    return "".join(parts)
 
 
 def _words(
     bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
 ) -> Iterator[str]:
     """A letter for each token, or what the bar is: in it, after it, or shorter, never cut."""
-    tone = "" if bar.step is None else f" t t{bar.step % COLOURS}"
-    tone = " t tg" if bar.look == "gone" else tone
+    tone = " t tg" if bar.look in HATCHED else ""
     size = bar.end - bar.start
     if letter is not None and len(bar.tokens) == size and size:
         for i, token in enumerate(bar.tokens):
@@ -251,7 +281,8 @@ def _words(
             only = "" if alike else f" {screen}"
             x = 'x="4"' if inside else f'x="100%" dx="{gap}"'
             look = f"{tone if inside else ' in'}{only}".strip()
-            yield f'<text class="{look}" {x} y="12">{escape(text)}</text>'
+            style = f'class="{look}" ' if look else ""
+            yield f'<text {style}{x} y="12">{escape(text)}</text>'
 
 
 def _fitting(text: str, bar: float, after: float) -> tuple[str, bool]:
@@ -278,6 +309,63 @@ def axis_svg(wide: int) -> str:
 _ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2, 5))
 
 
+LEGEND: Final[Mapping[str, tuple[frozenset[Look], str]]] = {
+    "held": (frozenset({"shared", "held"}), "reused, or still held"),
+    "new": (frozenset({"new"}), "processed new"),
+    "again": (frozenset({"again"}), "lost and reprocessed"),
+    "wrong": (frozenset({"wrong"}), "wrong"),
+    "missing": (frozenset({"missing"}), "missing, but needed"),
+    "gone": (frozenset({"gone"}), "evicted"),
+    "pending": (frozenset({"pending"}), "not processed yet"),
+}
+"""A sample of each fill -> the looks that it stands for, and the words beside it."""
+NOTE: Final = 18
+"""Pixels of a line of the legend."""
+ACROSS: Final = {"onphone": 2, "onwide": 4}
+"""Entries of the legend in a line."""
+
+
+def looks_of(rows: Iterable[Row]) -> set[Look]:
+    """The fills that occur in rows."""
+    return {bar.look for row in rows for bar in row.bars}
+
+
+def legend_high(looks: AbstractSet[Look]) -> int:
+    """Pixels of the legend of these looks."""
+    return NOTE * -(-(len(_samples(looks)) + 1) // ACROSS["onphone"])
+
+
+def _samples(looks: AbstractSet[Look]) -> list[str]:
+    return [sample for sample, (meant, _) in LEGEND.items() if looks & meant]
+
+
+def legend_svg(looks: AbstractSet[Look], uid: str) -> str:
+    """Samples of the fills that occur, and the meaning of a colour."""
+    parts = []
+    for screen, across in ACROSS.items():
+        for i, sample in enumerate([*_samples(looks), ""]):
+            entry = _sample(sample, uid) if sample else _hues()
+            at = f'x="{100 * (i % across) / across:g}%" y="{NOTE * (i // across)}"'
+            parts.append(f'<svg class="{screen}" {at} overflow="visible">{entry}</svg>')
+    return "".join(parts)
+
+
+def _sample(sample: str, uid: str) -> str:
+    fill = f"url(#{uid}{HATCHED[sample]})" if sample in HATCHED else "none"
+    light = " light" if sample in LIGHT else ""
+    plain = sample in {"missing", "gone", "pending"}
+    colour = "" if plain else f'<rect class="f1{light}" y="3" width="16" height="11"/>'
+    frame = f'<rect class="b {sample}" y="3" width="16" height="11" fill="{fill}"/>'
+    return f'{colour}{frame}<text class="x" x="22" y="12">{LEGEND[sample][1]}</text>'
+
+
+def _hues() -> str:
+    chips = "".join(
+        f'<rect class="f{i}" x="{6 * i}" y="3" width="6" height="11"/>' for i in range(3)
+    )
+    return f'{chips}<text class="x" x="22" y="12">one colour = one text</text>'
+
+
 def _tops_of(picture: Picture) -> tuple[list[int], int]:
     heads = dict(picture.headings)
     tops, y = [], 4
@@ -285,7 +373,7 @@ def _tops_of(picture: Picture) -> tuple[list[int], int]:
         y += HEADING if i in heads else 0
         tops.append(y)
         y += LINE
-    return tops, y + AXIS
+    return tops, y + AXIS + legend_high(looks_of(picture.rows))
 
 
 def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
@@ -294,7 +382,9 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
     heads = dict(picture.headings)
     gutter = GUTTER if picture.arrows else 0
     across = f'x="{gutter}%" width="{100 - gutter}%"'
-    parts = [patterns(uid)]
+    looks = looks_of(picture.rows)
+    legend = legend_high(looks)
+    parts = [hatches(uid)]
     for i, (row, top) in enumerate(zip(picture.rows, tops, strict=True)):
         if i in heads:
             tone = "h bad" if "WRONG" in heads[i] else "h"
@@ -304,7 +394,11 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
         inner = row_svg(row, picture.positions, uid, letter)
         parts.append(f'<svg class="r" y="{top}" {across} height="{LINE}">{inner}</svg>')
     parts.append(
-        f'<svg y="{high - AXIS}" {across} height="{AXIS}">{axis_svg(picture.positions)}</svg>'
+        f'<svg y="{high - legend - AXIS}" {across} height="{AXIS}">'
+        f"{axis_svg(picture.positions)}</svg>"
+    )
+    parts.append(
+        f'<svg y="{high - legend}" {across} height="{legend}">{legend_svg(looks, uid)}</svg>'
     )
     parts += [_arrow(each, tops, gutter) for each in picture.arrows]
     return "".join(parts)

@@ -9,10 +9,11 @@ from cachesim.lab.lessons.drawing import drawn
 from cachesim.lab.lessons.kit import serve
 from cachesim.play.result import Run
 from cachesim.play.states import size_of
-from cachesim.report.picture import Bar, Picture, Row, after, moment, story
+from cachesim.report.picture import Picture, Row, after, moment, story
 from cachesim.report.picture_text import legend, rows
 from cachesim.report.story import memory_facts
 from cachesim.report.svg import inline, row_svg, standalone
+from cachesim.report.texts import Bar
 from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
 
@@ -48,8 +49,10 @@ def test_a_state_restored_from_another_conversation_is_outlined_from_its_first_t
 
     assert picture is not None
     assert [(0, 1, 0, "wrong"), (1, 47, 2, "wrong")] == seen(row_of(picture, "recurrent"))
-    assert [(0, 1, 1, "held"), (1, 47, 2, "held")] == seen(row_of(picture, "attention"))
-    assert [(0, 1, 2, "wrong"), (1, 20, 2, "again"), (20, 40, 2, "held")] == seen(
+    assert [(0, 1, 1, "held"), (1, 20, 2, "again"), (20, 47, 2, "new")] == seen(
+        row_of(picture, "attention")
+    )
+    assert [(0, 1, 2, "wrong"), (1, 20, 2, "again"), (20, 40, 2, "new")] == seen(
         row_of(picture, "request")
     )
 
@@ -116,7 +119,7 @@ def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> Non
     assert picture is not None
     assert nodes_of(picture)[0] == ("node 1, under the root", 0, 64, "wrong")
     folded = next(row for row in picture.rows if row.label == "its state has folded in")
-    assert [(0, 64, 0, "held"), (64, 124, 0, "wrong")] == seen(folded)
+    assert [(0, 64, 0, "new"), (64, 124, 0, "wrong")] == seen(folded)
 
 
 def test_what_is_evicted_and_stays_as_a_node_is_hatched_and_says_so() -> None:
@@ -190,14 +193,45 @@ def test_hostile_names_stay_texts() -> None:
         parsed(inline(story(run), "a"))
 
 
-def test_steps_are_told_apart_without_colour() -> None:
-    """Each has a pattern of its own, and each bar says whose it is."""
+def test_what_happened_is_seen_without_colour() -> None:
+    """Reprocessed is hatched, new is light, wrong is framed, and each bar names its text."""
     picture = story(watched(THREE, "llama.cpp@b11549"))
     text = inline(picture, "x")
     bars: list[Bar] = [bar for row in picture.rows if row.kind != "request" for bar in row.bars]
 
-    assert {"url(#xp0)", "url(#xp1)", "url(#xp2)"} <= set(re.findall(r"url\(#xp\d\)", text))
-    assert all(bar.text.startswith("ABC"[bar.step]) for bar in bars if bar.step is not None)
+    assert re.search(r'<rect class="b again" [^>]*fill="url\(#xpa\)"', text)
+    assert {"b new", "b again", "b held", "b wrong"} <= set(re.findall(r'class="(b \w+)"', text))
+    assert all(
+        bar.text.startswith("ABC"[bar.step]) for bar in bars if bar.step is not None and bar.text
+    )
+
+
+def test_a_shared_beginning_has_one_colour_whoever_computed_it() -> None:
+    picture = story(watched(THREE, "llama.cpp@b11549"))
+    a, b, c = (row for row in picture.rows if row.kind == "request")
+
+    assert (((5, 0),), ((20, 1), (20, 2))) == (a.bars[0].colours, b.bars[0].colours)
+    assert [((1, 1),), ((19, 1),), ((20, 3),)] == [bar.colours for bar in c.bars]
+
+
+def test_letters_that_two_prompts_begin_with_have_one_colour() -> None:
+    """Parts without names are compared token by token."""
+    first, _ = serve("llama.cpp@b11549", "dense", "abcdefgh", "abcxyz", reply="")
+    rows_of = [row for row in story(first.watched()).rows if row.kind == "request"]
+
+    assert [[(8, 0)], [(3, 0), (3, 1)]] == [
+        [each for bar in row.bars for each in bar.colours] for row in rows_of
+    ]
+
+
+def test_a_legend_explains_the_fills_that_occur_and_no_others() -> None:
+    wrong = inline(story(watched(THREE, "llama.cpp@b11549")), "x")
+    right = inline(story(watched(THREE, "llama.cpp@b11549+erase-equal")), "x")
+    words = ("reused, or still held", "processed new", "lost and reprocessed", ">wrong<")
+
+    assert [True] * 4 == [each in wrong for each in words]
+    assert [True, True, True, False] == [each in right for each in words]
+    assert "evicted" not in wrong + right
 
 
 def test_the_words_beside_a_picture_say_what_it_shows() -> None:
@@ -225,9 +259,9 @@ def test_a_text_that_does_not_fit_its_bar_stands_after_it_or_is_shortened_for_ph
     drawn_row = row_svg(Row(kind="slot", label="", bars=bars), 100, "")
 
     assert 'class="in" x="100%" dx="4" y="12">A: hello<' in drawn_row
-    assert 'class="t t1 onphone" x="4" y="12">20<' in drawn_row
-    assert 'class="t t1 onwide" x="4" y="12">20 reused<' in drawn_row
-    assert 'class="t t2" x="4" y="12">new<' in drawn_row
+    assert 'class="onphone" x="4" y="12">20<' in drawn_row
+    assert 'class="onwide" x="4" y="12">20 reused<' in drawn_row
+    assert '<text x="4" y="12">new<' in drawn_row
 
 
 def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:

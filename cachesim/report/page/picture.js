@@ -11,15 +11,15 @@ function outlined(row, before) {
 
 /** The picture as an element: what the request got, then what the server holds. */
 function pictureView(run, step, number, previous) {
-  const { line, foot, axis, requests, states } = run.picture;
+  const { line, foot, axis, legend, note, requests, states } = run.picture;
   const held = number >= 0 ? states[number] : null;
   if (!held) return h("p", { class: "quiet" }, "What the server held here was left out of this report.");
   const old = previous >= 0 && states[previous] ? states[previous].flat().join("") : null;
   const rows = [...requests[step].flat(), ...held.flat().map((row) => outlined(row, old))];
-  const high = rows.length * line + foot;
+  const high = rows.length * line + foot + note;
   const drawn = rows.map((row, i) => `<svg class="r" x="0" y="${i * line}" width="100%" height="${line}">${row}</svg>`).join("");
   const name = `Memory at step ${run.steps[step].name}`;
-  const text = `<svg xmlns="${SVG}" class="cs-pic" role="img" width="100%" height="${high}">${drawn}<svg x="0" y="${rows.length * line}" width="100%" height="${foot}">${axis}</svg></svg>`;
+  const text = `<svg xmlns="${SVG}" class="cs-pic" role="img" width="100%" height="${high}">${drawn}<svg x="0" y="${rows.length * line}" width="100%" height="${foot}">${axis}</svg><svg x="0" y="${high - note}" width="100%" height="${note}">${legend}</svg></svg>`;
   const found = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
   const told = [...found.querySelectorAll(".r")].map((row) => `${row.querySelector(".l").textContent}: ${[...row.querySelectorAll("title")].map((each) => each.textContent).join("; ") || "empty"}`);
   const [title, about] = ["title", "desc"].map((tag) => document.createElementNS(SVG, tag));

@@ -1,0 +1,158 @@
+"""Texts of a run: the bars that show their tokens, and one colour for each text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.play.result import Run, Step, Stretch
+from cachesim.play.states import Piece, size_of
+
+Look: TypeAlias = Literal["held", "shared", "new", "again", "wrong", "missing", "gone", "pending"]
+
+MOST_IDS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Neighbouring positions `[start, end)` that one step's tokens fill, or none."""
+
+    start: int
+    end: int
+    step: int | None  # who wrote them
+    look: Look
+    text: str
+    tip: str
+    tokens: tuple[int, ...] = ()
+    colours: tuple[tuple[int, int], ...] = ()  # lengths in a row, each of one text
+
+
+class Texts:
+    """The steps' names, parts, tokens and colours, for pieces that name them by number."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.steps = run.steps
+        self._colours = _colours(run.steps)
+
+    def tokens(self, piece: Piece) -> tuple[int, ...]:
+        """The tokens of a piece; none where they are not known."""
+        if "tokens" in piece:
+            return tuple(piece["tokens"])
+        step = piece.get("step")
+        if step is None or self.steps[step].detail is None:
+            return ()
+        detail = self.steps[step].detail
+        prompt = () if detail is None else detail.prompt
+        text = (*prompt, *self.steps[step].generated)
+        return tuple(text[piece["at"] : piece["at"] + piece["count"]])
+
+    def spelled(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
+        """The tokens of pieces in a row."""
+        return tuple(token for piece in pieces for token in self.tokens(piece))
+
+    def colours(self, piece: Piece) -> tuple[tuple[int, int], ...]:
+        """The stretches of a piece, each with the number of its text."""
+        step = piece.get("step")
+        if step is None:
+            return ()
+        at, end = piece["at"], piece["at"] + piece["count"]
+        found = [
+            (min(last, end) - max(first, at), colour)
+            for first, last, colour in self._colours[step]
+            if first < end and at < last
+        ]
+        return tuple(found)
+
+    def name(self, piece: Piece) -> str:
+        """Whose tokens: the step, and the parts of its prompt that they lie in."""
+        at = piece.get("step")
+        if at is None:
+            return "no step" if "tokens" in piece else "unknown"
+        step = self.steps[at]
+        if step.detail is None:
+            return step.name
+        first, end = piece["at"], piece["at"] + piece["count"]
+        parts = [each.name for each in step.detail.parts if each.start < end and first < each.end]
+        if end > len(step.detail.prompt):
+            parts.append("reply")
+        return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name
+
+    def bar(self, start: int, piece: Piece, look: Look = "held", *, also: str = "") -> Bar:
+        """A piece from a position on; `also` is said of it when it is pointed at."""
+        count, ids = size_of(piece), self.tokens(piece)
+        name = self.name(piece)
+        where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
+        more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
+        told = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
+        return Bar(
+            start=start,
+            end=start + count,
+            step=piece.get("step"),
+            look=look,
+            text=name,
+            tip=f"{where}, {name}{also}{told}",
+            tokens=ids,
+            colours=self.colours(piece),
+        )
+
+    def bars(self, pieces: Iterable[Piece], look: Look = "held") -> Iterator[Bar]:
+        """Pieces in a row, from position 0 on."""
+        start = 0
+        for piece in pieces:
+            yield self.bar(start, piece, look)
+            start += size_of(piece)
+
+
+_recent: list[Texts] = []
+"""The texts of the run that was drawn last: it is drawn state by state."""
+
+
+def texts_of(run: Run) -> Texts:
+    """The texts of a run."""
+    if not _recent or _recent[0].run is not run:
+        _recent[:] = [Texts(run)]
+    return _recent[0]
+
+
+MOST_COMPARED: Final = 40
+"""Earlier prompts whose beginning is compared with a prompt's."""
+
+
+def _colours(steps: Sequence[Step]) -> list[list[tuple[int, int, int]]]:
+    """For each step, stretches `(first, end, colour)` of its prompt and reply.
+
+    One text has one colour in every request: a beginning that an earlier request had too, an equal
+    part, and a slice of one (`S[:10]`). A reply continues the text before it.
+    """
+    found: list[list[tuple[int, int, int]]] = []
+    spelled: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by first token
+    known: dict[tuple[int, ...], int] = {}  # parts as they are, and the first of each name
+    named: dict[str, tuple[int, ...]] = {}
+    for number, step in enumerate(steps):
+        prompt = () if step.detail is None else tuple(step.detail.prompt)
+        text = (*prompt, *step.generated)
+        alike = spelled.setdefault(text[0] if text else -1, [])
+        same, whose = max(
+            ((get_common_prefix(text, other), -at) for at, other in alike[-MOST_COMPARED:]),
+            default=(0, 0),
+        )
+        alike.append((number, text))
+        mine = [(a, min(b, same), c) for a, b, c in (found[-whose] if same else ()) if a < same]
+        parts = [] if step.detail is None else step.detail.parts
+        for part in parts or [Stretch(name="", start=0, end=len(prompt))]:
+            start, tokens = max(part.start, same), prompt[part.start : part.end]
+            name = part.name.partition("[")[0]
+            first = named.setdefault(name, tokens)
+            alike_named = first[: len(tokens)] == tokens[: len(first)]
+            if start < part.end:
+                key = tokens if tokens in known or not alike_named else first
+                rest = prompt[start : part.end] if start > part.start else key
+                mine.append((start, part.end, known.setdefault(rest, len(known))))
+        end = max(len(prompt), same)
+        if end < len(text):
+            mine.append(
+                (end, len(text), mine[-1][2] if mine else known.setdefault(text, len(known)))
+            )
+        found.append(mine)
+    return found
