@@ -7,7 +7,7 @@ author = copyright = "The cachesim authors"  # noqa: A001
 version = release = importlib.metadata.version("cachesim")
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "architecture.md"]  # that one is for contributors
 templates_path = ["templates"]
 html_theme = "furo"
 html_title = "cachesim"
@@ -15,6 +15,16 @@ html_extra_path = ["schema"]
 html_static_path = ["static", "_generated/static"]
 html_css_files = ["picture.css", "lessons.css"]
 html_js_files = ["lessons.js", "filter.js"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_theme_options = {
     "navigation_with_keys": True,
     "sidebar_hide_name": False,

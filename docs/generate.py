@@ -14,13 +14,11 @@ from pages import (
     commands,
     events,
     flags,
+    gallery,
     home,
     lessons,
-    ports,
     releases,
-    scenarios,
     schemas,
-    wheels,
 )
 
 from cachesim.report.svg import STYLE
@@ -37,17 +35,13 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "python.md": api.page,
     "releases.md": releases.page,
     "flags.md": flags.page,
-    "scenarios.md": scenarios.page,
-    "wheels.md": wheels.page,
-    "rules.md": releases.rules_page,
-    "ported-functions.md": ports.functions_page,
-    "oddities.md": ports.oddities_page,
 }
 """Every generated page, and what writes it."""
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "static/picture.css": lambda: STYLE,
     "static/home.html": home.page,
+    "parts/gallery.inc": gallery.page,
 }
 """What pages are put together from."""
 

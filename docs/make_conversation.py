@@ -142,7 +142,7 @@ def picture(rows: Sequence[Row]) -> str:
 def written(rows: Sequence[Row]) -> str:
     """The part of the page that is written here."""
     told = "\n".join(f"{number}. {each}" for number, each in enumerate(sentences(rows), 1))
-    return "\n".join([*table(rows), "", "## What this shows", "", told])
+    return "\n".join([*table(rows), "", "### Results", "", told])
 
 
 PAGE: Final = Measured(

@@ -1,7 +1,7 @@
 """Writes a report of every shipped scenario into a built site: `docs/make_gallery.py FOLDER`.
 
-Each is the page of `cachesim run NAME --report`; the page of scenarios links them. What was written
-of the same package and scenario is kept: only what changed is played.
+Each is the page of `cachesim run NAME --report` with links to the gallery, the thread and the
+playground. What was written of the same package and scenario is kept: only what changed is played.
 """
 
 import hashlib
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias
+
+from pages.gallery import from_report
 
 import cachesim
 from cachesim.cli.jobs import Job
@@ -25,6 +27,8 @@ from cachesim.scenario.shipped import shipped_files
 Writer: TypeAlias = Callable[[Path, Path, str], None]
 
 MARK: Final = "<!-- cachesim-source {} -->"
+HEAD: Final = '<header class="top">'
+"""The line of a report below which its links to the gallery and the thread are put."""
 
 
 def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) -> None:
@@ -55,6 +59,7 @@ def _package() -> bytes:
     """What every report is made by."""
     root = Path(cachesim.__file__).parent
     parts = sorted(each for each in root.rglob("*") if each.suffix in {".py", ".js", ".css"})
+    parts.append(Path(__file__).parent / "pages" / "gallery.py")
     labels = [each.read_bytes() for each in (labels_file(),) if each is not None]
     return _digest(*(each.read_bytes() for each in parts), *labels).encode()
 
@@ -80,7 +85,8 @@ def write_report(scenario: Path, path: Path, mark: str) -> None:
     long = seconds_of([Job(source="", scenario=told, profile=each) for each in profiles]) > LONG
     words: ArithmeticName = "ring" if long else "float"
     runs = side_by_side([run(told, each, arithmetic=words, detail=True) for each in profiles])
-    path.write_text(page_of_most(runs).text + mark, encoding="utf-8")
+    text = page_of_most(runs).text.replace(HEAD, f"{HEAD}\n{from_report(told)}", 1)
+    path.write_text(text + mark, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -185,8 +185,8 @@ def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
     lines: list[str] = []
     for axis, unit in UNITS.items():
-        lines += [f"## {unit.capitalize()}", "", *table(of_axis(told, axis)), ""]
-    lines += ["## What this shows", ""]
+        lines += [f"### {unit.capitalize()}", "", *table(of_axis(told, axis)), ""]
+    lines += ["### Growth in sentences", ""]
     lines += [f"- {each}" for each in sentences(told)]
     return "\n".join(lines)
 

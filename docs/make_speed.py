@@ -161,9 +161,8 @@ def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
     measured = (
         f"Measured beside llama.cpp {told['release']}, with Python {told['python']} and NumPy"
-        f" {told['numpy']}, {len(told['rows'][0]['turns'])} turns each: tokens per second of the"
-        f" median turn, how many times llama.cpp's that is, and in brackets the least and the"
-        f" most of it among the turns."
+        f" {told['numpy']}, {len(told['rows'][0]['turns'])} runs each: tokens per second of the"
+        f" median run, and the ratio to llama.cpp, with the range over the runs in brackets."
     )
     lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told)), ""]
     where = (

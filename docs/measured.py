@@ -1,6 +1,6 @@
-"""A page of the docs that is written from numbers kept beside it, and says what they bear out.
+"""A part of the page of measurements, written from the numbers in `docs/measurements`.
 
-What a maker writes stands between two marks of the page; the rest of the page is by hand.
+The text of a maker is between two marks of the page; the rest of the page is by hand.
 """
 
 import json
@@ -13,13 +13,15 @@ from typing import Final, NamedTuple
 from cachesim.report.charts import BAR_AT, BAR_HIGH, COLOURS, ROW, WIDTH, svg_of
 from cachesim.typed import Json
 
-FOLDER: Final = Path(__file__).parent / "explanation"
+FOLDER: Final = Path(__file__).parent / "measurements"
+PAGE: Final = FOLDER.with_suffix(".md")
+"""The page that has all measurements."""
 END: Final = "<!-- end -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The files of one page, and who writes it."""
+    """The files of one measurement, and its maker."""
 
     name: str
     maker: str
@@ -33,7 +35,9 @@ class Measured:
     def is_current(self) -> bool:
         """Whether page and picture are those of the numbers."""
         told = self.numbers()
-        return self._read("md") == self._page(told) and self._read("html") == self.picture(told)
+        return PAGE.read_text(encoding="utf-8") == self._page(told) and self._read(
+            "html"
+        ) == self.picture(told)
 
     def write(self, arguments: Sequence[str]) -> None:
         """Write page and picture, and before them the numbers where a file of them is given."""
@@ -41,13 +45,13 @@ class Measured:
             told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
             self._file("json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         told = self.numbers()
-        self._file("md").write_text(self._page(told), encoding="utf-8")
+        PAGE.write_text(self._page(told), encoding="utf-8")
         self._file("html").write_text(self.picture(told), encoding="utf-8")
 
     def _page(self, told: Json) -> str:
         begin = f"<!-- written by docs/{self.maker} -->"
-        before, rest = self._read("md").split(begin)
-        return f"{before}{begin}\n\n{self.written(told)}\n\n{END}{rest.split(END)[1]}"
+        before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+        return f"{before}{begin}\n\n{self.written(told)}\n\n{END}{rest.split(END, 1)[1]}"
 
     def _read(self, kind: str) -> str:
         return self._file(kind).read_text(encoding="utf-8")

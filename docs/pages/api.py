@@ -93,13 +93,18 @@ def _entry(where: str, name: str, value: object) -> Iterator[str]:
     yield f"### {where}.{name}"
     if callable(value) and not is_dataclass(value) and not isinstance(value, type):
         yield f"```text\n{_signature(name, value)}\n```"
-    yield plain(inspect.getdoc(value) or "")
+    yield _summary(value)
     if is_dataclass(value):
         yield table(("field", "type", "what it is"), list(_fields(value)))
     elif isinstance(value, type):
         yield from _methods(value)
     if name in EXAMPLES:
         yield f"```python\n{EXAMPLES[name]}```"
+
+
+def _summary(value: object) -> str:
+    """The first paragraph of a docstring."""
+    return plain((inspect.getdoc(value) or "").split("\n\n")[0])
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
@@ -139,7 +144,7 @@ def _methods(kind: type) -> Iterator[str]:
     rows = [
         (
             code(f"{name}{inspect.signature(each)}".replace('"', "")),
-            plain(inspect.getdoc(each) or ""),
+            _summary(each),
         )
         for name, each in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and each.__qualname__.startswith(kind.__name__)

@@ -25,7 +25,9 @@ def test_a_report_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         make_gallery.main(tmp_path, write=seen, jobs=0)
 
     assert [NAME] == played
-    assert "gets a wrong answer" in (tmp_path / "reports" / f"{NAME}.html").read_text("utf-8")
+    text = (tmp_path / "reports" / f"{NAME}.html").read_text("utf-8")
+    assert "gets a wrong answer" in text
+    assert f'<header class="top">\n<p class="from"><a href="../gallery.html#{NAME}">' in text
 
 
 @pytest.mark.parametrize(("seconds", "arithmetic"), [(1, "float"), (600, "ring")])

@@ -1,14 +1,16 @@
 """Every report that was collected has a scenario, or a reason why it has none."""
 
+import base64
+import json
 import re
 from pathlib import Path
 from typing import Final
 
-from pages.collected import COLLECTIONS, READINGS, collected, counts
-from pages.scenarios import counted, page
+from pages.collected import COLLECTIONS, READINGS, Collected, collected, counts
+from pages.gallery import card, page, playground_link
 
 from cachesim.scenario import load
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_file, shipped_files
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 PAGE: Final = DOCS / "out-of-reach.md"
@@ -72,11 +74,37 @@ def test_the_two_collections_are_counted_apart() -> None:
 
     assert {"first": 167, "newer": 40} == {name: found[name].total() for name in COLLECTIONS}
     assert {name: dict(each) for name, each in found.items()} == READ
-    for name in COLLECTIONS:
-        assert f"| {COLLECTIONS[name]} | {found[name].total()} |" in counted()
 
 
-def test_the_index_names_every_scenario() -> None:
+def test_the_gallery_has_a_card_for_every_scenario() -> None:
     text = page()
 
-    assert [] == [file.stem for file in shipped_files() if f"reports/{file.stem}.html" not in text]
+    assert [] == [file.stem for file in shipped_files() if f'id="{file.stem}"' not in text]
+    assert [] == [each.report for each in collected() if each.scenario and thread(each) not in text]
+
+
+def thread(report: Collected) -> str:
+    """The end of the address of a report's thread."""
+    found = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", report.issue)
+    return f"github.com/{found[1]}/issues/{found[2]}" if found else report.issue
+
+
+def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
+    text = card(load(shipped_file("llama.cpp-three-requests")), [])
+
+    assert "1 of 40 tokens reused, <b>wrong answer</b>" in text
+    assert "<b>llama.cpp</b> <code>b9538</code>, not with <code>b11549+erase-equal</code>" in text
+    assert "confirmed on the real engine" in text
+    assert text.count('<rect class="new"') == 3
+    assert text.count('<rect class="bad"') == 1
+    assert 'href="reports/llama.cpp-three-requests.html"' in text
+
+
+def test_a_link_to_the_playground_is_the_scenario() -> None:
+    fragment = playground_link("llama.cpp-three-requests", "b9538+24143")
+
+    form = json.loads(base64.urlsafe_b64decode(fragment + "=" * (-len(fragment) % 4)))
+
+    assert ("llama.cpp", "b9538", ["24143"]) == (form["engine"], form["release"], form["patches"])
+    assert ["hello", "b", "b[:20] c"] == [each["prompt"] for each in form["steps"]]
+    assert not playground_link("mlx-lm-1736-padding-in-the-state", "0.31.3")

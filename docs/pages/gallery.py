@@ -1,0 +1,206 @@
+"""The gallery: a card for each shipped scenario, drawn from a run in ring arithmetic."""
+
+import base64
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+from cachesim.play import run
+from cachesim.play.result import Step
+from cachesim.scenario import Scenario, full_profile, load
+from cachesim.scenario.format import Expect, Seen
+from cachesim.scenario.labels import weakest
+from cachesim.scenario.shipped import shipped_file, shipped_files
+from pages.collected import wheels
+
+KINDS: Final = {
+    "stale-state": "Wrong answers",
+    "lost-reuse": "Lost reuse",
+    "limits": "Limits",
+    "accounting": "Accounting",
+    "crash": "Crashes",
+}
+ROWS: Final = 6
+"""Requests of a card's picture."""
+WIDTH: Final = 260
+"""Pixels of the longest prompt."""
+FORM: Final = {"name", "prompt", "predict", "slot"}
+"""Keys of a step that the playground's form has."""
+
+
+def page() -> str:
+    """Cards, kind by kind."""
+    loaded = [load(path) for path in shipped_files()]
+    played = wheels()
+    blocks = []
+    for kind, title in KINDS.items():
+        cards = [card(each, played.get(each.name, [])) for each in loaded if each.kind == kind]
+        if cards:
+            blocks += [f"## {title}", '<div class="cards">\n' + "\n".join(cards) + "\n</div>"]
+    return "\n\n".join(blocks) + "\n"
+
+
+def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
+    """A picture, the symptom, engine and releases, the evidence label, and links."""
+    name, shows = scenario.name, scenario.shows
+    bad, good = first_bad_and_good(scenario)
+    done = run(scenario, full_profile(scenario.engine.name, bad), arithmetic="ring")
+    shown = next((each for each in done.steps if each.name == shows.before.step), done.steps[-1])
+    words = [f"<b>{escape(scenario.engine.name)}</b> {code(bad)}"]
+    words += [f"not with {code(good)}"] if good else []
+    label = weakest(each.evidence for each in done.steps)
+    facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
+    if not label and any(each["result"] == "agrees" for each in played):
+        facts.append("same counts on the real engine")
+    links = [f'<a href="reports/{name}.html">report</a>']
+    link = playground_link(name, bad)
+    links += [f'<a href="playground/index.html#{link}">playground</a>'] if link else []
+    links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
+    return (
+        f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
+        f' aria-hidden="true">{bars(done.steps, shown)}</a>'
+        f"<p><strong>{escape(plain_text(shows.symptom or scenario.about))}</strong></p>"
+        f"<p>{'<br>'.join(facts)}</p><p><code>{name}</code></p><p>{' · '.join(links)}</p></div>"
+    )
+
+
+def _outcome(step: Step) -> str:
+    """The numbers of the step that shows the report."""
+    if step.error:
+        return f"ends: {code(step.error)}"
+    words = f"{step.cached or 0:,} of {step.prompt_tokens:,} tokens reused"
+    return words + (", <b>wrong answer</b>" if step.answer == "diverged" else "")
+
+
+def bars(steps: Sequence[Step], shown: Step) -> str:
+    """A bar for each of the last requests up to the one that shows the report."""
+    asked = [each for each in steps[: steps.index(shown) + 1] if each.prompt_tokens][-ROWS:]
+    longest = max((each.prompt_tokens for each in asked), default=1)
+    rows = []
+    for row, each in enumerate(asked):
+        top, whole = 18 * row, _wide(each.prompt_tokens, longest)
+        kept, gone = _wide(each.cached or 0, longest), _wide(each.lost, longest)
+        for look, x, width in (("new", 0, whole), ("kept", 0, kept), ("again", kept, gone)):
+            if width:
+                rows.append(f'<rect class="{look}" x="{x}" y="{top}" width="{width}" height="14"/>')
+        if each.answer == "diverged" or each.error:
+            rows.append(
+                f'<rect class="bad" x="1" y="{top + 1}" width="{max(whole, 4) - 2}" height="12"/>'
+            )
+    high = 18 * max(len(asked), 1)
+    size = f'viewBox="0 0 {WIDTH} {high}" width="{WIDTH}" height="{high}"'
+    return f'<svg class="bar" {size}>{"".join(rows)}</svg>'
+
+
+def _wide(part: int, whole: int) -> int:
+    return min(WIDTH, round(WIDTH * part / whole))
+
+
+def code(text: str) -> str:
+    """A name in a card."""
+    return f"<code>{escape(text)}</code>" if text else ""
+
+
+def plain_text(text: str) -> str:
+    """One line without Markdown."""
+    return " ".join(text.replace("`", "").split())
+
+
+def thread(issue: str) -> str:
+    """`owner/repository#1` as a link to the thread; other sources as they are."""
+    found = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", issue)
+    if found is None:
+        return escape(issue)
+    return (
+        f'<a href="https://github.com/{found[1]}/issues/{found[2]}">{issue.partition("/")[2]}</a>'
+    )
+
+
+def playground_link(name: str, profile: str) -> str:
+    """A scenario as the fragment of a link to the playground; empty where its form lacks a key."""
+    told = tomllib.loads(shipped_file(name).read_text(encoding="utf-8"))
+    known = {"format", "name", "about", "class", "source", "shows", "model", "engine", "spans"}
+    fits = (
+        set(told) <= known | {"step", "expect"}
+        and set(told["model"]) <= {"preset", "seed"}
+        and all(isinstance(each, int) for each in told["spans"].values())
+        and all(set(each) <= FORM and isinstance(each["prompt"], str) for each in told["step"])
+    )
+    if not fits:
+        return ""
+    release, *patches = (
+        profile.partition("@")[2].split("+") if "@" in profile else profile.split("+")
+    )
+    return coded(
+        {
+            "name": name,
+            "engine": told["engine"]["name"],
+            "release": release,
+            "patches": patches,
+            "model": told["model"]["preset"],
+            "seed": told["model"].get("seed", 0),
+            "arithmetic": "float",
+            "flags": "\n".join(
+                f"{key} = {json.dumps(value)}"
+                for key, value in told["engine"].get("options", {}).items()
+            ),
+            "spans": [{"name": key, "length": value} for key, value in told["spans"].items()],
+            "steps": told["step"],
+        }
+    )
+
+
+def coded(form: dict[str, Any]) -> str:
+    """The fragment of a share link, as the playground writes it."""
+    text = json.dumps(form, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+
+def from_report(scenario: Scenario) -> str:
+    """The line of links at the head of a report."""
+    bad, _ = first_bad_and_good(scenario)
+    link = playground_link(scenario.name, bad)
+    links = [f'<a href="../gallery.html#{scenario.name}">gallery</a>']
+    links += [f'<a href="../playground/index.html#{link}">playground</a>'] if link else []
+    links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
+    return f'<p class="from">{" · ".join(links)}</p>'
+
+
+def first_bad_and_good(scenario: Scenario) -> tuple[str, str]:
+    """The first profile of the file that shows the report, and the one that does not any more.
+
+    A profile with the same expectation of the step shows it too; profiles stand oldest first.
+    """
+    before, after = scenario.shows.before, scenario.shows.after
+    step = scenario.step_names.index(before.step)
+    bad = [each for each in scenario.engine.profiles if _shows(scenario, each, step)]
+    first = bad[0] if bad else before.profile
+    if after.profile and after.step == before.step:
+        return first, after.profile
+    return first, ""
+
+
+def _shows(scenario: Scenario, profile: str, step: int) -> bool:
+    wanted = full_profile(scenario.engine.name, profile)
+    before = scenario.shows.before
+    if wanted == full_profile(scenario.engine.name, before.profile):
+        return True
+    mine = [
+        each
+        for each in scenario.expect
+        if each.profile is None or full_profile(scenario.engine.name, each.profile) == wanted
+    ]
+    asked = [each for each in ("cached", "answer", "error") if getattr(before, each) is not None]
+    return bool(mine) and bool(asked) and all(_is(mine, each, before, step) for each in asked)
+
+
+def _is(mine: Sequence[Expect], key: str, before: Seen, step: int) -> bool:
+    for each in mine:
+        said_of_all = getattr(each, key)
+        if said_of_all is not None:
+            one = said_of_all if isinstance(said_of_all, str) else said_of_all[step]
+            return bool(one == getattr(before, key))
+    return False
