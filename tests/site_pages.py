@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,9 @@ PAGES: Final = (
     "out-of-reach.html",
     "search.html",
 )
+WIDER: Final = """() => [...document.querySelectorAll("article table")].flatMap((table, i) =>
+    table.parentElement.scrollWidth > table.parentElement.clientWidth + 1 ? [i] : [])"""
+"""The tables of a page that stick out of what holds them."""
 NEEDED: Final = ("sphinx", "myst_parser", "furo")
 
 
@@ -71,6 +74,16 @@ def looked_at(browser: Any, home: str, pictures: Path | None) -> None:
                 equal([], trouble)
                 context.close()
     say(f"{len(PAGES)} pages fit 1280 and 390 pixels, light and dark; axe finds nothing")
+
+
+def too_wide(tab: Any, home: str, site: Path) -> Iterator[str]:
+    """Tables of any page that are wider than its text, at both widths."""
+    names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    for size, (width, height) in SIZES.items():
+        tab.set_viewport_size({"width": width, "height": height})
+        for name in names:
+            tab.goto(home + name)
+            yield from (f"{name} {size}: table {number}" for number in tab.evaluate(WIDER))
 
 
 def taken(tab: Any, home: str) -> None:
@@ -143,6 +156,8 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
             with served(site) as address:
                 home = address.removesuffix("playground/index.html")
                 looked_at(browser, home, pictures)
+                equal([], list(too_wide(browser.new_page(), home, site)))
+                say("no table is wider than its page")
                 taken(browser.new_page(), home)
         except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:1500]}\n")

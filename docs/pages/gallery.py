@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
+from cachesim.engines import FAMILIES
 from cachesim.play import run
 from cachesim.play.result import Step
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
-from cachesim.scenario.labels import weakest
+from cachesim.scenario.labels import CONFIRMED, label_of, weakest
 from cachesim.scenario.shipped import shipped_file, shipped_files
 from pages.collected import wheels
 
@@ -33,7 +34,7 @@ FORM: Final = {"name", "prompt", "predict", "slot"}
 
 def page() -> str:
     """Cards, kind by kind."""
-    loaded = [load(path) for path in shipped_files()]
+    loaded = sorted((load(path) for path in shipped_files()), key=_place)
     played = wheels()
     blocks = []
     for kind, title in KINDS.items():
@@ -41,6 +42,14 @@ def page() -> str:
         if cards:
             blocks += [f"## {title}", '<div class="cards">\n' + "\n".join(cards) + "\n</div>"]
     return "\n\n".join(blocks) + "\n"
+
+
+def _place(scenario: Scenario) -> tuple[bool, int, str]:
+    """Wrong answers that a released engine confirms first, then engine by engine."""
+    released = [each for each in scenario.engine.profiles if "+" not in each]
+    profiles = [full_profile(scenario.engine.name, each) for each in released]
+    labels = {label_of(scenario, each, step) for each in profiles for step in scenario.step_names}
+    return CONFIRMED not in labels, list(FAMILIES).index(scenario.engine.name), scenario.name
 
 
 def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:

@@ -28,13 +28,12 @@ def _releases(family: Family[Any, Any]) -> str:
             code(f"{family.name}@{each.name}"),
             each.date,
             plain(each.about),
-            code(each.follows),
             ", ".join(map(code, each.aliases)),
             "" if each.package is None else code(f"{each.package.name}=={each.package.version}"),
         )
         for each in family.releases
     ]
-    titles = ("profile", "date", "what it is", "follows", "other names", "played for real by")
+    titles = ("profile", "date", "what it is", "other names", "played for real by")
     return table(titles, rows)
 
 

@@ -106,5 +106,5 @@ def test_a_link_to_the_playground_is_the_scenario() -> None:
     form = json.loads(base64.urlsafe_b64decode(fragment + "=" * (-len(fragment) % 4)))
 
     assert ("llama.cpp", "b9538", ["24143"]) == (form["engine"], form["release"], form["patches"])
-    assert ["hello", "b", "b[:20] c"] == [each["prompt"] for each in form["steps"]]
+    assert ["hello", "S b", "S c"] == [each["prompt"] for each in form["steps"]]
     assert not playground_link("mlx-lm-1736-padding-in-the-state", "0.31.3")
