@@ -17,6 +17,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import one_of_each
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
+from cachesim.play.loop import EndlessError, Loop
 from cachesim.scenario import limits
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario, Step
@@ -99,7 +100,7 @@ class Record:
         )
 
 
-class Session:
+class Session(Loop):
     """A server of one profile, and the records of the steps it was given."""
 
     def __init__(
@@ -129,7 +130,7 @@ class Session:
             spec = one_of_each(spec, in_ratio=self.family.groups_layers)
         self.network = self._network(spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
-        self.engine = self._create()
+        super().__init__(self._create(), most=limits.TURNS)
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
@@ -137,8 +138,6 @@ class Session:
             self.vocabulary.gap = self.engine.render_infill
         self.asked = 0  # steps
         self.ended = False  # the server did not survive a step
-        self.seen = 0  # events that already belong to a step
-        self.turns = 0
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
@@ -214,8 +213,7 @@ class Session:
         try:
             for record in records:
                 self._begin(record, records)
-            while self._turn():
-                pass
+            self.drain()
         except UpstreamEndless as endless:
             return self._never_ends(records, f"{endless.where}: {endless.why}")
         except UpstreamAbort as abort:
@@ -233,17 +231,11 @@ class Session:
                 record.error, record.message = ENDLESS, message
         return True
 
-    def _turn(self) -> bool:
-        self.turns += 1
-        if self.turns > limits.TURNS:
-            raise EndlessError
-        return self.engine.step()
-
     def _begin(self, record: Record, group: Sequence[Record]) -> None:
         step = record.step
         default = 1 if step.do == "cancel" else 0
         for _ in range(default if step.turns is None else step.turns):
-            self._turn()
+            self.turn()
         if step.do == "complete":
             self._submit(record, group)
         elif step.do == "cancel":
@@ -266,7 +258,7 @@ class Session:
                 request = replace(request, options={**(request.options or {}), AS_TEXT: True})
             record.ticket = self.engine.submit(request)
             if record.step.held is not None:
-                record.held = self._leave(record.ticket, record.step.held)
+                record.held = self.leave(record.ticket, record.step.held)
         except InputError as error:
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
@@ -275,18 +267,6 @@ class Session:
         lists, at = any(e.name == AS_TEXT for e in self.family.fields), group.index(record)
         neighbours = (each.step for each in group[at : at + 2])
         return lists and any(e.with_previous and not e.turns for e in neighbours)
-
-    def _leave(self, ticket: Ticket, held: int) -> int:
-        """Cancel a request as soon as its slot holds so many tokens; those that it held then."""
-        engine = self.engine
-        if not isinstance(engine, Reading):
-            msg = f"{self.profile.engine} has no 'leaves'; write a further step with do = 'cancel'"
-            raise OptionError(msg)
-        while engine.tokens_held_for(ticket) < held and self._turn():
-            pass
-        reached = engine.tokens_held_for(ticket)
-        engine.cancel(ticket)
-        return reached
 
     def request(self, record: Record) -> Request:
         """The request that a step makes."""
@@ -363,8 +343,7 @@ class Session:
             record.ticket = engine.slot_erase(slot)
 
     def _collect(self, records: Sequence[Record]) -> None:
-        new = tuple(self.engine.events[self.seen :])
-        self.seen += len(new)
+        new = self.new_events()
         snapshot = self.engine.books() if self.looks else {}
         self.known = tuple(holders(self.engine)) if self.looks else ()
         holds = tuple(tokens for _, tokens in self.known)
@@ -399,10 +378,6 @@ class NotStartedError(ScenarioError):
         text = f"the real server ends as it starts: {abort.where}: {abort.why}"
         super().__init__(str(Problem(("engine", "options"), text)))
         self.abort = abort
-
-
-class EndlessError(Exception):
-    """The server never comes to rest."""
 
 
 def groups_of(scenario: Scenario) -> list[list[int]]:
@@ -495,15 +470,6 @@ class InfillRendering(Protocol):
 
     def render_infill(self, prefix: Tokens, suffix: Tokens) -> tuple[Tokens, int]:
         """The prompt, and where the suffix's mark stands in it."""
-        ...
-
-
-@runtime_checkable
-class Reading(Protocol):
-    """A server that shows how many tokens of a request are in its slot."""
-
-    def tokens_held_for(self, ticket: Ticket) -> int:
-        """The tokens that the request's slot holds so far."""
         ...
 
 

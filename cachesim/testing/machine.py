@@ -16,6 +16,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.testing.strategies import token_lists
 from cachesim.units import Tokens, as_tokens
@@ -61,15 +62,14 @@ class CacheMachine(RuleBasedStateMachine):
             options=dict(self.options),
             store=SlotFiles(),
         )
+        self.loop = Loop(self.engine)
         self.oracle = Oracle(network)
         self.low = FIRST if spec.vocabulary > FIRST + 1 else 0
 
     def ask(self, prompt: Tokens, predict: int = 2) -> None:
         """Send a request; its answer must be the cold answer."""
-        ticket = self.engine.submit(Request(prompt=prompt, predict=predict))
-        self.engine.run()
+        reply = self.loop.answer(Request(prompt=prompt, predict=predict))
         self.engine.check_integrity()
-        reply = self.engine.reply(ticket)
         if reply is None or reply.error is not None:
             return
         self.turns.append(prompt + reply.generated)
@@ -122,9 +122,9 @@ class CacheMachine(RuleBasedStateMachine):
         """A client that goes away while it is served."""
         ticket = self.engine.submit(Request(prompt=self.words(tokens), predict=8))
         for _ in range(turns):
-            self.engine.step()
+            self.loop.turn()
         self.engine.cancel(ticket)
-        self.engine.run()
+        self.loop.drain()
 
     @precondition(lambda self: isinstance(self.engine, SlotActions))
     @rule()
@@ -132,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Write slot 0 to a file."""
         if isinstance(self.engine, SlotActions):
             self.engine.slot_save(0, "machine")
-            self.engine.run()
+            self.loop.drain()
             self.saved = True
 
     @precondition(lambda self: self.saved)
@@ -142,6 +142,6 @@ class CacheMachine(RuleBasedStateMachine):
         try:
             if isinstance(self.engine, SlotActions):
                 self.engine.slot_restore(0, "machine")
-            self.engine.run()
+            self.loop.drain()
         except InputError:
             self.saved = False

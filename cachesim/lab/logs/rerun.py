@@ -25,6 +25,7 @@ from cachesim.lab.logs.settings import RELEASES
 from cachesim.lab.logs.slot_actions import SlotAction
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.play.loop import EndlessError, Loop
 from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.scenario.prompts import mixed
 from cachesim.typed import mapping
@@ -58,7 +59,7 @@ def wrong_answers(
                 tickets[number] = engine.submit(_request(asked, profile))
             else:
                 wrong += _is_wrong(engine, tickets[number], oracle)
-    except UpstreamAbort:
+    except (UpstreamAbort, EndlessError):
         return wrong
     return wrong
 
@@ -82,13 +83,10 @@ def _request(asked: Asked, profile: str) -> Request:
 
 
 def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
-    for _ in range(MOST_TURNS):
-        reply = engine.reply(ticket)
-        if reply is not None:
-            verdict = judge(reply, oracle)
-            return verdict is not None and verdict.answer == "diverged"
-        engine.step()
-    return False
+    Loop(engine, most=MOST_TURNS).drain(until=lambda: engine.reply(ticket) is not None)
+    reply = engine.reply(ticket)
+    verdict = None if reply is None else judge(reply, oracle)
+    return verdict is not None and verdict.answer == "diverged"
 
 
 def numbered(rope: Rope) -> Tokens:
@@ -198,7 +196,7 @@ def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server
         arithmetic="counts",
         store=SlotFiles() if family.has_slots else None,
     )
-    return TokenServer(engine, family.has_slots)
+    return TokenServer(Loop(engine), family.has_slots)
 
 
 @dataclass(slots=True)
@@ -258,7 +256,7 @@ def asked_of(prompt: Prompt) -> Asked:
 class TokenServer:
     """Every other engine: each token is a number of a vocabulary."""
 
-    engine: Engine
+    loop: Loop
     has_slots: bool
     tokens: int = 0
     files: set[str] = field(default_factory=set)
@@ -269,17 +267,14 @@ class TokenServer:
         if self.tokens > LONGEST_BY_TOKEN:
             return FAILED
         reply = numbered(prompt.reply) or numbered(Rope.of(2 * prompt.recorded.number + 1, 1))
-        first = len(self.engine.events)
-        ticket = self.engine.submit(
-            Request(prompt=numbered(prompt.rope), predict=len(reply), reply=reply)
-        )
-        self.engine.run()
-        answer = self.engine.reply(ticket)
-        return FAILED if answer is None else replayed(answer, self.engine.events[first:])
+        request = Request(prompt=numbered(prompt.rope), predict=len(reply), reply=reply)
+        self.loop.new_events()
+        answer, events = self.loop.answer(request), self.loop.new_events()
+        return FAILED if answer is None else replayed(answer, events)
 
     def act(self, action: SlotAction) -> None:
         """Save, restore or erase a slot; what has no slots has nothing like it."""
-        engine = self.engine
+        engine = self.loop.engine
         if not self.has_slots or not isinstance(engine, SlotActions):
             return
         if action.action == "save":
@@ -291,11 +286,11 @@ class TokenServer:
             engine.slot_restore(action.slot, action.file)
         else:
             engine.slot_erase(action.slot)
-        engine.run()
+        self.loop.drain()
 
     def held_bytes(self) -> int:
         """Bytes of what is parked."""
-        return sum(each.size for each in self.engine.held().entries)
+        return sum(each.size for each in self.loop.engine.held().entries)
 
 
 LAUNCH, ACT, FINISH = "launch", "act", "finish"

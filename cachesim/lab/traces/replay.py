@@ -26,6 +26,7 @@ from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.play.loop import Loop
 from cachesim.units import Tokens
 from cachesim.verify.explain import lost_below
 
@@ -61,10 +62,11 @@ def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iter
 
 
 def _in_order(engine: Engine, requests: Iterable[Coming]) -> Iterator[Served]:
+    loop = Loop(engine)
     for asked in requests:
         ticket = engine.submit(asked.request())
         try:
-            engine.run()
+            loop.drain()
         except UpstreamAbort as abort:
             yield Served(asked, None, str(abort))
             return
@@ -74,6 +76,7 @@ def _in_order(engine: Engine, requests: Iterable[Coming]) -> Iterator[Served]:
 
 def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterator[Served]:
     engine.limit_turns(1)
+    loop = Loop(engine)
     waiting = iter(requests)
     coming = next(waiting, None)
     inside: dict[Ticket, Coming] = {}
@@ -83,7 +86,7 @@ def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterato
             inside[engine.submit(coming.request())] = coming
             coming = next(waiting, None)
         try:
-            busy = engine.step()
+            busy = loop.turn()
         except UpstreamAbort as abort:
             yield from (Served(each, None, str(abort)) for each in inside.values())
             return

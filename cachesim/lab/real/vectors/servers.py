@@ -14,6 +14,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Difference
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.play.loop import Loop
 from cachesim.units import as_tokens
 
 PATIENCE: Final = 400
@@ -77,10 +78,11 @@ def ask(engine: Engine, step: Mapping[str, Any], *, early: bool = False) -> dict
     )
     try:
         ticket = engine.submit(request)
-        while (reply := engine.reply(ticket)) is None and engine.step():
-            pass
+        loop = Loop(engine)
+        loop.drain(until=lambda: engine.reply(ticket) is not None)
+        reply = engine.reply(ticket)
         if not early:
-            engine.run()
+            loop.drain()
             engine.check_integrity()
     except UpstreamAbort as abort:
         return {"error": str(abort)}

@@ -28,6 +28,7 @@ from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import console, table_of_numbers
 from cachesim.lab.real.vllm.models import MODELS
 from cachesim.model.presets import preset
+from cachesim.play.loop import Loop
 from cachesim.units import as_tokens
 
 VERSION: Final = "0.32.0"
@@ -131,12 +132,10 @@ def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 def simulated(model: str, block: int, asked: Mapping[str, list[int]]) -> dict[str, int]:
     """The tokens that the simulated server reuses, prompt by prompt."""
     options: dict[str, Any] = {"block_size": block, "max_num_batched_tokens": 4096}
-    engine = Engine.create(RULES, model=preset(model), options=options, arithmetic="counts")
+    loop = Loop(Engine.create(RULES, model=preset(model), options=options, arithmetic="counts"))
     found = {}
     for name, prompt in asked.items():
-        ticket = engine.submit(Request(prompt=as_tokens(prompt), predict=4))
-        engine.run()
-        reply = engine.reply(ticket)
+        reply = loop.answer(Request(prompt=as_tokens(prompt), predict=4))
         found[name] = int(reply.cached or 0) if reply else 0
     return found
 
