@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
+from cachesim.engines.base import Reply
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.schedules import StepPlayed
+from cachesim.lab.real.schedules import step_played
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
-from cachesim.play.session import Session
+from cachesim.play.session import Record, Session
 from cachesim.scenario.format import Step
 from cachesim.scenario.shipped import load_all
+from cachesim.units import Count
 
 
 def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
@@ -118,8 +120,9 @@ def test_a_hybrid_goes_on_from_the_junction_at_its_second_branch() -> None:
 def test_where_the_release_raises_the_simulator_is_asked_to_end_too() -> None:
     raised = {"error": "AssertionError: of the release's own words"}
     ended = {"error": "evict_host: the real process aborts here"}
-    step = StepPlayed(name="a", prompt_tokens=3, real=raised, simulated=ended, cached=None)
+    ends = Record(index=0, name="a", step=Step(prompt=(1, 2, 3)))
+    answers = replace(ends, reply=replace(Reply.empty(), cached=Count(0)))
 
-    assert step.agrees
-    assert not replace(step, simulated={"cached": 0}, cached=0).agrees
-    assert not replace(step, real={"cached": 0}).agrees
+    assert step_played(ends, raised, ended).agrees
+    assert not step_played(answers, raised, {"cached": 0}).agrees
+    assert not step_played(ends, {"cached": 0}, ended).agrees

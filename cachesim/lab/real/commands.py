@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cachesim.engines.llamacpp.family import FAMILY
@@ -26,10 +25,9 @@ from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.logits import real_logits
 from cachesim.lab.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.lab.real.llama_cpp.newest import real_newest
-from cachesim.lab.real.llama_cpp.scenarios import StepPlayed, play_scenario
+from cachesim.lab.real.llama_cpp.scenarios import play_scenario
 from cachesim.lab.real.llama_cpp.server import as_release, environment_for
 from cachesim.lab.real.llama_cpp.settings import overrides
-from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.lab.real.marconi.commands import real_marconi
 from cachesim.lab.real.mlx_lm.commands import real_mlx_lm
 from cachesim.lab.real.playing import (
@@ -183,7 +181,7 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             family=FAMILY,
             environment_for=environment_for,
             play=play_scenario,
-            table=_scenario_table,
+            heads=("cached", "processed", "simulated", "answer", "real answer", "noise"),
         ).play_named(flags.scenario, flags.release)
     release = flags.release or USUAL
     return (
@@ -246,45 +244,6 @@ def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
     if flags.agents:
         return pair.play_agents
     return pair.play_arrival if flags.arrivals else pair.play_random
-
-
-def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
-    """Both servers' answers, step by step.
-
-    Beside `equal` stands the simulator's verdict on its own answer. `real answer` holds the real
-    server's, computed with exact numbers, against that of a fresh one, token by token; `noise` says
-    how far two fresh ones lie apart.
-    """
-    table = Table(
-        title=f"{name} on llama.cpp {release}",
-        title_style="",
-        box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
-    for head in ("step", "prompt", "cached", "processed"):
-        table.add_column(head, justify="left" if head == "step" else "right")
-    for head in ("simulator", "real answer", "noise"):
-        table.add_column(head, no_wrap=True)
-    for each in steps:
-        real, ours = each.real, each.simulated
-        verdict = "equal" if each.agrees else f"DIFFERENT: {_counts(ours)}"
-        verdict += f", {each.expected}" if each.expected else ""
-        cached, processed = real.error or _count(real.cached), _count(real.processed)
-        proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
-        made = each.step.messages or each.step.options.get("endpoint") == "infill"  # by the server
-        whole = (real.cached or 0) + (real.processed or 0)
-        prompt = str(whole if made else len(each.step.ids))
-        row = (each.step.name, prompt, cached, processed, verdict, *proof)
-        table.add_row(*row)
-    return table
-
-
-def _counts(outcome: Outcome) -> str:
-    return outcome.error or f"{_count(outcome.cached)}, {_count(outcome.processed)}"
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def _features_table(tally: Tally) -> Table:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -19,18 +20,21 @@ from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
-
-class Compared(Protocol):
-    """A step, as the real engine and the simulator played it."""
-
-    @property
-    def agrees(self) -> bool:
-        """True when both say the same."""
-        ...
-
-
-S = TypeVar("S", bound=Compared)
 P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlayed:
+    """A step of a scenario on the real engine and on the simulator, in the engine's own form."""
+
+    name: str
+    prompt_tokens: int
+    real: Any
+    simulated: Any
+    agrees: bool
+    confirmed: bool | None  # a wrong answer, or an end as simulated; None: nothing was proven
+    cells: tuple[str, ...] = ()  # of its row in a table, behind the prompt
+    proof: Any = None  # of the real answer, where there is one
 
 
 def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "") -> tuple[str, ...]:
@@ -53,13 +57,13 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(Generic[S]):
-    """The parts of an engine's command that plays a scenario."""
+class Stage:
+    """The parts of an engine's command that plays a scenario; `heads` are of the steps' cells."""
 
     family: Family[Any, Any]
     environment_for: Callable[[str], Environment]
-    play: Callable[[Scenario, str], Sequence[S]]
-    table: Callable[[str, str, Sequence[S]], Table]
+    play: Callable[[Scenario, str], Sequence[StepPlayed]]
+    heads: tuple[str, ...]
 
     def play_named(self, name: str, release: str = "") -> int:
         """Play what a name stands for on one release, or on each that it names; the exit status."""
@@ -73,9 +77,19 @@ class Stage(Generic[S]):
             except EnvironmentUnavailableError as error:
                 return not_compared(error)
             steps = self.play(scenario, release)
-            console().print(self.table(scenario.name, release, steps))
+            console().print(self._table(scenario.name, release, steps))
             agree = agree and all(step.agrees for step in steps)
         return 0 if agree else 1
+
+    def _table(self, name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
+        title = f"{name} on {self.family.name} {release}"
+        table = Table(title=title, title_style="", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        for head in ("step", "prompt", *self.heads, ""):
+            table.add_column(head, justify="left" if head in {"step", ""} else "right")
+        for step in steps:
+            verdict = "equal" if step.agrees else "DIFFERENT"
+            table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells, verdict)
+        return table
 
 
 def not_compared(error: EnvironmentUnavailableError) -> int:

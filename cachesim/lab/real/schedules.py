@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from cachesim.engines.base import Engine
 from cachesim.engines.family import Family
 from cachesim.engines.profile import Profile
@@ -19,7 +16,7 @@ from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.fit.newest import Played, explain
-from cachesim.lab.real.playing import Stage, console, watched
+from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
 from cachesim.lab.real.prompts import spell
 from cachesim.lab.real.registry import versions_of
 from cachesim.lab.real.unpacked import UnpackedWheel
@@ -183,7 +180,7 @@ class RealScheduler(Generic[R]):
             family=self.family,
             environment_for=self.core_of,
             play=self.play_scenario,
-            table=self._table,
+            heads=("cached", "simulated", "chunks", "evicted"),
         )
         return stage.play_named(scenario, release)
 
@@ -205,7 +202,7 @@ class RealScheduler(Generic[R]):
         }
         return records, workload
 
-    def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
+    def play_scenario(self, scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
         """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
         records, workload = self.workload_of(scenario, release)
         groups = list(groups_of(scenario))
@@ -213,64 +210,46 @@ class RealScheduler(Generic[R]):
             real = self.visible(workload, process.play(workload))
         simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))
         return tuple(
-            StepPlayed(
-                name=records[index].name,
-                prompt_tokens=len(records[index].prompt),
-                real=_entry(real, at, number, self.shared),
-                simulated=_entry(simulated, at, number, self.shared),
-                cached=_cached(records[index]),
+            step_played(
+                records[index],
+                _entry(real, at, number, self.shared),
+                _entry(simulated, at, number, self.shared),
             )
             for at, group in enumerate(groups)
             for number, index in enumerate(group)
         )
 
-    def _table(self, name: str, release: str, steps: "Sequence[StepPlayed]") -> Table:
-        title = f"{name} on {self.family.name} {release}"
-        shown = Table(title=title, title_style="", box=SIMPLE_HEAD)
-        for head in ("step", "prompt", "cached", "simulated", "chunks", "evicted", ""):
-            shown.add_column(head, justify="right" if head not in {"step", ""} else "left")
-        for step in steps:
-            shown.add_row(*step.cells())
-        return shown
 
+def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
+    """A step on both schedulers; where the release raises, the simulator ends too.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlayed:
-    """A step: what each scheduler did, and what the engine replied."""
-
-    name: str
-    prompt_tokens: int
-    real: Result
-    simulated: Result
-    cached: int | None
-
-    @property
-    def agrees(self) -> bool:
-        """True if all three say the same; where the release raises, the simulator ends too."""
-        if "error" in self.real:
-            return "error" in self.simulated and self.cached is None
-        return self.real == self.simulated and self.real.get("cached") == self.cached
-
-    @property
-    def confirmed(self) -> bool | None:
-        """True where the real scheduler raises as simulated; no answer is computed there."""
-        raised = self.real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
-        return True if raised and self.agrees else None
-
-    def cells(self) -> tuple[str, ...]:
-        """The step's row in a table."""
-        verdict = "same" if self.agrees else "DIFFERS"
-        if "reset" in self.real:
-            return self.name, "", "", "", "", "", verdict
-        return (
-            self.name,
-            str(self.prompt_tokens),
-            str(self.real.get("cached", self.real.get("error"))),
-            str(self.cached),
-            " ".join(f"{first}-{last}" for first, last in self.real.get("chunks", ())),
-            str(len(self.real.get("evicted", ()))),
-            verdict,
-        )
+    No answer is computed there: only an end is proven.
+    """
+    reply = record.reply
+    cached = None
+    if record.step.do == "complete" and reply is not None and reply.cached is not None:
+        cached = int(reply.cached)
+    if "error" in real:
+        agrees = "error" in simulated and cached is None
+    else:
+        agrees = real == simulated and real.get("cached") == cached
+    raised = real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
+    return StepPlayed(
+        name=record.name,
+        prompt_tokens=len(record.prompt),
+        real=real,
+        simulated=simulated,
+        agrees=agrees,
+        confirmed=True if raised and agrees else None,
+        cells=("",) * 4
+        if "reset" in real
+        else (
+            str(real.get("cached", real.get("error"))),
+            str(cached),
+            " ".join(f"{first}-{last}" for first, last in real.get("chunks", ())),
+            str(len(real.get("evicted", ()))),
+        ),
+    )
 
 
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,10 +271,3 @@ def _entry(told: Sequence[Result], group: int, number: int, shared: tuple[str, .
     whole = told[group]
     entry: dict[str, Any] = dict(whole["requests"][number])
     return entry | {key: whole[key] for key in shared}
-
-
-def _cached(record: Record) -> int | None:
-    reply = record.reply
-    if record.step.do != "complete" or reply is None or reply.cached is None:
-        return None
-    return int(reply.cached)

@@ -91,16 +91,14 @@ def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> ProofResult
     at = played[min(found.finding.step, len(played) - 1)]
     if at.real.error in GONE:
         same = found.finding.kind == "crash" and at.agrees
-        return ProofResult(confirmed=same, seen=f"{at.step.name}: {at.real.error}")
+        return ProofResult(confirmed=same, seen=f"{at.name}: {at.real.error}")
     differing = next((each for each in played if not each.agrees), None)
     if differing is not None:
         theirs, ours = differing.real.as_dict(), differing.simulated.as_dict()
-        return ProofResult(
-            confirmed=False, seen=f"{differing.step.name}: {theirs}, simulated {ours}"
-        )
+        return ProofResult(confirmed=False, seen=f"{differing.name}: {theirs}, simulated {ours}")
     if found.finding.kind == "crash" or at.proof is None:
-        return ProofResult(confirmed=False, seen=f"{at.step.name}: {at.real.error or 'answered'}")
-    seen = f"{at.step.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
+        return ProofResult(confirmed=False, seen=f"{at.name}: {at.real.error or 'answered'}")
+    seen = f"{at.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
     return ProofResult(confirmed=at.proof.wrong, seen=seen)
 
 

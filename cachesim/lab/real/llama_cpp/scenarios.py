@@ -18,6 +18,7 @@ from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, play_on
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
+from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, Seen
 from cachesim.play.session import AS_TEXT, ENDLESS
@@ -143,34 +144,49 @@ ROOM: Final = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlayed:
-    """A step, and the answers of both servers."""
+class Answered:
+    """The answers of both servers to one step."""
 
     step: Step
     real: Outcome
     simulated: Outcome
-    proof: Proof | None = None  # of the real answer, against the real server's own cold one
-    strengths: tuple[float, ...] = ()  # of the adapters that the answer belongs to
-    expected: Answer | None = None  # what the simulator says of its own
+    strengths: tuple[float, ...]  # of the adapters that the answer belongs to
+    expected: Answer | None  # the simulator's verdict on its own
 
-    @property
-    def answer(self) -> str:
-        """The comparison of the real server's answer with its own cold answer, in words."""
-        return "" if self.proof is None else str(self.proof)
 
-    @property
-    def agrees(self) -> bool:
-        """True when both say the same."""
-        return self.real.agrees_with(self.simulated)
+def step_played(
+    answered: Answered, proof: Proof | None = None, expected: Answer | None = None
+) -> StepPlayed:
+    """A step on both servers.
 
-    @property
-    def confirmed(self) -> bool | None:
-        """True if the real server answers wrongly, or ends as simulated; None where no answer
-        was proven.
-        """
-        if self.real.error in GONE:
-            return self.agrees
-        return None if self.proof is None else self.proof.wrong
+    Beside the prompt: cached and processed tokens of the real server, those of the simulator where
+    they differ, its verdict on its own answer, and the real answer, computed with exact numbers,
+    against that of a fresh server; the noise is the distance of two fresh ones.
+    """
+    step, real, ours = answered.step, answered.real, answered.simulated
+    made = step.messages or step.options.get("endpoint") == "infill"  # by the server
+    whole = (real.cached or 0) + (real.processed or 0)
+    agrees = real.agrees_with(ours)
+    return StepPlayed(
+        name=step.name,
+        prompt_tokens=whole if made else len(step.ids),
+        real=real,
+        simulated=ours,
+        agrees=agrees,
+        confirmed=agrees if real.error in GONE else None if proof is None else proof.wrong,
+        cells=(
+            real.error or _count(real.cached),
+            _count(real.processed),
+            "" if agrees else ours.error or f"{_count(ours.cached)}, {_count(ours.processed)}",
+            expected or "",
+            *(("", "") if proof is None else (str(proof), f"{proof.noise:.0g}")),
+        ),
+        proof=proof,
+    )
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def play_scenario(
@@ -203,26 +219,20 @@ def play_scenario(
             msg = f"{scenario.name} on {release}: the simulated server starts; {error}"
             raise ScenarioError(msg) from None
         if not proves or (played and played[-1].real.error in GONE):
-            return played
+            return tuple(step_played(each, expected=each.expected) for each in played)
         for times in ROOM:
             exact = _with_flags(scenario, times)
             answers = tuple(_steps(exact, release, real, model))
             if told_alike([each.real for each in played], [each.real for each in answers]):
                 break
         else:
-            return played
+            return tuple(step_played(each, expected=each.expected) for each in played)
+        options = scenario.engine.options
         return tuple(
-            replace(
+            step_played(
                 each,
-                proof=proven(
-                    twin.step,
-                    twin.real,
-                    scenario.engine.options,
-                    real,
-                    model,
-                    strengths=twin.strengths,
-                ),
-                expected=twin.expected,
+                proven(twin.step, twin.real, options, real, model, strengths=twin.strengths),
+                twin.expected,
             )
             for each, twin in zip(played, answers, strict=True)
         )
@@ -238,7 +248,7 @@ def _with_flags(scenario: Scenario, times: int) -> Scenario:
 
 def _steps(
     scenario: Scenario, release: Release, real: RealServer, model: Path
-) -> Iterator[StepPlayed]:
+) -> Iterator[Answered]:
     """Each step on the real server, then on the simulator with the real replies."""
     flags = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
     asked = replace(scenario, engine=replace(scenario.engine, options=flags))
@@ -265,7 +275,7 @@ def _steps(
             answered = record.step.do == "complete" and not record.step.leaves
             reply = record.reply if answered else None
             verdict = None if reply is None else judge(reply, oracle)
-            yield StepPlayed(
+            yield Answered(
                 step=steps[at],
                 real=answers[at],
                 simulated=our,
@@ -309,7 +319,7 @@ def _seen(played: StepPlayed) -> Seen:
         answer = "diverged" if played.proof.wrong else "same"
     real = played.real
     return Seen(
-        name=played.step.name,
+        name=played.name,
         cached=real.cached,
         answer=answer,
         error=real.error,

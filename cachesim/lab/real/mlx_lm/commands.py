@@ -15,7 +15,7 @@ from cachesim.lab.real.fit.newest import Played, explain
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
-from cachesim.lab.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
+from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_agents import draw_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
@@ -92,7 +92,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             family=FAMILY,
             environment_for=environment_for,
             play=play_mlx_scenario,
-            table=_scenario_table,
+            heads=("real: cached", "answer", "simulated: cached", "answer"),
         ).play_named(flags.scenario, flags.release)
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
@@ -141,22 +141,6 @@ def _newest(flags: MlxFlags) -> int:
     if status and played:
         explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
     return status
-
-
-def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
-    title = f"{name} on mlx-lm {release}"
-    table = Table(title=title, title_style="")
-    for head in ("step", "prompt", "real: cached", "answer", "simulated: cached", "answer", ""):
-        table.add_column(head, justify="left" if head in {"step", "answer", ""} else "right")
-    for step in steps:
-        cells = [
-            text
-            for cached, answer, error in (step.real, step.simulated)
-            for text in (error or str(cached), answer or "-")
-        ]
-        verdict = "equal" if step.agrees else "DIFFERENT"
-        table.add_row(step.name, str(step.prompt_tokens), *cells, verdict)
-    return table
 
 
 def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:

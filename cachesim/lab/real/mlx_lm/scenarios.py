@@ -4,8 +4,7 @@ The real server reads the scenario's tokens as words: one token, one word, marks
 is a tiny one of the class that the scenario names, and says what the simulator said.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
+from cachesim.lab.real.playing import StepPlayed
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -38,28 +38,7 @@ ORDER: Final = ("<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "
 FILLER: Final = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioStep:
-    """A step in both servers: cached tokens, the answer, the error."""
-
-    name: str
-    prompt_tokens: int
-    real: Outcome
-    simulated: Outcome
-
-    @property
-    def agrees(self) -> bool:
-        """True when both say the same."""
-        return self.real == self.simulated
-
-    @property
-    def confirmed(self) -> bool:
-        """True if the real server answers wrongly, or fails as simulated."""
-        _, answer, error = self.real
-        return answer == "diverged" or (error is not None and self.agrees)
-
-
-def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
+def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""
     family = playable_family(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
@@ -83,13 +62,26 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, .
         )
     played = [request for group in line["results"] for request in group["requests"]]
     return tuple(
-        ScenarioStep(
-            name=record.name,
-            prompt_tokens=len(record.prompt),
-            real=(None if theirs["error"] else theirs["cached"], theirs["answer"], theirs["error"]),
-            simulated=_outcome(record, oracle),
-        )
+        _step_played(record, theirs, _outcome(record, oracle))
         for record, theirs in zip(records, played, strict=False)
+    )
+
+
+def _step_played(record: Record, theirs: Mapping[str, Any], simulated: Outcome) -> StepPlayed:
+    answer, error = theirs["answer"], theirs["error"]
+    real: Outcome = (None if error else theirs["cached"], answer, error)
+    return StepPlayed(
+        name=record.name,
+        prompt_tokens=len(record.prompt),
+        real=real,
+        simulated=simulated,
+        agrees=real == simulated,
+        confirmed=answer == "diverged" or (error is not None and real == simulated),
+        cells=tuple(
+            text
+            for cached, answer, error in (real, simulated)
+            for text in (error or str(cached), answer or "-")
+        ),
     )
 
 
