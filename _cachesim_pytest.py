@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from cachesim.engines.profile import Profile
+    from cachesim.engines.family import Profile
     from cachesim.play.result import Run
     from cachesim.scenario import Scenario
 

@@ -24,7 +24,7 @@ from benchmarks.tally import Account, Clock, Memory
 from cachesim.cli.jobs import jobs_of
 from cachesim.cli.run import play as play_jobs
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset

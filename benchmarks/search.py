@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import look, workloads

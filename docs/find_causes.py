@@ -14,8 +14,7 @@ from typing import Final
 
 from cachesim.engines import facts
 from cachesim.engines.causes import Loss
-from cachesim.engines.family import FAMILIES
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import CachesimError
 from cachesim.play.session import Session
 from cachesim.scenario.format import Scenario

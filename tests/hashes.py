@@ -21,8 +21,7 @@ from typing import Final
 
 from cachesim.cli.main import main as cachesim
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile, family_of
 from cachesim.errors import CachesimError
 from cachesim.lab.lessons import lessons
 from cachesim.model.presets import PRESETS

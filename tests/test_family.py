@@ -13,9 +13,8 @@ from cachesim.cli.main import main
 from cachesim.engines import FAMILIES, Engine, Profile
 from cachesim.engines.causes import Cause
 from cachesim.engines.facts import causes_of
-from cachesim.engines.family import Family, register
+from cachesim.engines.family import Family, Patch, Release, register
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError
 from cachesim.model.presets import tiny
 from cachesim.play import run_scenario, scenario_schema

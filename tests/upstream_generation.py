@@ -14,19 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.base import Ticket
-from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.chat_templates import Message
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.chat import ByteTokenizer, Message
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.families import family_of
-from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
-from cachesim.engines.mlx_lm.generate.batch_generator_old import OldBatchGenerator
+from cachesim.engines.mlx_lm.family import MlxRules
+from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Sampler, Stopper, extend_cache
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import MlxRules
-from cachesim.engines.mlx_lm.server.single import stream
+from cachesim.engines.mlx_lm.server.thread import stream
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec

@@ -22,11 +22,9 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches import prompt_cache as caches
-from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import Causal, create_attention_mask
-from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.caches.layer_cache import Causal, LayerCache, create_attention_mask
+from cachesim.engines.mlx_lm.caches.prompt_cache import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from cachesim.lab.real.environment import environments_folder

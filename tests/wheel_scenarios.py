@@ -21,7 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
+from cachesim.engines.chat import FIRST_WORD, VOCABULARY
 from cachesim.lab.real.llama_cpp.server import RealServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.scenario.format import Scenario, Step

@@ -17,7 +17,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import free_name

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check import MOST_MINUTES, Budget, bar, check_folder
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt

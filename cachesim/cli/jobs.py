@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.report.consoles import notes, show
 from cachesim.scenario import Scenario, full_profile

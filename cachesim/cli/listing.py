@@ -18,8 +18,7 @@ from cachesim.report.consoles import results, show
 from cachesim.scenario.shipped import shipped_files
 
 if TYPE_CHECKING:
-    from cachesim.engines.family import Family
-    from cachesim.engines.release import Patch, Release
+    from cachesim.engines.family import Family, Patch, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

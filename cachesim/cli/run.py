@@ -20,8 +20,7 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.outputs import output_at
 from cachesim.cli.workers import how_many, workers
-from cachesim.engines.family import family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName

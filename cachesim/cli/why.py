@@ -22,7 +22,7 @@ from cachesim.cli.inputs import (
 )
 from cachesim.cli.outputs import Page, output_at, page_at, print_report, write, write_page
 from cachesim.cli.tune import swept
-from cachesim.engines.rope import Rope, Run
+from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.logs.dump import Recorded

@@ -8,9 +8,9 @@ from cachesim.lazily import lazily
 if TYPE_CHECKING:
     from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
     from cachesim.engines.causes import Cause, Loss
-    from cachesim.engines.chat_templates import Message
+    from cachesim.engines.chat import Message
     from cachesim.engines.events import Event
-    from cachesim.engines.profile import Profile
+    from cachesim.engines.family import Profile
 
 HOMES: Final = {
     "ByteStore": "base",
@@ -18,13 +18,13 @@ HOMES: Final = {
     "Engine": "base",
     "Event": "events",
     "Loss": "causes",
-    "Message": "chat_templates",
-    "Profile": "profile",
+    "Message": "chat",
+    "Profile": "family",
     "Reply": "base",
     "Request": "base",
     "Ticket": "base",
 }
-"""In which module each public name is defined."""
+"""Defining module of each public name."""
 
 
 __getattr__ = lazily(__name__, HOMES)

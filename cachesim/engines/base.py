@@ -8,12 +8,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.chat_templates import Message
+from cachesim.engines.chat import Message
 from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family, family_of
+from cachesim.engines.family import Family, Profile, Rules, family_of
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.profile import Profile
-from cachesim.engines.release import Rules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec

@@ -1,11 +1,107 @@
 """The interface of tokenizers for requests of messages."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from cachesim.engines.chat_templates import Message
-from cachesim.errors import OptionError
+from cachesim.errors import OptionError, TemplateError, TokenError
 from cachesim.units import Count, Token, Tokens
+
+# Chat templates: how a list of messages becomes one text.
+#
+# Three are enough for what people report: the plain one, one that drops the reasoning of earlier
+# turns (the most frequent cause of a miss, across all engines), and one that refuses a conversation
+# without a user message (which defeats servers that render a system message alone to find its end).
+
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"
+THINK_START: Final = "<think>"
+THINK_END: Final = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """The chat template of a family of models."""
+
+    name: str
+    about: str
+    show: Callable[[Sequence[Message]], tuple[tuple[str, str], ...]]
+    generation_prompt: str
+    thinks: bool = False
+
+
+def turn(role: str, content: str) -> str:
+    """A message between its marks."""
+    return f"{TURN_START}{role}\n{content}{TURN_END}\n"
+
+
+def without_reasoning(content: str) -> str:
+    """The text behind the closing think mark; all of it where there is none."""
+    return content.rpartition(THINK_END)[2].lstrip("\n")
+
+
+def show_as_written(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+    """Every message as the client sent it."""
+    return tuple((each.role, turn(each.role, each.content)) for each in messages)
+
+
+def show_without_old_reasoning(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+    """Assistant messages before the last user message lose their reasoning (as Qwen 3 does)."""
+    asked = [index for index, each in enumerate(messages) if each.role == "user"]
+    last_user = asked[-1] if asked else -1
+    return tuple(
+        (each.role, turn(each.role, without_reasoning(each.content)))
+        if each.role == "assistant" and index < last_user
+        else (each.role, turn(each.role, each.content))
+        for index, each in enumerate(messages)
+    )
+
+
+def show_if_a_user_speaks(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+    """The messages as written; one from a user is required (as by Qwen 3.5)."""
+    if not any(each.role == "user" for each in messages):
+        msg = "the chat template 'needs-user' found no user message; add one with role = \"user\""
+        raise TemplateError(msg)
+    return show_as_written(messages)
+
+
+PLAIN_PROMPT: Final = f"{TURN_START}assistant\n"
+
+TEMPLATES: Final = {
+    each.name: each
+    for each in (
+        Template(
+            name="chatml",
+            about="every message between its marks, as the client sent it",
+            show=show_as_written,
+            generation_prompt=PLAIN_PROMPT,
+        ),
+        Template(
+            name="strip-reasoning",
+            about="drops the reasoning of assistant turns before the last user message",
+            show=show_without_old_reasoning,
+            generation_prompt=f"{PLAIN_PROMPT}{THINK_START}\n",
+            thinks=True,
+        ),
+        Template(
+            name="needs-user",
+            about="refuses a conversation without a user message",
+            show=show_if_a_user_speaks,
+            generation_prompt=PLAIN_PROMPT,
+        ),
+    )
+}
 
 
 @runtime_checkable
@@ -72,3 +168,124 @@ def thinks_on(arguments: Mapping[str, Any]) -> bool:
             msg = f"no chat template here reads {name} = {value!r}; write enable_thinking = false"
             raise OptionError(msg)
     return bool(arguments.get("enable_thinking", True))
+
+
+# A byte-level tokenizer of 512 tokens, one text per token.
+#
+#     0 <unk>   1 <s>   2 </s>            3..258    the 256 bytes
+#     259 <|im_start|>  260 <|im_end|>    261..264  system, user, assistant, newline
+#     265..511  words of no meaning, whose texts are "[265]" to "[511]"
+#
+# A template that thinks gives the last two words another text: 510 is `<think>`, 511 `</think>`.
+# What has no token of its own becomes its UTF-8 bytes. Texts are unique but for the newline, whose
+# byte (13) is never written: so equal texts are equal tokens.
+
+VOCABULARY: Final = 512
+FIRST_BYTE: Final = 3
+BYTES: Final = 256
+FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
+"""Bytes as marks of a gap to fill: before its prefix, before its suffix, and at the end."""
+
+END_OF_TURN: Final = Token(260)
+FIRST_WORD: Final = Token(265)
+THINK_MARKS: Final = (Token(510), Token(511))
+
+
+class ByteTokenizer:
+    """Reads and writes the 512 tokens, and renders conversations with one chat template."""
+
+    def __init__(self, template: str | Template = "chatml") -> None:
+        if isinstance(template, str) and template not in TEMPLATES:
+            msg = f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}"
+            raise TokenError(msg)
+        self.template = TEMPLATES[template] if isinstance(template, str) else template
+        self.tools: tuple[str, ...] = ()
+        self.thinks = True  # a reasoning part is left open
+
+    @property
+    def eos(self) -> Token:
+        """The token that ends a turn."""
+        return END_OF_TURN
+
+    @property
+    def think_start(self) -> Token | None:
+        """The mark that opens a reasoning part, if the template knows one."""
+        return THINK_MARKS[0] if self.template.thinks else None
+
+    @property
+    def think_end(self) -> Token | None:
+        """The mark that closes a reasoning part."""
+        return THINK_MARKS[1] if self.template.thinks else None
+
+    @cached_property
+    def texts(self) -> dict[Token, str]:
+        """The tokens that have a text of their own, bytes left out."""
+        marks = (TURN_START, TURN_END, "system", "user", "assistant", "\n")
+        texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
+        texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
+        texts |= {Token(index): f"[{index}]" for index in range(FIRST_WORD, VOCABULARY)}
+        if self.template.thinks:
+            texts |= dict(zip(THINK_MARKS, (THINK_START, THINK_END), strict=True))
+        return texts
+
+    @cached_property
+    def _tokens(self) -> dict[str, Token]:
+        return {text: token for token, text in self.texts.items()}
+
+    @cached_property
+    def _word(self) -> re.Pattern[str]:
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def encode(self, text: str) -> Tokens:
+        """Read a text; tokens with a text of their own are recognised, the rest are bytes."""
+        found: list[Token] = []
+        for piece in self._word.split(text):
+            token = self._tokens.get(piece)
+            if token is not None:
+                found.append(token)
+            else:
+                raw = piece.encode("utf-8", "surrogateescape")
+                found.extend(Token(FIRST_BYTE + byte) for byte in raw)
+        return tuple(found)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """The text of tokens; bytes that are no UTF-8 survive a round trip."""
+        return b"".join(map(self._raw, tokens)).decode("utf-8", "surrogateescape")
+
+    def _raw(self, token: Token) -> bytes:
+        if token in self.texts:
+            return self.texts[token].encode()
+        if FIRST_BYTE <= token < FIRST_BYTE + BYTES:
+            return bytes([token - FIRST_BYTE])
+        msg = f"token {token} is outside the vocabulary of {VOCABULARY}"
+        raise TokenError(msg)
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> Tokens:
+        """The prompt of a conversation."""
+        text = self._tools_turn + "".join(shown for _, shown in self.template.show(messages))
+        prompt = self.template.generation_prompt
+        if self.template.thinks and not self.thinks:
+            prompt += f"{THINK_END}\n"
+        return self.encode(text + prompt * add_generation_prompt)
+
+    def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
+        """The prompt of a request with tools and arguments of the template."""
+        bound = copy(self)
+        bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
+        return bound
+
+    @property
+    def _tools_turn(self) -> str:
+        return turn("system", "\n".join(self.tools)) if self.tools else ""
+
+    def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
+        """Role and first token of every message in the rendered prompt."""
+        starts: list[tuple[str, Count]] = []
+        at = len(self.encode(self._tools_turn))
+        for role, shown in self.template.show(messages):
+            starts.append((role, Count(at)))
+            at += len(self.encode(shown))
+        return tuple(starts)

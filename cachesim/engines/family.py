@@ -1,7 +1,7 @@
 """The facts about an engine for all tools, as one value: `Family`.
 
 It says where a server family lives, what it can do, and holds the tables of its releases and
-patches (`release.py`) and of its options (`option.py`).
+patches (`family.py`) and of its options (`option.py`).
 
 An engine's package holds its value in `family.py`; `cachesim.engines` registers it. Nothing else
 keeps a list of engines, releases, patches or options. These values are plain data: no array and
@@ -9,23 +9,172 @@ no engine is loaded for them.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_by_name, options_of
-from cachesim.engines.release import Patch, PatchedRelease, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
 
 if TYPE_CHECKING:
     from cachesim.model.spec import ModelSpec
 
+
+def did_you_mean(name: str, known: Iterable[str], *, alike: float = 0.7) -> str:
+    """`did you mean 'x'?` where a known name is so near that it must have been meant."""
+    near = get_close_matches(name, list(known), n=1, cutoff=alike)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def near_release(name: str, known: tuple[str, ...]) -> str:
+    """The releases beside an unknown one, where both are numbered alike, else all of them."""
+    neighbours = list(_beside(name, known))
+    if neighbours:
+        return (
+            f"the nearest are {' and '.join(neighbours)}"
+            if len(neighbours) > 1
+            else (f"the nearest is {neighbours[0]}")
+        )
+    return did_you_mean(name, known) or f"there are {', '.join(known)}"
+
+
+def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
+    alike = {_numbers(each): each for each in known if _form(each) == _form(name)}
+    wanted = _numbers(name)
+    below = [numbers for numbers in alike if numbers < wanted]
+    above = [numbers for numbers in alike if numbers > wanted]
+    if wanted and below:
+        yield alike[max(below)]
+    if wanted and above:
+        yield alike[min(above)]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(digits[:18]) for digits in re.findall(r"\d+", name))
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
 R = TypeVar("R")
 """An engine's value of rules."""
+
+Rules: TypeAlias = Any
+"""The rules of any engine, a part or a field of them."""
+
+
+class PatchedRelease(Protocol):
+    """A release with patches laid over it, as a `Profile` names them."""
+
+    @property
+    def release(self) -> str:
+        """The release's name."""
+        ...
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """The patches in order, with the sign of one that is taken back."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The package of a real release: its version, and the packages it is installed with."""
+
+    name: str
+    version: str
+    beside: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The packages to install."""
+        return (*self.beside, f"{self.name}=={self.version}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Generic[R]):
+    """A release: its rules, and their source."""
+
+    name: str
+    about: str
+    rules: R
+    date: str = ""
+    upstream: str = ""  # the tag or commit whose code the rules follow; the release itself if empty
+    aliases: tuple[str, ...] = ()  # builds under another number with the same cache logic
+    package: Package | None = None
+
+    @property
+    def follows(self) -> str:
+        """The tag or commit whose code the rules follow."""
+        return self.upstream or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch(Generic[R]):
+    """A proposed, foreign or merged change, laid over the rules of a release.
+
+    One that was merged can be taken back from the releases that have it: `b11549-28302`.
+    """
+
+    name: str
+    about: str
+    fits: tuple[str, ...]
+    lay: Callable[[R], R]
+    pull: int = 0  # its number where it was proposed; 0: our own, or unknown where it landed
+    perhaps: tuple[int, ...] = ()  # numbers that may be its own, where none could be confirmed
+    landed: str = ""  # the first release that has it
+    back: Callable[[R], R] | None = None  # the rules without it, where it was merged
+    cures: str = ""  # the wrong answers that there are without it, by their cause
+
+
+def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:
+    """A release whose tag is its number, and which a package of that number plays."""
+    return Release(
+        name=name,
+        about=about,
+        rules=rules,
+        date=date,
+        upstream=f"v{name}",
+        package=Package(name=package, version=name),
+    )
+
+
+def laying(**changes: Rules) -> Callable[[Rules], Rules]:
+    """A patch that sets fields of the rules; a mapping sets fields of the part that it names."""
+
+    def lay(rules: Rules) -> Rules:
+        return replace(
+            rules, **{name: _replaced(getattr(rules, name), each) for name, each in changes.items()}
+        )
+
+    return lay
+
+
+def _replaced(before: Rules, change: Rules) -> Rules:
+    if not isinstance(change, Mapping):
+        return change
+    return {**before, **change} if isinstance(before, Mapping) else replace(before, **change)
+
+
+def switching(landed: str, **changes: Rules) -> dict[str, Any]:
+    """The fields of a merged patch and their former values, where all are booleans."""
+    return {"landed": landed, "lay": laying(**changes), "back": laying(**_switched(changes))}
+
+
+def _switched(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _switched(each) if isinstance(each, Mapping) else not each
+        for name, each in changes.items()
+    }
+
 
 Server: TypeAlias = Any
 """An `Engine`: no table loads its class."""
@@ -389,3 +538,55 @@ def family_of(engine: str) -> Family[Any, Any]:
         msg = f"there is no engine {engine!r}; {hint}"
         raise ProfileError(msg)
     return family
+
+
+# A profile names an engine at one release, plus patches: `llama.cpp@b9538+24143`.
+#
+# What was merged can be taken back as well: `llama.cpp@b11549-28302`.
+
+_SHAPE = re.compile(r"(?P<engine>[^@+]+)@(?P<release>[^@+]+)(?P<patches>(\+[^@+]+)*)")
+_BACK = re.compile(r"(?P<rest>[^@+]+?)(?P<back>(-\d+)+)")
+"""A name, and what is taken back after it: only numbered patches were merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """An engine at one release, with the patches laid over it in order."""
+
+    engine: str
+    release: str
+    patches: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Profile":
+        """Read `engine@release+patch+patch`; older names of a release become the current one."""
+        shape = _SHAPE.fullmatch(text.strip())
+        if shape is None:
+            msg = (
+                f"{text!r} is not a profile: write ENGINE@RELEASE+PATCH, like llama.cpp@b9538+24143"
+            )
+            raise ProfileError(msg)
+        engine, release = shape["engine"], shape["release"]
+        family = FAMILIES.get(engine)
+        named = () if family is None else (*family.names(), *(each.name for each in family.patches))
+        release, *patches = _apart(release, named)
+        for each in shape["patches"].split("+")[1:]:
+            patches += _apart(each, named)
+        current = release if family is None else family.current_name(release)
+        return cls(engine, current, tuple(patches))
+
+    def with_patches(self, *patches: str) -> "Profile":
+        """The profile with further patches."""
+        return replace(self, patches=(*self.patches, *patches))
+
+    def __str__(self) -> str:
+        signed = (each if each.startswith("-") else f"+{each}" for each in self.patches)
+        return "".join((f"{self.engine}@{self.release}", *signed))
+
+
+def _apart(text: str, named: Sequence[str]) -> list[str]:
+    """A name, and the patches taken back after it, with their signs: `b11549-28302`."""
+    parts = _BACK.fullmatch(text)
+    if parts is None or text in named:
+        return [text]
+    return [parts["rest"], *re.findall(r"-\d+", parts["back"])]

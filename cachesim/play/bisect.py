@@ -16,9 +16,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from cachesim.engines.family import Family, family_of
-from cachesim.engines.profile import Profile
-from cachesim.engines.release import Patch
+from cachesim.engines.family import Family, Patch, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.runner import run

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.base import Reply
-from cachesim.engines.family import FAMILIES
+from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.held import Held, sizes_of
-from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from cachesim.engines.base import Reply
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName

@@ -6,10 +6,9 @@ from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.engines.chat_templates import Message
+from cachesim.engines.chat import Message
 from cachesim.engines.events import Event
-from cachesim.engines.family import Family, family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Family, Profile, family_of
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.model.adapters import adapted
 from cachesim.model.arithmetic import ArithmeticName, Network

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from cachesim.engines.base import Engine
-from cachesim.engines.family import FAMILIES, family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import FAMILIES, Profile, family_of
 from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec

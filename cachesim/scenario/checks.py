@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from cachesim.engines.family import FAMILIES
-from cachesim.engines.nearest import did_you_mean
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import FAMILIES, Profile, did_you_mean
 from cachesim.errors import InputError, OptionError, ScenarioError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeAlias
 
-from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.chat import TEMPLATES
 from cachesim.scenario import limits
 from cachesim.scenario.readers import Each, Either, Ids, Number, OneOf, Table, Text, Whole, YesNo
 

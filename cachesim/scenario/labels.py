@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_folder
 from cachesim.typed import Json

@@ -8,8 +8,7 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
-from cachesim.engines.byte_tokenizer import FIRST_WORD, THINK_MARKS, ByteTokenizer
-from cachesim.engines.chat_templates import Message
+from cachesim.engines.chat import FIRST_WORD, THINK_MARKS, ByteTokenizer, Message
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.typed import there_is
 from cachesim.units import Array, Token, Tokens, as_tokens

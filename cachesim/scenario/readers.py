@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reprlib import Repr
 from typing import Any, Protocol, TypeAlias
 
-from cachesim.engines.nearest import did_you_mean
+from cachesim.engines.family import did_you_mean
 from cachesim.scenario import limits
 from cachesim.typed import Value
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import Trial, look, playable, workloads

@@ -9,8 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
-from cachesim.engines.family import family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile, family_of
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session

@@ -1,6 +1,6 @@
 """A workload in words: what its clients do, one line each."""
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.scenario.format import Step
 from cachesim.testing.search import Counterexample

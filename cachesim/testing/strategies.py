@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import LayerKind, ModelSpec

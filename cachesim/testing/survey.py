@@ -20,9 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from cachesim.engines.family import family_of
-from cachesim.engines.profile import Profile
-from cachesim.engines.release import Patch
+from cachesim.engines.family import Patch, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Culprit, Run, Step

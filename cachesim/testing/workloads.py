@@ -14,9 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from hypothesis import strategies as st
 
 from cachesim.engines import Engine
-from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.family import Corner, Family, family_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.chat import ByteTokenizer
+from cachesim.engines.family import Corner, Family, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.build import build
 from cachesim.model.presets import preset

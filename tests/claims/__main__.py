@@ -12,8 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from cachesim.engines.family import FAMILIES
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.model.trace import Fault
 from cachesim.play import session as sessions
 from cachesim.play.result import Run, Step

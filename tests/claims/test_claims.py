@@ -13,13 +13,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 
-from cachesim.engines.causes import Loss, declared
+from cachesim.engines.causes import Ledger, Loss, declared
 from cachesim.engines.events import Event
-from cachesim.engines.family import FAMILIES
-from cachesim.engines.ledger import Ledger
+from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.llamacpp import causes, checkpoints
 from cachesim.engines.llamacpp.checkpoints import ERASURES
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.store import Lane
 from cachesim.play import runner, statements

@@ -17,7 +17,7 @@ import pytest
 from cachesim.cli.jobs import jobs_of
 from cachesim.cli.main import main
 from cachesim.cli.run import seconds_of
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import OutOfTimeError
 from cachesim.model.plain import Growing
 from cachesim.play import run

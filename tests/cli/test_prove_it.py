@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.playing import releases_of

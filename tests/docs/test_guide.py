@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.engines.facts import shipped
-from cachesim.engines.llamacpp import profiles
+from cachesim.engines.llamacpp import family
 from tests.test_house import MAY_IMPORT, PACKAGE, ROOT
 
 GUIDES = ("CONTRIBUTING.md", "docs/architecture.md")
@@ -101,10 +101,10 @@ def test_the_traps_that_tests_refer_to_are_in_the_list() -> None:
 def test_the_patch_of_the_guide_can_be_pasted() -> None:
     guide = (ROOT / "docs" / "howto" / "check-your-patch.md").read_text()
     (text,) = re.findall(r"```text\n(Patch\(.*?)```", guide, re.DOTALL)
-    assert "`PROPOSED` of `profiles.py`" in guide
+    assert "`PROPOSED` of `family.py`" in guide
 
-    patch, *_ = eval(f"({text})", vars(profiles))
+    patch, *_ = eval(f"({text})", vars(family))
 
-    rules = profiles.HISTORY.rules("b11549")
+    rules = family.HISTORY.rules("b11549")
     assert "b11549" in patch.fits
     assert ("beyond", "equal") == (rules.reuse.erasure, patch.lay(rules).reuse.erasure)

@@ -20,9 +20,9 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.engines.profile import Profile
 from cachesim.lab.logs.settings import flag_of
 from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.hunt.report import commands as report_lines

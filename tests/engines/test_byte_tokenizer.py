@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.base import Message
-from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
-from cachesim.engines.chat import ChatTokenizer
-from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.chat import TEMPLATES, VOCABULARY, ByteTokenizer, ChatTokenizer
 from cachesim.errors import TemplateError, TokenError
 from cachesim.units import Token
 

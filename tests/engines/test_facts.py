@@ -5,9 +5,8 @@ from dataclasses import fields
 import pytest
 
 from cachesim.engines import facts
-from cachesim.engines.causes import Cause
+from cachesim.engines.causes import Cause, Ledger
 from cachesim.engines.events import Event
-from cachesim.engines.ledger import Ledger
 from cachesim.engines.words import filled, in_numbers, in_words, names_in
 from cachesim.errors import ContractError
 from cachesim.units import Count

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines import Engine, Request
+from cachesim.engines.family import Profile
 from cachesim.engines.held import UNKNOWN, Marks, Run, runs_of
-from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced

@@ -19,8 +19,7 @@ NAMES_UPSTREAM: Final = re.compile(
 )
 
 OUR_FILES: Final = frozenset(
-    {"held", "snapshot", "causes", "options", "integrity", "family", "profiles", "rules", "build",
-     "provenance", "forced", "account", "job", "request", "texts"}
+    {"held", "causes", "options", "family", "rules", "build", "request"}
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 
@@ -37,9 +36,11 @@ OURS: Final = frozenset(
         "_serve",
         # what a server holds, and whether its books agree
         "held", "amounts", "check_books", "_astray", "_cells", "_free", "_host", "_own_cells",
-        "_parked",
+        "_parked", "_nodes", "_described", "_holding",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
+        # forced replies and options
+        "_advance", "_pieces", "_put", "pass_over_replies", "context_params",
         # shortcuts; a property holds each to what it stands for
         "_lay_out", "parts_of", "_set_bits", "SequenceView",
         "hash_set_order", "_usable_cells", "fill_straight", "Run",

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.rope import Rope
-from cachesim.engines.tokens import get_common_prefix
+from cachesim.engines.tokens import Rope, get_common_prefix
 
 runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6)), max_size=6)
 

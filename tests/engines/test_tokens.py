@@ -2,8 +2,7 @@
 
 import pytest
 
-from cachesim.engines.rope import Rope
-from cachesim.engines.tokens import get_common_prefix
+from cachesim.engines.tokens import Rope, get_common_prefix
 from cachesim.units import as_tokens
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Package, Patch, Release
 from cachesim.engines.option import Option, option
-from cachesim.engines.release import Package, Patch, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.causes import Ledger
 from cachesim.engines.events import Event, EventLog
-from cachesim.engines.ledger import Ledger
 from cachesim.errors import UpstreamAbort
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count, Token, Tokens

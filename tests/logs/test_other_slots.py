@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.extract import Origin, scenario_of
 from cachesim.lab.logs.player import Asked, Player
 from cachesim.model.presets import preset

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of, build

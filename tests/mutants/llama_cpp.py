@@ -6,13 +6,12 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.llamacpp import checkpoints, selection, update_slots
-from cachesim.engines.llamacpp import swap as swapping
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.blob import RowBlock
-from cachesim.engines.llamacpp.memory.mask import WindowMask
+from cachesim.engines.llamacpp.memory.cells import WindowMask
+from cachesim.engines.llamacpp.memory.hybrid import WindowPair
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import PlaneWriter
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.units import Count
 from tests.mutants.switches import Swap, always, answers, counts, swap, wrapped
@@ -340,13 +339,13 @@ KEEPING: Final = (
     reported(
         "load-keeps-the-entry",
         "what was loaded stays in the prompt cache",
-        swap(swapping, "prompt_load", wrapped(_keeps_entry)),
+        swap(selection, "prompt_load", wrapped(_keeps_entry)),
         upstream="ggml-org/llama.cpp#24143",
     ),
     reported(
         "load-without-checkpoints",
         "a loaded conversation comes without its checkpoints",
-        swap(swapping, "prompt_load", wrapped(_loses_checkpoints)),
+        swap(selection, "prompt_load", wrapped(_loses_checkpoints)),
     ),
     reported(
         "nothing-is-parked",

@@ -5,15 +5,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.ik_llama import checkpointing, prepare
-from cachesim.engines.ik_llama.cells import Cells
-from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama import prepare, server
+from cachesim.engines.ik_llama.context import Cells, Context
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
-from cachesim.engines.mlx_lm.store.trie import PromptTrie
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache, PromptTrie
 from tests.mutants.switches import always, answers, counts, swap, wrapped
 
 IK: Final = "ik_llama.cpp@d2da6da05+2105"
@@ -81,7 +78,7 @@ IK_LLAMA: Final = (
     counts(
         "ik-no-tolerance-point",
         "no checkpoint before the prompt's end",
-        swap(checkpointing.Checkpointing, "after_prefill", always(None)),
+        swap(server.Checkpointing, "after_prefill", always(None)),
         records="server-ik-d2da6da05",
     ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Message
-from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.chat import ByteTokenizer
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY

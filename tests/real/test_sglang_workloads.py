@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Reply
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.schedules import step_played

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.play import run
 from cachesim.play.result import CLAIMS
 from cachesim.scenario import Scenario, full_profile, load

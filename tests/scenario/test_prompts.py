@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.chat_templates import Message
-from cachesim.engines.profile import Profile
+from cachesim.engines.chat import ByteTokenizer, Message
+from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
 from cachesim.play.session import Session
 from cachesim.scenario import scenario_of

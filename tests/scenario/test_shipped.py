@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.play import run
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files

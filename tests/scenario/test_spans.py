@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.chat import ByteTokenizer
 from cachesim.scenario.prompts import draw_spans, drawn
 
 names = st.text("abcdefgh", min_size=1, max_size=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.lab.traces.asked import Asked, TraceError
 from cachesim.lab.traces.reading import open_trace

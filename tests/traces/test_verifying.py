@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
 from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.source import Source

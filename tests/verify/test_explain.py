@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.base import Reply
-from cachesim.engines.causes import Cause, Loss
-from cachesim.engines.ledger import Ledger
+from cachesim.engines.causes import Cause, Ledger, Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Tokens, as_tokens
 from cachesim.verify.explain import Part, Parting, adds_up, explain, sentence

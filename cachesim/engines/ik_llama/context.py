@@ -12,12 +12,238 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cachesim.engines.ik_llama.cells import Cells
-from cachesim.engines.ik_llama.state import SequenceState, Sizes
-from cachesim.errors import BlobError, UpstreamAbort
+from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
+
+# A saved sequence: what `llama_state_seq_get_data` writes, the bytes it takes, and checkpoints.
+#
+# The real server's bytes: they decide evictions.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceState:
+    """Positions in cell order, keys and values (full states only), recurrent rows.
+
+    A partial state has no keys and values: a restore leaves in the new cells whatever they hold.
+    """
+
+    positions: tuple[Pos, ...]
+    born: tuple[Pos, ...]  # the positions the keys were rotated to
+    keys: dict[int, Array] | None
+    values: dict[int, Array] | None
+    rows: dict[int, Array]
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state needed to resume a hybrid sequence at `pos_max + 1`.
+
+    The `prompt` positions are the same points measured in the request's own tokens, which differ
+    from the cache's when texts matched across different token boundaries.
+    """
+
+    pos_min: Pos
+    pos_max: Pos
+    pos_min_prompt: Pos
+    pos_max_prompt: Pos
+    n_tokens: Count
+    made_by: int  # the task that saved it
+    state: SequenceState
+
+    @property
+    def size(self) -> int:
+        """Bytes of the saved state."""
+        return self.state.size
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by which people know it."""
+        return {
+            "pos_min": int(self.pos_min),
+            "pos_max": int(self.pos_max),
+            "n_tokens": int(self.n_tokens),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes per cell and per recurrent row, summed over the layers that have them."""
+
+    cell: int
+    row: int
+    layers: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "Sizes":
+        """Keys and values as f16, recurrent rows as f32."""
+        numbers = range(len(spec.layers))
+        return cls(
+            cell=sum(spec.key_bytes(n) + spec.value_bytes(n) for n in numbers),
+            row=sum(spec.conv_bytes(n) + spec.state_bytes(n) for n in numbers),
+            layers=len(spec.layers),
+        )
+
+    def state(self, cells: int, *, partial: bool) -> int:
+        """A state: counts and positions, a head per layer, the data unless it is partial."""
+        head = 4 + cells * 8 + 8 + self.layers * 24 + 4
+        rows = self.layers * 16 + self.row if self.row else 0
+        return head + rows + (0 if partial else cells * self.cell)
+
+
+# The one cell table of a context: all slots share it (`llama_kv_cache`, the old style).
+#
+# pos[i]    position of the token in cell i, -1 = free
+# held[i]   bit s set: sequence s can see cell i
+# shift[i]  how far the position has moved since the key was rotated
+# born[i]   the position the key is rotated to; differs from pos after a rollback (an oddity)
+
+FREE = -1
+
+
+class Cells:
+    """Positions and owners of all cells (`llama_kv_cache`); a search is for one contiguous run."""
+
+    def __init__(self, size: int, *, recurrent: bool, hybrid: bool) -> None:
+        self.size = size
+        self.reach = 0  # cells from here on were never written
+        self.recurrent = recurrent
+        self.hybrid = hybrid
+        self.head = 0
+        self.used = 0
+        self.pos: Integers = np.full(size, FREE, dtype=np.int64)
+        self.born: Integers = np.full(size, FREE, dtype=np.int64)
+        self.held: Array = np.zeros(size, dtype=np.uint64)
+        self.shift: Integers = np.zeros(size, dtype=np.int64)
+
+    # -- search ------------------------------------------------------------------------------
+
+    def find_slot(self, count: int) -> int | None:
+        """The first run of free cells from `head` on (`llama_kv_cache_find_slot`)."""
+        if count > self.size:
+            return None
+        if self.head > self.used + 2 * count:
+            self.head = 0
+        tested = 0
+        while True:
+            if self.head + count > self.size:
+                tested += self.size - self.head
+                self.head = 0
+                continue
+            taken = np.flatnonzero(self.pos[self.head : self.head + count] >= 0)
+            if taken.size == 0:
+                return self.head
+            self.head += int(taken[0]) + 1
+            tested += int(taken[0]) + 1
+            if tested >= self.size:
+                return None
+
+    def place(self, start: int, positions: Integers, seqs: list[SeqId]) -> None:
+        """Write positions and owners into the run that was found."""
+        run = slice(start, start + len(positions))
+        self.pos[run] = positions
+        self.born[run] = positions
+        self.held[run] = [1 << seq for seq in seqs]
+        self.used += len(positions)
+        self.reach = max(self.reach, run.stop)
+
+    def advance(self, count: int) -> None:
+        """Move the search on after an ubatch was computed."""
+        self.head += count
+        if self.head >= self.size:
+            self.head = 0
+
+    def place_recurrent(self, seq: SeqId, position: Pos) -> None:
+        """A recurrent cell's index is its sequence; only its position moves."""
+        if self.pos[seq] < 0:
+            self.used += 1
+        self.pos[seq] = self.born[seq] = position
+        self.held[seq] = 1 << seq
+        self.head = seq
+        self.reach = max(self.reach, seq + 1)
+
+    # -- edits -------------------------------------------------------------------------------
+
+    def seq_rm(self, seq: SeqId, p0: int, p1: int) -> bool:
+        """Forget [p0, p1) of a sequence (`llama_kv_cache_seq_rm`).
+
+        Only a recurrent cache refuses, and then nothing has changed. For a hybrid the answer is
+        yes although its recurrent row keeps what it has folded in.
+        """
+        p0 = max(p0, 0)
+        p1 = np.iinfo(np.int64).max if p1 < 0 else p1
+        if self.recurrent:
+            if seq >= self.size:
+                return False
+            at = int(self.pos[seq])
+            if 0 < p0 <= at or 0 < p1 <= at:
+                return False
+        hit = self._within(seq, p0, p1)
+        self.held[hit] &= ~np.uint64(1 << seq)
+        self._free(hit[self.held[hit] == 0], lower_head=True)
+        return True
+
+    def seq_add(self, seq: SeqId, p0: int, p1: int, delta: int) -> None:
+        """Move [p0, p1); what falls below 0 is freed (`llama_kv_cache_seq_add`)."""
+        hit = self._within(seq, p0, p1)
+        self.pos[hit] += delta
+        self.shift[hit] += delta
+        fallen = hit[self.pos[hit] < 0]
+        self._free(fallen, lower_head=False)
+        self.head = int(fallen[0]) if fallen.size else 0
+
+    def _free(self, cells: Integers, *, lower_head: bool) -> None:
+        self.pos[cells] = self.born[cells] = FREE
+        self.held[cells] = 0
+        self.shift[cells] = 0
+        self.used -= len(cells)
+        if lower_head and cells.size:
+            self.head = min(self.head, int(cells[0]))
+
+    def clear(self) -> None:
+        """Free every cell."""
+        self._free(np.flatnonzero(self.pos >= 0), lower_head=False)
+        self.head = 0
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def of(self, seq: SeqId) -> Integers:
+        """The cells of a sequence, in cell order."""
+        return (self.held[: self.reach] & np.uint64(1 << seq)).nonzero()[0]
+
+    def _within(self, seq: SeqId, p0: int, p1: int) -> Integers:
+        cells = self.of(seq)
+        positions = self.pos[cells]
+        within: Integers = cells[(positions >= p0) & (positions < p1)]
+        return within
+
+    def seq_pos_max(self, seq: SeqId) -> Pos:
+        """The largest position, 0 for none, an oddity (`llama_kv_cache_seq_pos_max`)."""
+        cells = self.of(seq)
+        return Pos(int(self.pos[cells].max())) if cells.size else Pos(0)
+
+    def seq_pos_min(self, seq: SeqId) -> Pos:
+        """The first cell's position, no minimum, an oddity (`llama_kv_cache_seq_pos_min`).
+
+        Recurrent and hybrid caches answer with the largest position instead.
+        """
+        if self.recurrent or self.hybrid:
+            return self.seq_pos_max(seq)
+        cells = self.of(seq)
+        return Pos(int(self.pos[cells[0]])) if cells.size else Pos(-1)
+
+    def check_integrity(self) -> None:
+        """Raise where the books disagree."""
+        taken, owned = self.pos >= 0, self.held != 0
+        if taken.sum() != self.used or not np.array_equal(taken, owned):
+            msg = f"used={self.used}: {taken.sum()} cells hold a position, {owned.sum()} an owner"
+            raise ContractError(msg)
+        if self.held[self.reach :].any():
+            msg = f"a cell from {self.reach} on is held, and none was written"
+            raise ContractError(msg)
+
 
 NOTHING: Final = np.empty(0)
 """Last hidden state of a model without an MTP head."""

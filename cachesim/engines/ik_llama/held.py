@@ -18,10 +18,9 @@ from cachesim.engines.held import (
     Texts,
     runs_of,
 )
-from cachesim.engines.ik_llama.companion import Companion
 from cachesim.engines.ik_llama.context import Context
-from cachesim.engines.ik_llama.prompt_cache import PromptCache
-from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.ik_llama.slot import PromptCache, Slot
+from cachesim.engines.ik_llama.speculative import Companion
 from cachesim.units import SeqId
 
 

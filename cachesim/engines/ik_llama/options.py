@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.chat import TEMPLATES
 from cachesim.engines.llamacpp import options as parent
 from cachesim.engines.option import MOST, asked, like, option
 from cachesim.errors import OptionError

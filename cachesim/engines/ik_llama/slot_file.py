@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines import slot_file
+from cachesim.engines.ik_llama.context import Checkpoint, SequenceState
 from cachesim.engines.ik_llama.options import MOST_CELLS
-from cachesim.engines.ik_llama.state import Checkpoint, SequenceState
 from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.units import Array, Count, Pos, Token
 

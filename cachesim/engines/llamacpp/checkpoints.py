@@ -16,8 +16,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Checkpoint, Slot
-from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot, Task
 from cachesim.engines.words import in_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Count, Pos

@@ -1,11 +1,649 @@
 """The `Family` of llama.cpp's server."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Package, Patch, Release, Rules, laying
+from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.options import FIELDS, Options
-from cachesim.engines.llamacpp.profiles import PATCHES, RELEASES
-from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.llamacpp.rules import (
+    CheckpointRules,
+    LoopRules,
+    PromptCacheRules,
+    RequestRules,
+    ReuseRules,
+    SelectionRules,
+    ServerRules,
+    SlotRules,
+)
+from cachesim.errors import ProfileError
+from cachesim.units import Count
+
+# The releases and patches of llama-server that are known, each as a value of rules.
+#
+#     b8672 --- pull --- pull ---> b8929 --- pull ---> ...
+#
+# A release is one entry of `WHEELS`; its rules are `OLDEST` with everything of `LANDED` laid over
+# them that had landed by then. A merged change is a patch too: it can be laid over an older
+# release, and taken back from a younger one. A proposal is one of `PROPOSED`.
+#
+# Entries of `LANDED` were found by playing random workloads on the wheels before and after, and
+# confirmed by the pull request where it is known. A change that no request showed stands where it
+# was first looked at.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """A merged change: `sets` names fields as `reuse.search_limit`."""
+
+    about: str
+    landed: str  # the first release that has it
+    sets: Mapping[str, Rules]
+    pull: int = 0  # 0: it is not known which one
+    perhaps: tuple[int, ...] = ()  # pull requests that may have been it, where none is confirmed
+    name: str = ""  # where one pull request has another name, or none
+    cures: str = ""  # the wrong answers that there were before, by their cause
+
+    @property
+    def title(self) -> str:
+        """The change's name in profiles; empty where it has none."""
+        return self.name or (str(self.pull) if self.pull else "")
+
+    def laid(self, rules: ServerRules) -> ServerRules:
+        """The rules with this change."""
+        return with_fields(rules, self.sets)
+
+
+def with_fields(rules: ServerRules, fields: Mapping[str, Rules]) -> ServerRules:
+    """The rules with some fields set."""
+    for path, value in fields.items():
+        part, _, field = path.partition(".")
+        rules = replace(rules, **{part: replace(getattr(rules, part), **{field: value})})
+    return rules
+
+
+def field_of(rules: ServerRules, path: str) -> Rules:
+    """The value of a field of the rules."""
+    part, _, field = path.partition(".")
+    return getattr(getattr(rules, part), field)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The oldest release's rules, and what landed since, oldest first."""
+
+    oldest: ServerRules
+    merged: tuple[Merged, ...]
+    releases: tuple[str, ...]
+
+    def rules(self, release: str) -> ServerRules:
+        """The rules of a release."""
+        rules = self.oldest
+        for each in self.until(release):
+            rules = each.laid(rules)
+        return rules
+
+    def until(self, release: str) -> Iterator[Merged]:
+        """The changes that had landed by a release."""
+        known = self.releases[: self.releases.index(release) + 1]
+        return (each for each in self.merged if each.landed in known)
+
+    def before(self, merged: Merged) -> Mapping[str, Rules]:
+        """The values of a change's fields before it landed."""
+        rules = self.oldest
+        for each in self.merged[: self.merged.index(merged)]:
+            rules = each.laid(rules)
+        return {path: field_of(rules, path) for path in merged.sets}
+
+    def undone(self, merged: Merged, rules: ServerRules) -> ServerRules:
+        """The rules without a change; refused where a later one was built on it."""
+        changed = [path for path, value in merged.sets.items() if field_of(rules, path) != value]
+        if changed:
+            later = [
+                each.title
+                for each in self.merged[self.merged.index(merged) + 1 :]
+                if any(path in each.sets for path in changed)
+            ]
+            msg = f"{merged.title} cannot be taken back here: {_why(later)}"
+            raise ProfileError(msg)
+        return with_fields(rules, self.before(merged))
+
+    def older(self, merged: Merged) -> tuple[str, ...]:
+        """The releases over which a change can be laid."""
+        return self.releases[: self.releases.index(merged.landed)]
+
+
+def _why(later: Sequence[str]) -> str:
+    if not later:
+        return "another patch has changed what it set"
+    return f"take back {' and '.join(later)} first, which changed what it set"
+
+
+OLDEST: Final = ServerRules(
+    memory=replace(
+        memory.B9094, checks_positions=False, middle_cut_passes=False, sequence_header=0
+    ),
+    requests=RequestRules(
+        empty_prefill_opens=True,
+        counts_are_checked=False,
+        embeddings_reuse=True,
+        rank_is_last=False,
+    ),
+    selection=SelectionRules(
+        pinned_slot_uses_cache=False, idle_saves_any_task=True, idle_save_needs_unified=True
+    ),
+    cache=PromptCacheRules(save_makes_room=False, limits_keep_one=True, load_consumes=True),
+    reuse=ReuseRules(
+        depth_test_skips_extensions=True,
+        thold_spares_one="never",
+        last_token_after_cut=True,
+        chunk_moves_the_rest=True,
+        swa_full_hides_window=False,
+        start_passes=False,
+        search_limit="none",
+        exact_search="threshold",
+        erasure="beyond",
+        seq_rm_failure="assert",
+        failed_restore_resets=True,
+    ),
+    checkpoints=CheckpointRules(
+        placement="every",
+        minimum_prompt=Count(64),
+        exact_minimum_prompt=Count(64),
+        spacing=Count(64),
+        before_the_end=False,
+        exact_gets_some=False,
+        exact_spaced=True,
+        cuts_heed_spacing=False,
+        spacing_waived_near_end=False,
+        spacing_waived_for_last_user=False,
+        eviction="oldest",
+        supersede_equal=False,
+    ),
+    slots=SlotRules(
+        clear_drops_checkpoints=False,
+        shift_drops_checkpoints=False,
+        discard_is_clamped=False,
+        file_holds_checkpoints=False,
+        restore_drops_checkpoints=False,
+        cleared_after_bad_restore=False,
+        mtp_is_f16=False,
+        companion_is_saved=False,
+        drafter_is_saved=False,
+        replay_counts_correction=True,
+        ngrams_outlive=True,
+        processed_is_reset=False,
+    ),
+    loop=LoopRules(
+        process_failure_is_fatal=False,
+        refused_cut_aborts=False,
+        shift_asks_new_prompts=True,
+        reserve_aborts=False,
+        empty_batches_abort=True,
+    ),
+)
+"""Before the oldest wheel that names its build. What landed in that one was read in the reports and
+their fixes, and no wheel played it: taken back from b8672, it shows the report and no release."""
+
+LANDED: Final[tuple[Merged, ...]] = (
+    Merged(
+        pull=5420,
+        about="a last token to be reprocessed is taken back before the memory is cut",
+        landed="b8672",
+        sets={"reuse.last_token_after_cut": False},
+    ),
+    Merged(
+        pull=12161,
+        about="a chunk that is reused moves alone; what follows it keeps its positions",
+        landed="b8672",
+        sets={"reuse.chunk_moves_the_rest": False},
+    ),
+    Merged(
+        pull=14177,
+        about="a batch whose positions do not continue its sequences is refused",
+        landed="b8672",
+        sets={"memory.checks_positions": True},
+    ),
+    Merged(
+        pull=16382,
+        about="checkpoints for recurrent and hybrid models, not for windows only",
+        landed="b8672",
+        sets={"checkpoints.exact_gets_some": True},
+    ),
+    Merged(
+        pull=17009,
+        about="a cut that ends before a recurrent state's position leaves it as it is",
+        landed="b8672",
+        sets={"memory.middle_cut_passes": True},
+    ),
+    Merged(
+        pull=19408,
+        about="checkpoints within a prompt and before its end; until then one, when it was done",
+        landed="b8672",
+        sets={"checkpoints.before_the_end": True},
+    ),
+    Merged(
+        pull=16983,
+        about="only a slot that generates is asked whether its context is full (after #16818)",
+        landed="b8672",
+        sets={"loop.shift_asks_new_prompts": False},
+    ),
+    Merged(
+        pull=18391,
+        about="a busy slot may be cleared: a refused cut no longer ends the process",
+        landed="b8672",
+        sets={"reuse.seq_rm_failure": "clear"},
+    ),
+    Merged(
+        pull=21510,
+        about="a checkpoint from position 0 passes the depth test",
+        landed="b8929",
+        sets={"reuse.start_passes": True},
+    ),
+    Merged(
+        pull=22288,
+        about="with --swa-full the server assumes no window",
+        landed="b8929",
+        sets={"reuse.swa_full_hides_window": True},
+    ),
+    Merged(
+        name="sequence-header",
+        about="a saved sequence begins with a header of 8 bytes",
+        landed="b9093",
+        sets={"memory.sequence_header": 8},
+    ),
+    Merged(
+        pull=22673,
+        about="recurrent states roll back by a few tokens; MTP heads draft",
+        landed="b9294",
+        sets={
+            "memory.rollback_layers": frozenset({"delta"}),
+            "memory.rollback_split": "sequence",
+            "memory.probe": "after-probe",
+            "slots.companion_is_saved": True,
+        },
+    ),
+    Merged(
+        pull=23280,
+        about="a prompt that only adds tokens is tested too, for a state one token deeper",
+        landed="b9294",
+        sets={"reuse.depth_test_skips_extensions": False, "reuse.thold_spares_one": "always"},
+    ),
+    Merged(
+        name="refusals-abort",
+        perhaps=(22838,),
+        about="what a memory refuses to cut or to load ends the process",
+        landed="b9294",
+        sets={
+            "reuse.seq_rm_failure": "abort",
+            "reuse.failed_restore_resets": False,
+            "loop.refused_cut_aborts": True,
+        },
+    ),
+    Merged(
+        pull=23089,
+        about="the template continues an assistant message: an empty one at the end opens no reply",
+        landed="b9294",
+        sets={"requests.empty_prefill_opens": False},
+    ),
+    Merged(
+        pull=22929,
+        about="one checkpoint where the last user message begins; for prompts of any length",
+        landed="b9538",
+        sets={
+            "checkpoints.placement": "last-user",
+            "checkpoints.minimum_prompt": Count(0),
+            "checkpoints.exact_minimum_prompt": Count(0),
+            "checkpoints.spacing": None,
+        },
+    ),
+    Merged(
+        name="outputs-reserved",
+        about="a graph's outputs are reserved: too small a batch ends the process at start",
+        landed="b9538",
+        sets={"loop.reserve_aborts": True},
+    ),
+    Merged(
+        name="mtp-f16",
+        about="an MTP head keeps keys and values as f16; before, in the target's types",
+        landed="b9538",
+        sets={"slots.mtp_is_f16": True},
+    ),
+    Merged(
+        pull=23981,
+        about="a saved window holds the cells that it still shows",
+        landed="b9538",
+        sets={"memory.saves_unmasked_window": True},
+    ),
+    Merged(
+        pull=24110,
+        about="a state one token deeper is asked for only where the prompt brings nothing new",
+        landed="b9538",
+        sets={"reuse.thold_spares_one": "when-nothing-new"},
+    ),
+    Merged(
+        name="counts-checked",
+        about="fields of a request are checked against their bounds",
+        landed="b9713",
+        sets={"requests.counts_are_checked": True},
+    ),
+    Merged(
+        pull=24190,
+        about="idle slots are saved without a unified cache too, and keep what they hold",
+        landed="b9713",
+        sets={"selection.idle_save_needs_unified": False},
+    ),
+    Merged(
+        pull=24411,
+        about="a checkpoint that ends beyond the next position is not restored",
+        cures="a window's checkpoint is restored that ends beyond the next position",
+        landed="b9713",
+        sets={"reuse.search_limit": "beyond"},
+    ),
+    Merged(
+        pull=24176,
+        about="checkpoints where every user message begins, whatever their distance for the last",
+        landed="b9873",
+        sets={
+            "checkpoints.placement": "user-starts",
+            "checkpoints.spacing_waived_for_last_user": True,
+        },
+    ),
+    Merged(
+        pull=24755,
+        about="a request that names its slot searches the prompt cache too",
+        landed="b9873",
+        sets={"selection.pinned_slot_uses_cache": True},
+    ),
+    Merged(
+        pull=24786,
+        about="a context shift leaves at least one token of what it may drop",
+        landed="b9873",
+        sets={"slots.discard_is_clamped": True},
+    ),
+    Merged(
+        name="empty-batches-turn",
+        perhaps=(24843,),
+        about=(
+            "a busy slot with nothing to decode loops forever; before, four turns ended the process"
+        ),
+        landed="b9873",
+        sets={"loop.empty_batches_abort": False},
+    ),
+    Merged(
+        pull=25070,
+        about="the prompt cache never exceeds its limit: room is made first, a large entry refused",
+        landed="b10068",
+        sets={"cache.save_makes_room": True, "cache.limits_keep_one": False},
+    ),
+    Merged(
+        pull=25420,
+        about="a batch ends only at user messages that may get a checkpoint",
+        landed="b10068",
+        sets={"checkpoints.cuts_heed_spacing": True},
+    ),
+    Merged(
+        pull=25472,
+        about="a new checkpoint evicts older ones too close; near the end none needs a distance",
+        landed="b10068",
+        sets={
+            "checkpoints.eviction": "thinned-always",
+            "checkpoints.spacing_waived_near_end": True,
+        },
+    ),
+    Merged(
+        pull=25649,
+        about="clearing, shifting or restoring a slot empties its list of checkpoints",
+        cures="checkpoints outlive what cleared, shifted or restored their slot",
+        landed="b10068",
+        sets={
+            "slots.clear_drops_checkpoints": True,
+            "slots.shift_drops_checkpoints": True,
+            "slots.restore_drops_checkpoints": True,
+        },
+    ),
+    Merged(
+        pull=26320,
+        about="a draft that is replayed after a restore counts no token of the target as accepted",
+        landed="b10566",
+        sets={"slots.replay_counts_correction": False},
+    ),
+    Merged(
+        name="processed-reset",
+        about="a slot forgets at its release how many tokens it processed",
+        landed="b10566",
+        sets={"slots.processed_is_reset": True},
+    ),
+    Merged(
+        name="wider-positions",
+        about="a saved cell of a model with several position sections has 12 bytes more, not 8",
+        landed="b10809",
+        sets={"memory.ext_bytes": memory.B11434.ext_bytes},
+    ),
+    Merged(
+        pull=28302,
+        about="checkpoints are thinned only where the list is full; one replaces its equal",
+        landed="b11063",
+        sets={"checkpoints.eviction": "thinned", "checkpoints.supersede_equal": True},
+    ),
+    Merged(
+        name="25913",
+        pull=26004,
+        about="slot files carry the checkpoints",
+        landed="b11549",
+        sets={"slots.file_holds_checkpoints": True},
+    ),
+    Merged(
+        name="rank-in-pieces",
+        about="a prompt to be ranked may be processed in pieces; one to be embedded reuses nothing",
+        landed="b11549",
+        sets={"requests.rank_is_last": True, "requests.embeddings_reuse": False},
+    ),
+    Merged(
+        name="unseen-before-b11549",
+        perhaps=(24843, 26221),
+        about="rules that no random workload exercised, taken from b11549",
+        landed="b11549",
+        sets={
+            "slots.cleared_after_bad_restore": True,
+            "slots.drafter_is_saved": True,
+            "loop.process_failure_is_fatal": True,
+            **{
+                f"memory.{field}": getattr(memory.B11434, field)
+                for field in memory.differing(memory.B9509, memory.B11434)
+                if field != "ext_bytes"  # seen in b10809
+            },
+        },
+    ),
+)
+
+
+WHEELS: Final = (
+    ("b8672", "2026.4.8672.1", "2026-04-09", ""),
+    ("b8929", "2026.4.8929", "2026-04-27", ""),
+    ("b9093", "2026.5.9093", "2026-05-10", "b9094"),
+    ("b9294", "2026.5.9294", "2026-05-24", ""),
+    ("b9538", "2026.6.9538", "2026-06-07", "b9509"),
+    ("b9713", "2026.6.9713", "2026-06-19", ""),
+    ("b9873", "2026.7.9873", "2026-07-06", ""),
+    ("b10068", "2026.7.10068", "2026-07-20", ""),
+    ("b10229", "2026.8.10229", "2026-08-03", ""),
+    ("b10566", "2026.8.10566", "2026-08-22", ""),
+    ("b10809", "2026.9.10809", "2026-09-06", ""),
+    ("b11063", "2026.9.11063", "2026-09-21", ""),
+    ("b11549", "2026.10.11549", "2026-10-10", "b11434"),
+)
+"""Each release, oldest first: its wheel, the day it came out, the build whose code was read."""
+
+ALL: Final = tuple(name for name, *_ in WHEELS)
+HISTORY: Final = History(OLDEST, LANDED, ALL)
+
+
+def _release(name: str, version: str, date: str, upstream: str) -> Release[ServerRules]:
+    same = f"; has the cache rules of {upstream}" if upstream else ""
+    return Release(
+        name=name,
+        about=f"wheel of {date}{same}",
+        rules=HISTORY.rules(name),
+        date=date,
+        upstream=upstream,
+        aliases=(upstream,) if upstream else (),
+        package=Package(name="xllamacpp", version=version),
+    )
+
+
+RELEASES: Final = tuple(_release(*each) for each in WHEELS)
+
+
+def _since(first: str, last: str = "") -> tuple[str, ...]:
+    end = ALL.index(last) + 1 if last else len(ALL)
+    return ALL[ALL.index(first) : end]
+
+
+def _merged(merged: Merged) -> Patch[ServerRules]:
+    """A merged change as a patch: forward over older releases, back from younger ones."""
+    return Patch(
+        name=merged.title,
+        pull=merged.pull,
+        perhaps=merged.perhaps,
+        about=merged.about,
+        fits=HISTORY.older(merged),
+        lay=merged.laid,
+        landed=merged.landed,
+        back=partial(HISTORY.undone, merged),
+        cures=merged.cures,
+    )
+
+
+PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
+    Patch(
+        name="24035",
+        pull=24035,
+        about="checkpoints know where they end; none beyond the common prefix is used or kept",
+        fits=_since("b9538"),
+        lay=laying(reuse={"exact_search": "pos_end", "erasure": "pos_end"}),
+    ),
+    Patch(
+        name="24035-lcp",
+        pull=24035,
+        about="the later form of 24035: the longest checkpoint inside the common prefix is used",
+        fits=_since("b9538"),
+        lay=laying(
+            cache={"best_by_reuse": True},
+            reuse={"exact_search": "longest", "erasure": "prefix"},
+            checkpoints={"eviction": "densest", "split_at_prefix": True, "exact_pos_min": True},
+        ),
+    ),
+    Patch(
+        name="24143",
+        pull=24143,
+        about="a conversation loaded from the prompt cache stays in it",
+        fits=ALL,
+        lay=laying(cache={"load_consumes": False}),
+    ),
+    Patch(
+        name="24797",
+        pull=24797,
+        about="declined: a hybrid starts where its attention does; checkpoints are cut, not erased",
+        fits=("b9713",),
+        lay=laying(
+            reuse={"erasure": "trimmed"},
+            memory={"hybrid_starts_with_attention": True, "impossible_rollback_passes": True},
+        ),
+    ),
+    Patch(
+        name="24891",
+        pull=24891,
+        about="only checkpoints beyond the whole prompt are erased; a refused cut is a warning",
+        fits=_since("b9538"),
+        lay=laying(reuse={"erasure": "prompt", "seq_rm_failure": "warn"}),
+    ),
+    Patch(
+        name="25592",
+        pull=25592,
+        about="a recurrent state is restored only at its exact position inside the common prefix",
+        fits=_since("b9538"),
+        lay=laying(
+            reuse={"exact_search": "inside", "erasure": "diverged"},
+            checkpoints={
+                "spacing_waived_near_end": True,
+                "eviction": "closest",
+                "exact_pos_min": True,
+            },
+        ),
+    ),
+    Patch(
+        name="22384",
+        pull=22384,
+        about="recurrent checkpoints are accepted by where they end, and made from 4 tokens on",
+        fits=_since("b8672", "b9093"),
+        lay=laying(
+            reuse={"exact_search": "pos_max"}, checkpoints={"exact_minimum_prompt": Count(4)}
+        ),
+    ),
+    Patch(
+        name="20428",
+        pull=20428,
+        about="recurrent checkpoints for prompts of any length; a refused cut goes back to one",
+        fits=_since("b8672", "b9093"),
+        lay=laying(
+            reuse={"seq_rm_failure": "checkpoint"},
+            checkpoints={"exact_minimum_prompt": Count(0), "exact_spaced": False},
+        ),
+    ),
+    Patch(
+        name="26893",
+        pull=26893,
+        about="idle slots are parked after completions only; nothing else looks parked prompts up",
+        fits=ALL,
+        lay=laying(selection={"idle_saves_any_task": False}),
+    ),
+    Patch(
+        name="22673-early",
+        pull=22673,
+        about="22673 before its merge: saving a state while a rollback is pending ends the process",
+        fits=("b9294",),
+        lay=laying(memory={"saves_rolled_back": False}),
+    ),
+    Patch(
+        name="27866",
+        pull=27866,
+        about="with --spec-type ngram-cache each request begins with no n-grams",
+        fits=_since("b9294"),
+        lay=laying(slots={"ngrams_outlive": False}),
+    ),
+    Patch(
+        name="erase-equal",
+        about="a checkpoint whose last token is exactly at the next position is erased too",
+        fits=ALL,
+        lay=laying(reuse={"erasure": "equal"}),
+        cures="a checkpoint stays whose last token is not the prompt's, and is restored",
+    ),
+    Patch(
+        name="search-read-again",
+        about="as 24411, and none is restored that ends after a last token to be reprocessed",
+        fits=ALL,
+        lay=laying(reuse={"search_limit": "read-again"}),
+        cures="a window's checkpoint is one key short where the last token is reprocessed",
+    ),
+    Patch(
+        name="resume-behind",
+        about="a window's checkpoint is resumed after its last token: none erodes by a key a trip",
+        fits=ALL,
+        lay=laying(reuse={"resumes_behind": True}),
+        cures="a window loses a key at each trip through the prompt cache",
+    ),
+)
+"""Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""
+
+PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
+    *PROPOSED,
+    *(_merged(each) for each in HISTORY.merged if each.title),
+)
+"""Proposals first, then what was merged, in the order in which it landed."""
+
 
 FAMILY: Final[Family[ServerRules, Options]] = Family(
     name="llama.cpp",

@@ -1,5 +1,7 @@
 """The content of llama-server's memory, with the marks written by a traced network."""
 
+from typing import Any
+
 import numpy as np
 
 from cachesim.engines.held import (
@@ -16,16 +18,134 @@ from cachesim.engines.held import (
     Texts,
     runs_of,
 )
-from cachesim.engines.llamacpp.memory.attention import AttentionCache
-from cachesim.engines.llamacpp.memory.blob import Blob, CellList, RowBlock
+from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache
+from cachesim.engines.llamacpp.memory.blob import MARKS, Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
-from cachesim.engines.llamacpp.memory.lanes import MARGIN
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.sizes import MARKS
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Checkpoint, Slot
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
+from cachesim.errors import ContractError
 from cachesim.units import Integers
+
+
+def books(server: ServerContext) -> dict[str, Any]:
+    """Slots and prompt cache."""
+    return {
+        "slots": [_slot_snapshot(server, slot) for slot in server.slots],
+        "prompt_cache": _prompt_cache(server),
+    }
+
+
+def snapshot(server: ServerContext) -> dict[str, Any]:
+    """Slots, prompt cache, and every part of both memories."""
+    companion = server.contexts.companion
+    return {
+        **books(server),
+        "memory": _parts(server.contexts.target),
+        "companion": None if companion is None else _parts(companion),
+    }
+
+
+def _slot_snapshot(server: ServerContext, slot: Slot) -> dict[str, Any]:
+    companion = server.contexts.companion
+    follows = None if companion is None else int(companion.seq_pos_max(slot.id)) + 1
+    return {
+        "id": int(slot.id),
+        "state": slot.state.value,
+        "tokens": [int(token) for token in slot.prompt.tokens],
+        "checkpoints": [{**each.as_dict(), "bytes": each.size} for each in slot.prompt.checkpoints],
+        "companion": follows,
+        "t_last_used": slot.t_last_used,
+    }
+
+
+def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
+    return [
+        {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
+        for entry in (server.cache.entries if server.cache else ())
+    ]
+
+
+def _parts(context: Context) -> list[dict[str, Any]]:
+    attention, recurrent = parts_of(context.memory)
+    found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
+    return found if recurrent is None else [*found, _recurrent(recurrent)]
+
+
+def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
+    streams = []
+    for head, cells in zip(cache.streams.heads, cache.streams.cells, strict=True):
+        used = [
+            {"cell": index, "pos": pos, "seqs": cells.seqs_of(index)}
+            for index, pos in enumerate(cells.pos.tolist())
+            if pos >= 0
+        ]
+        streams.append({"head": head, "size": cache.streams.size, "cells": used})
+    return {"part": part, "streams": streams}
+
+
+def _recurrent(memory: RecurrentMemory) -> dict[str, Any]:
+    """The states that are held: row, position of the last token in it, sequences."""
+    cells = memory.cells
+    rows = [
+        {"row": row, "pos": cells.pos[row], "seqs": sorted(cells.seqs[row])}
+        for row in range(memory.size)
+        if cells.seqs[row]
+    ]
+    return {"part": "recurrent", "size": memory.size, "rows": rows}
+
+
+def check_integrity(server: ServerContext) -> None:
+    """Raise ContractError where slots, memory and prompt cache disagree.
+
+    What upstream does not promise is not asked: the order of checkpoints, their positions after
+    a context shift of older releases, and the token in a slot that waits for its memory to be cut.
+    """
+    server.contexts.check_integrity()
+    for slot in server.slots:
+        has_task = slot.task is not None
+        _require(
+            has_task == slot.is_processing,
+            f"slot {slot.id} is {slot.state.value} with a wrong task",
+        )
+        n_tokens = int(slot.prompt.n_tokens)
+        _require(n_tokens <= slot.n_ctx, f"slot {slot.id} holds more than its context")
+        most = server.options.ctx_checkpoints
+        held = slot.prompt.checkpoints
+        _require(len(held) <= most, f"slot {slot.id} holds {len(held)} of {most} checkpoints")
+        for checkpoint in held:
+            ordered = 0 <= checkpoint.pos_min <= checkpoint.pos_max
+            _require(ordered, f"slot {slot.id} has a checkpoint from {checkpoint.as_dict()}")
+            _require(
+                checkpoint.pos_max == checkpoint.n_tokens - 1,
+                f"slot {slot.id} has a checkpoint that ends at {checkpoint.pos_max}, "
+                f"after {checkpoint.n_tokens} tokens",
+            )
+        settled = slot.state in {SlotState.IDLE, SlotState.GENERATING}
+        if settled and n_tokens:  # an empty slot file leaves the memory as it was
+            pos_max = server.contexts.target.seq_pos_max(slot.id)
+            _require(
+                pos_max == n_tokens - 1,
+                f"slot {slot.id} holds {n_tokens} tokens, its memory ends at position {pos_max}",
+            )
+    if server.cache is not None:
+        for entry in server.cache.entries:
+            _require(len(entry.tokens) > 0, "the prompt cache holds an entry without tokens")
+        limit = server.cache.limit_size
+        least = 1 if server.cache.rules.limits_keep_one else 0
+        full = 0 < limit < server.cache.size and len(server.cache.entries) > least
+        _require(not full, f"the prompt cache holds more than its {limit} bytes")
+    running = {slot.task.id for slot in server.slots if slot.task is not None}
+    waiting = [task.id for task in (*server.queue, *server.deferred)]
+    _require(not running & set(waiting), "a task waits and runs at the same time")
+    idle = not running and not server.queue
+    _require(not (idle and server.deferred), "tasks are deferred on an idle server")
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise ContractError(message)
 
 
 def held(server: ServerContext) -> Held:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.chat import TEMPLATES
 from cachesim.engines.option import MOST, asked, listed, option
 from cachesim.errors import OptionError
 

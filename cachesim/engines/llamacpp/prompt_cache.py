@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import isnan
+from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.causes import Cause
+from cachesim.engines.causes import Cause, Holdings
 from cachesim.engines.events import Event
-from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
     CacheEntryCompared,
     CacheEntryDropped,
@@ -19,11 +18,40 @@ from cachesim.engines.llamacpp.events import (
     CacheSearchBegun,
     PromptAlreadyCached,
 )
-from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio, shown
 from cachesim.engines.llamacpp.rules import PromptCacheRules
-from cachesim.engines.llamacpp.slot import Approximation, Checkpoint
+from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, SeqId, Token
+
+# Ratios as the server computes them: IEEE single precision, operand by operand.
+#
+# Several tests of the server sit exactly on a bound (`> 0.1f`, `< 0.25f`, `< 0.5f`), where double
+# precision would answer differently.
+
+Float32 = np.float32
+
+
+def ratio(part: int, whole: int) -> Float32:
+    """`part / whole` in float32; 0/0 is NaN, as on the real machine."""
+    return quotient(np.float32(part), np.float32(whole))
+
+
+def quotient(part: Float32, whole: Float32) -> Float32:
+    """The quotient of numbers in single precision."""
+    if whole:
+        return part / whole
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.float32(part / whole)
+
+
+HALF: Final = np.float32(0.5)
+QUARTER: Final = np.float32(0.25)
+
+
+def shown(value: Float32) -> float | None:
+    """A ratio for events and JSON, which know no NaN."""
+    number = float(value)
+    return None if isnan(number) else number
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

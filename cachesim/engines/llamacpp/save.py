@@ -12,7 +12,6 @@ import numpy as np
 
 from cachesim.engines import slot_file
 from cachesim.engines.base import ByteStore, Reply
-from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
     RequestRefused,
     SlotErased,
@@ -21,8 +20,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, Slot
-from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState, Slot, Task
 from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.errors import BlobError, OptionError
 from cachesim.units import Array, Count, Pos, Token

@@ -3,13 +3,175 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cachesim.engines.llamacpp.forced import Advance
-from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.slot import Slot
-from cachesim.engines.llamacpp.task import EMBEDDED, TaskKind
-from cachesim.engines.rope import LONGEST, as_rope
+from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
+from cachesim.engines.llamacpp.memory.cells import (
+    Streams,
+    apply_ubatch,
+    fill_straight,
+    free_cells,
+    prepare,
+)
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import WindowPair, parts_of
+from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.server_context import ServerContext, budget_left
+from cachesim.engines.llamacpp.slot import EMBEDDED, Slot, SlotState, TaskKind
+from cachesim.engines.tokens import LONGEST, Rope, as_rope
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token
+
+# Tokens put into a memory without a network: whole runs, and many turns of known replies, as one.
+#
+#     seq 0   [ held ........... )[ count new tokens )
+#             0                  start
+#
+# A memory decides by the positions that a sequence holds and by the number of cells in use. Without
+# a window neither depends on which cells a ubatch finds, so a run may take them all at once. With a
+# window the old cells go as new tokens come, so the tokens are placed ubatch by ubatch.
+#
+#     slot 0   [ prompt )[ sampled, reply .............. | the last token: a turn of its own )
+#     slot 1   [ prompt )[ sampled, reply ...........                                  )
+#                         the same number of turns for all
+#
+# While every slot at work only generates, and none of them ends, a turn of the loop changes nothing
+# but the tokens that are held. The turn in which the first of them may end is taken as always.
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A number of further tokens for a sequence, from a position on."""
+
+    seq: int
+    start: int
+    count: int
+
+
+def advance(context: Context, runs: list[Advance], piece: int = 0) -> bool:
+    """Put runs into a context's memory, `piece` tokens at a time (0: a ubatch), without a network.
+
+    False where they have to be decoded like any others, and nothing was changed.
+    """
+    return context.pass_over(lambda memory: _advance(memory, runs, piece or context.n_ubatch))
+
+
+def _advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
+    if any(memory.seq_pos_max(run.seq) + 1 != run.start for run in runs):
+        return False
+    if len({run.seq for run in runs}) < len(runs):
+        return False
+    attention, recurrent = parts_of(memory)
+    if recurrent is not None and not _is_plain(recurrent, runs):
+        return False
+    if attention is not None and not _put(attention, runs, n_ubatch):
+        return False
+    if recurrent is not None:
+        for run in runs:
+            recurrent.cells.find_slot(_last_token(run))
+    return True
+
+
+def _is_plain(memory: RecurrentMemory, runs: list[Advance]) -> bool:
+    cells = memory.cells
+    return memory.n_rs_seq == 0 and all(
+        0 <= run.seq < memory.size
+        and (cells.tail[run.seq] < 0 or len(cells.seqs[cells.tail[run.seq]]) == 1)
+        for run in runs
+    )
+
+
+def _last_token(run: Advance) -> Ubatch:
+    """The run as its last token alone: a state only remembers where it stands."""
+    return Ubatch(
+        rows=(0,),
+        n_seqs=1,
+        n_seq_tokens=1,
+        positions=(run.start + run.count - 1,),
+        seqs=((run.seq,),),
+    )
+
+
+def _put(memory: AttentionCache | WindowPair, runs: list[Advance], n_ubatch: int) -> bool:
+    if isinstance(memory, AttentionCache):
+        if memory.mask.kind != "none" or not _has_room(memory.streams, runs):
+            return False
+        _fill(memory.streams, runs)
+        return True
+    if len(memory.swa.streams) > 1 or len(runs) > 1 or not _has_room(memory.streams, runs):
+        return False
+    pieces = _pieces(runs[0], n_ubatch)
+    slots = prepare(memory.swa.streams, pieces)
+    if slots is None:
+        return False
+    _fill(memory.streams, runs)
+    for slot, piece in zip(slots, pieces, strict=True):
+        apply_ubatch(memory.swa.streams, slot, piece)
+    return True
+
+
+def _has_room(streams: Streams, runs: list[Advance]) -> bool:
+    if streams.unified:
+        return sum(run.count for run in runs) <= free_cells(streams, 0)
+    return all(run.count <= free_cells(streams, run.seq) for run in runs)
+
+
+def _fill(streams: Streams, runs: list[Advance]) -> None:
+    for run in runs:
+        fill_straight(streams, 0 if streams.unified else run.seq, run.seq, run.start, run.count)
+
+
+def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
+    pieces = []
+    for at in range(0, run.count, n_ubatch):
+        count = min(n_ubatch, run.count - at)
+        first = run.start + at
+        pieces.append(
+            Ubatch(
+                rows=tuple(range(count)),
+                n_seqs=1,
+                n_seq_tokens=count,
+                positions=tuple(range(first, first + count)),
+                seqs=((run.seq,),) * count,
+            )
+        )
+    return pieces
+
+
+def pass_over_replies(server: ServerContext) -> None:
+    """Take all turns at once that only write down what is known."""
+    target = server.contexts.target
+    if target.computes or server.may_draft or server.queue:
+        return
+    busy = [slot for slot in server.slots if slot.is_processing]
+    turns = min((_turns(server, slot) for slot in busy), default=0)
+    turns = min(turns, server.most_turns)
+    if turns < 2:
+        return
+    runs = [Advance(int(slot.id), int(slot.prompt.n_tokens), turns) for slot in busy]
+    if not advance(target, runs, piece=1):
+        return
+    row = target.logits(0)
+    for slot in busy:
+        reply = as_rope(slot.running.params.reply) or Rope()
+        first = slot.n_decoded
+        slot.prompt.tokens += [slot.sampled]
+        slot.prompt.tokens += reply[first : first + turns - 1]
+        slot.generated += reply[first : first + turns]
+        slot.rows += [row] * turns
+        slot.sampled = slot.generated[-1]
+    slots = tuple(int(slot.id) for slot in busy)
+    server.emit(BatchDecoded(n_tokens=turns * len(busy), slots=slots))
+
+
+def _turns(server: ServerContext, slot: Slot) -> int:
+    if slot.state is not SlotState.GENERATING or slot.draft:
+        return 0
+    left = budget_left(server, slot)
+    if left is None or as_rope(slot.running.params.reply) is None:
+        return 0
+    return min(left, slot.n_ctx - 1 - slot.prompt.n_tokens) - 1
 
 
 @dataclass(slots=True)

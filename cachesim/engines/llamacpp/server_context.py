@@ -1,24 +1,34 @@
 """The server's state: rules, flags, memory, slots, cache, queue, log; a slot's next token."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.contexts import Contexts
-from cachesim.engines.llamacpp.drafter import Drafter
-from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
-from cachesim.engines.llamacpp.memory.capability import SeqRm
-from cachesim.engines.llamacpp.ngram_cache import CACHED
+from cachesim.engines.llamacpp.drafter import CACHED, Drafter, open_drafter
+from cachesim.engines.llamacpp.events import (
+    AdaptersChanged,
+    AdaptersSet,
+    PromptCleared,
+    RequestRefused,
+    SlotReleased,
+)
+from cachesim.engines.llamacpp.memory.create import (
+    ContextParams,
+    SeqRm,
+    create_context,
+    seq_rm_type,
+)
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
-from cachesim.engines.llamacpp.slot import Slot, SlotState
-from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.llamacpp.slot import Contexts, Slot, SlotState, Task
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.adapters import Adapted, Strengths, adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Token
@@ -228,3 +238,163 @@ def budget_left(server: ServerContext, slot: Slot) -> int | None:
     if params.reply is not None and not -1 != most < len(params.reply):
         most = len(params.reply)
     return None if most == -1 else most - len(slot.generated)
+
+
+# Adapters (LoRA) of llama-server: per request, for the whole server, and what the cache does.
+#
+# Traps, seen on b9093, b9538 and b11549 alike. A request that brings no `lora` takes the server's
+# own set and keeps whatever its slot holds. So does one whose set equals what the slot's last
+# request had, although what was loaded into the slot since was computed under another. Neither the
+# prompt cache in RAM nor a slot file knows of adapters, and `POST /lora-adapters` empties nothing.
+
+
+def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
+    """Read a set as the HTTP side does (upstream: `parse_lora_request`); None where it is empty.
+
+    Adapters that are not named have strength 0. Trap: an empty list is as good as none at all.
+    """
+    if not isinstance(given, list | tuple) or not all(isinstance(each, Mapping) for each in given):
+        msg = "request field 'lora' is no list of tables; write [{ id = 0, scale = 1.0 }]"
+        raise OptionError(msg)
+    strengths = [0.0] * len(names)
+    for each in given:
+        number, scale = each.get("id"), each.get("scale", 0.0)
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(names):
+            known = f"ids from 0 to {len(names) - 1}" if names else "no adapters: set option 'lora'"
+            msg = f"request field 'lora' names adapter {number!r}; the server has {known}"
+            raise OptionError(msg)
+        if isinstance(scale, bool) or not isinstance(scale, int | float):
+            msg = (
+                f"request field 'lora': the scale of adapter {number} is {scale!r}; write a number"
+            )
+            raise OptionError(msg)
+        strengths[number] = float(scale)
+    return tuple(strengths) if given else None
+
+
+def take_over(server: ServerContext, slot: Slot, task: Task) -> None:
+    """A slot takes its task's adapters over (upstream: `launch_slot_with_task`).
+
+    Only a set of the request's own that differs from the slot's empties the slot's tokens; the
+    memory follows when the prompt starts.
+    """
+    wanted = task.params.lora
+    if wanted is None:
+        slot.lora = server.lora
+        return
+    if wanted == slot.lora:
+        return
+    server.emit(
+        AdaptersChanged(slot=slot.id, task=task.id, n_tokens=slot.prompt.n_tokens, lora=wanted)
+    )
+    task.ledger.apply(causes.ADAPTERS_CHANGED, 0, slot=int(slot.id))
+    slot.prompt.tokens.clear()
+    slot.prompt.approximate = None
+    if server.rules.slots.clear_drops_checkpoints:
+        slot.prompt.checkpoints.clear()
+    slot.lora = wanted
+
+
+def set_lora(server: ServerContext, task: Task) -> None:
+    """`POST /lora-adapters`: another set for all who bring none (`SERVER_TASK_TYPE_SET_LORA`)."""
+    server.lora = task.strengths
+    server.emit(AdaptersSet(lora=task.strengths))
+
+
+def apply_lora(server: ServerContext, strengths: Strengths) -> None:
+    """Set the adapters of the next decode (upstream: `common_set_adapter_lora`)."""
+    if server.adapters is not None:
+        server.adapters.strengths = strengths
+
+
+def as_field(strengths: Sequence[float]) -> list[dict[str, Any]]:
+    """Strengths as a request writes them."""
+    return [{"id": number, "scale": scale} for number, scale in enumerate(strengths)]
+
+
+MEBIBYTE = 1 << 20
+RESERVE = "llama_context::graph_reserve"
+
+
+def open_server(rules: ServerRules, network: Network, options: Options) -> ServerContext:
+    """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
+    if rules.loop.reserve_aborts:
+        check_reserve(options)
+    n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
+    params = context_params(options, n_rs_seq)
+    target = create_context(network, params, rules.memory)
+    lora = (1.0,) * len(options.adapters)
+    slots = [Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)]
+    for slot in slots:
+        slot.lora = lora
+    drafter = open_drafter(options, params, network, rules)
+    return ServerContext(
+        rules=rules,
+        options=options,
+        network=network,
+        contexts=Contexts(
+            target,
+            None if drafter is None else drafter.context,
+            saves_companion=rules.slots.companion_is_saved,
+            refused_cut_aborts=rules.loop.refused_cut_aborts,
+        ),
+        seq_rm_type=seq_rm_type(target),
+        n_swa=n_swa(options, rules, network),
+        can_shift=target.can_shift,
+        slots=slots,
+        lora=lora,
+        cache=open_prompt_cache(options, rules),
+        drafter=drafter,
+        companion_type=SeqRm.NO if drafter is None else drafter.seq_rm_type,
+    )
+
+
+def check_reserve(options: Options) -> None:
+    """Refuse flags with which the real process ends as it starts.
+
+    Upstream: `graph_reserve`. A batch holds a token of every slot; where embeddings are averaged,
+    an ubatch holds as many of one slot as of another.
+    """
+    slots = options.n_parallel
+    if options.n_batch < slots:
+        why = f"{options.n_batch} tokens of a batch for {slots} slots (n_outputs_max)"
+        raise UpstreamAbort(RESERVE, why)
+    averages = options.embedding and options.pooling == "mean"
+    if averages and options.n_ubatch % slots:
+        why = f"--pooling mean: {slots} slots do not divide an ubatch of {options.n_ubatch} tokens"
+        raise UpstreamAbort(RESERVE, f"{why} (ggml_can_mul_mat)")
+
+
+def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
+    """The parameters of a context."""
+    return ContextParams(
+        n_ctx=Count(options.context),
+        n_batch=options.batch,
+        n_ubatch=options.ubatch_size,
+        n_seq_max=options.n_parallel,
+        kv_unified=options.unified,
+        swa_full=options.swa_full,
+        n_rs_seq=n_rs_seq,
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+    )
+
+
+def n_swa(options: Options, rules: ServerRules, network: Network) -> int:
+    """The window that the server reckons with."""
+    hidden = options.swa_full and rules.reuse.swa_full_hides_window
+    return 0 if hidden else window_of(network)
+
+
+def window_of(network: Network) -> int:
+    """The model's sliding window; 0 where no layer has one."""
+    windowed = any(shape.place == "window" for shape in network.shapes)
+    return network.spec.window if windowed else 0
+
+
+def open_prompt_cache(options: Options, rules: ServerRules) -> PromptCache | None:
+    """`--cache-ram`: 0 is none, -1 has no byte limit but is still limited to the context."""
+    if options.cache_ram == 0:
+        return None
+    limit = max(0, options.cache_ram) * MEBIBYTE
+    return PromptCache(rules.cache, limit_size=limit, limit_tokens=options.n_ctx)

@@ -1,18 +1,201 @@
 """A slot: the server's place for one conversation, what it is believed to hold, and its states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, cast
+from typing import Final, Literal, TypeAlias, cast
 
-from cachesim.engines.llamacpp.contexts import SavedState
+from cachesim.engines.base import Ticket
+from cachesim.engines.causes import Ledger
+from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.ngram_cache import NgramCache
-from cachesim.engines.llamacpp.task import Task
-from cachesim.engines.rope import as_rope
-from cachesim.errors import ContractError
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.tokens import as_rope
+from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.model.adapters import Strengths
-from cachesim.units import Array, Count, Pos, SeqId, Token
+from cachesim.units import Array, Count, Pos, SeqId, Token, Tokens
+
+TaskKind: TypeAlias = Literal[
+    "completion",
+    "infill",
+    "embedding",
+    "rerank",
+    "slot-save",
+    "slot-restore",
+    "slot-erase",
+    "set-lora",
+    "cancel",
+]
+
+EMBEDDED: Final = frozenset({"embedding", "rerank"})
+PROMPTED: Final = frozenset({"completion", "infill"}) | EMBEDDED
+"""Kinds of tasks that bring a prompt and take a slot for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskParams:
+    """The fields of a completion request that decide how it is run."""
+
+    n_predict: int = -1
+    n_keep: int = 0
+    n_discard: int = 0
+    n_cache_reuse: int = 0
+    cache_prompt: bool = True
+    lora: Strengths | None = None  # None: the server's own
+    ignore_eos: bool = True
+    reply: Tokens | None = None
+    drafts: tuple[Tokens, ...] | None = None
+    user_starts: frozenset[Pos] = frozenset()  # first tokens of user messages
+    last_user_start: Pos = Pos(-1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """An entry of the queue; a parent carries its children until they are launched."""
+
+    id: int
+    ticket: Ticket
+    kind: TaskKind = "completion"
+    tokens: Tokens = ()
+    params: TaskParams = field(default_factory=TaskParams)
+    id_slot: int = -1
+    id_parent: int = -1
+    children: list["Task"] = field(default_factory=list)
+    name: str = ""  # slot-save, slot-restore: the file
+    target: int = -1  # cancel: the task
+    strengths: Strengths = ()  # set-lora
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def n_tokens(self) -> Count:
+        """The length of the prompt."""
+        return Count(len(self.tokens))
+
+    @property
+    def is_embedded(self) -> bool:
+        """True where every token's output is wanted, and none is generated (`need_embd`)."""
+        return self.kind in EMBEDDED
+
+    @property
+    def is_parent(self) -> bool:
+        """True for the first of several completions of one prompt."""
+        return bool(self.children)
+
+    @property
+    def is_child(self) -> bool:
+        """True for the others."""
+        return self.id_parent >= 0
+
+
+SEQ_RM: Final = "common_memory::seq_rm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """The blobs of one sequence and the bytes they take on the real machine."""
+
+    target: Blob | None
+    companion: Blob | None
+    header: int  # bytes that the sequence calls put in front of each
+    size: int = field(init=False, compare=False)
+    """Bytes of both: asked for at every look at the prompt cache, so counted once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.target_size + self.companion_size)
+
+    @property
+    def target_size(self) -> int:
+        """Bytes of the target's blob, as the sequence calls count them."""
+        return 0 if self.target is None else self.target.size + self.header
+
+    @property
+    def companion_size(self) -> int:
+        """Bytes of the companion's blob."""
+        return 0 if self.companion is None else self.companion.size + self.header
+
+    def __deepcopy__(self, memo: object) -> "SavedState":
+        """Itself: it never changes."""
+        return self
+
+    def emptied(self) -> "SavedState":
+        """The states after a half-failed load: the target's blob is gone; loading it "works"."""
+        return replace(self, target=None)
+
+
+class Contexts:
+    """Two contexts under the same sequence ids; most servers have only the first.
+
+    Upstream: `common_memory`.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        companion: Context | None = None,
+        *,
+        saves_companion: bool,
+        refused_cut_aborts: bool,
+    ) -> None:
+        self._refused_cut_aborts = refused_cut_aborts
+        self.target = target
+        self.companion = companion
+        self.saves_companion = saves_companion and companion is not None
+
+    def seq_rm(self, seq: int, p0: int, p1: int = -1) -> None:
+        """Remove a range from both; a refusal ends the real process, or nobody looks."""
+        for context in self._both():
+            if not context.seq_rm(seq, p0, p1) and self._refused_cut_aborts:
+                why = f"sequence {seq} cannot be cut at position {p0}"
+                raise UpstreamAbort(SEQ_RM, why)
+
+    def try_seq_rm(self, seq: int, p0: int) -> bool:
+        """Remove a tail from the target; the companion follows if that worked."""
+        if not self.target.seq_rm(seq, p0, -1):
+            return False
+        if self.companion is not None and not self.companion.seq_rm(seq, p0, -1):
+            why = f"the companion's sequence {seq} cannot be cut at position {p0}"
+            raise UpstreamAbort(SEQ_RM, why)
+        return True
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move a range of positions in both."""
+        for context in self._both():
+            context.seq_add(seq, p0, p1, delta)
+
+    def replace(self, src: int, dst: int) -> None:
+        """Give `dst` all that `src` has, and nothing else."""
+        for context in self._both():
+            context.seq_rm(dst, -1, -1)
+            context.seq_cp(src, dst, -1, -1)
+
+    def save(self, seq: int, *, partial: bool) -> SavedState:
+        """Write a sequence: all of it, or only what a checkpoint needs."""
+        companion = None
+        if self.companion is not None and self.saves_companion:
+            companion = self.companion.state_seq_get_data(seq, partial=partial)
+        return SavedState(
+            target=self.target.state_seq_get_data(seq, partial=partial),
+            companion=companion,
+            header=self.target.rules.sequence_header,
+        )
+
+    def load_target(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
+        """Put a saved state back; False where it does not fit."""
+        return blob is None or self.target.state_seq_set_data(blob, seq, partial=partial) > 0
+
+    def load_companion(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
+        """Load a saved state into the companion, if it takes part in saving."""
+        if self.companion is None or blob is None:
+            return True
+        return self.companion.state_seq_set_data(blob, seq, partial=partial) > 0
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the books of a memory disagree."""
+        for context in self._both():
+            context.check_integrity()
+
+    def _both(self) -> tuple[Context, ...]:
+        return (self.target,) if self.companion is None else (self.target, self.companion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

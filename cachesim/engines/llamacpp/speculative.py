@@ -6,11 +6,10 @@ accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 
 from typing import Final
 
-from cachesim.engines.llamacpp.drafter import Drafter
+from cachesim.engines.llamacpp.drafter import CACHED, Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.memory.capability import SeqRm
-from cachesim.engines.llamacpp.ngram_cache import CACHED
+from cachesim.engines.llamacpp.memory.create import SeqRm
 from cachesim.engines.llamacpp.server_context import (
     ServerContext,
     budget_left,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cachesim.engines.causes import Cause
-from cachesim.engines.llamacpp import causes, lora
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.checkpoints import (
     Prefix,
     accept_tests,
@@ -23,7 +23,7 @@ from cachesim.engines.llamacpp.checkpoints import (
     numbers_of,
     restore,
 )
-from cachesim.engines.llamacpp.drafter import Drafter
+from cachesim.engines.llamacpp.drafter import Drafter, NgramCache
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
     BatchRetried,
@@ -39,15 +39,17 @@ from cachesim.engines.llamacpp.events import (
     ParentCopied,
     PromptStarted,
 )
-from cachesim.engines.llamacpp.forced import advance, pass_over_replies
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.ngram_cache import NgramCache
-from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
-from cachesim.engines.llamacpp.server_context import ServerContext, next_token, process_token
-from cachesim.engines.llamacpp.slot import NO_ROW, Checkpoint, Slot, SlotState
+from cachesim.engines.llamacpp.selection import try_clear_idle_slots
+from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch, advance, pass_over_replies
+from cachesim.engines.llamacpp.server_context import (
+    ServerContext,
+    apply_lora,
+    next_token,
+    process_token,
+)
+from cachesim.engines.llamacpp.slot import NO_ROW, Checkpoint, Slot, SlotState, Task
 from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
-from cachesim.engines.llamacpp.swap import try_clear_idle_slots
-from cachesim.engines.llamacpp.task import Task
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.units import NO_POS, Count, Token
@@ -331,7 +333,7 @@ def _decode(server: ServerContext, batch: ServerBatch, piece: Piece) -> int:
         if named is not None and advance(target, named):
             return 0
     view = piece.batch()
-    lora.apply(server, batch.lora or ())
+    apply_lora(server, batch.lora or ())
     target.all_outputs = batch.embeds
     ret = target.decode(view)
     if ret == 0 and server.drafter is not None:

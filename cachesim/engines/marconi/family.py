@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Patch, Release, laying
 from cachesim.engines.marconi.options import MarconiOptions
-from cachesim.engines.release import Patch, Release, laying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

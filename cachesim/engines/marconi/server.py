@@ -7,19 +7,19 @@ import numpy as np
 
 from cachesim.engines import base, job
 from cachesim.engines.base import Ticket
+from cachesim.engines.causes import Ledger
 from cachesim.engines.held import (
     Amounts,
     Held,
 )
-from cachesim.engines.ledger import Ledger
+from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened
 from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Match, Node, Tree
-from cachesim.engines.seen import Seen
-from cachesim.engines.slotless import SlotlessEngine
+from cachesim.engines.tokens import Seen
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch

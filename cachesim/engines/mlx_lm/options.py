@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.chat import ChatTokenizer
-from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.chat import TEMPLATES, ByteTokenizer, ChatTokenizer
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.engines.option import MOST_BYTES, asked, option
 from cachesim.errors import OptionError

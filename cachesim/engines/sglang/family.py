@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Corner, Family
+from cachesim.engines.family import Corner, Family, Patch, laying, tagged
 from cachesim.engines.option import asked
-from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.rules import RULES_0523, RULES_059, Rules
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
+from cachesim.engines.causes import Ledger
 from cachesim.engines.held import (
     ROOT,
     UNKNOWN,
@@ -26,8 +27,7 @@ from cachesim.engines.held import (
     runs_of,
     sizes_of,
 )
-from cachesim.engines.ledger import Ledger
-from cachesim.engines.seen import Seen
+from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.sglang import causes
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
@@ -39,7 +39,7 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.engines.slotless import SlotlessEngine
+from cachesim.engines.tokens import Seen
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.histories import NodeId

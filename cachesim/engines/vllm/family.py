@@ -3,9 +3,8 @@
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Patch, laying, tagged
 from cachesim.engines.option import asked
-from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import (
     RULES_0191,

@@ -10,10 +10,9 @@ import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
-from cachesim.engines.causes import Cause
+from cachesim.engines.causes import Cause, Ledger
 from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
-from cachesim.engines.ledger import Ledger
-from cachesim.engines.slotless import SlotlessEngine
+from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes
 from cachesim.engines.vllm import events as happened

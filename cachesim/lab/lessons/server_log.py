@@ -13,8 +13,8 @@ from textwrap import wrap
 from typing import Any, Final
 
 import cachesim
-from cachesim.engines.profile import Profile
-from cachesim.engines.rope import Rope
+from cachesim.engines.family import Profile
+from cachesim.engines.tokens import Rope
 from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons.drawing import Control, Drawn
 from cachesim.lab.lessons.kit import say

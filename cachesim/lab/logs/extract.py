@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.live import Live

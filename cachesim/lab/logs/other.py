@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import Settings

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.evidence import common_with_holder, lengths_of
 from cachesim.lab.logs.observed import Observed, ServerLog
 from cachesim.lab.logs.rebuild import TURN, Rebuilder

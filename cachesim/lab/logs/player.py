@@ -12,11 +12,11 @@ from typing import Any, Final, cast
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.events import CheckpointCreated
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.engines.profile import Profile
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import SlotFiles

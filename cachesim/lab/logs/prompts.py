@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.known import How
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 from cachesim.engines.llamacpp.events import CheckpointCreated
-from cachesim.engines.rope import LONGEST, Rope
+from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.lab.logs.evidence import (
     Interval,
     Lengths,

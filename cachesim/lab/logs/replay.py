@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.evidence import Lengths
 from cachesim.lab.logs.known import UNKNOWN, Known
 from cachesim.lab.logs.observed import Observed, ServerLog

@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.engines.profile import Profile
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload

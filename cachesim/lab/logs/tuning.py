@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from cachesim.engines import FAMILIES
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.live import Live

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.lab.logs.alternatives import workloads_of
 from cachesim.lab.logs.other import (

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.family import Family
-from cachesim.engines.release import Package
+from cachesim.engines.family import Family, Package
 from cachesim.errors import CachesimError, ProfileError
 
 SET_UP_SECONDS: Final = 600

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from cachesim.engines.base import Engine
-from cachesim.engines.family import Family
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Family, Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, package_of

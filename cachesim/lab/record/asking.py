@@ -17,8 +17,7 @@ from typing import Any, Final
 import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from cachesim.engines.rope import Rope, Run
-from cachesim.engines.tokens import common_numbers
+from cachesim.engines.tokens import Rope, Run, common_numbers
 from cachesim.lab.logs.dump import Recorded
 from cachesim.typed import Json
 from cachesim.units import Array

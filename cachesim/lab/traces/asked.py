@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cachesim.engines.rope import Run
+from cachesim.engines.tokens import Run
 from cachesim.errors import InputError
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.held import sizes_of
 from cachesim.engines.option import Option
-from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import SpecError
 from cachesim.lab.logs.sizes import sizes_of_gguf

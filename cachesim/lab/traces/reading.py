@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
 
-from cachesim.engines.rope import LONGEST, Run
+from cachesim.engines.tokens import LONGEST, Run
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.lab.traces.asked import Asked, TraceError

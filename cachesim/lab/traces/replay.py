@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.engines.profile import Profile
-from cachesim.engines.rope import Rope
+from cachesim.engines.family import Profile
+from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError, UpstreamAbort
 from cachesim.lab.traces.asked import Asked

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from cachesim.engines.base import Engine, Reply
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.lab.traces.replay import Cell, Served, serve
 from cachesim.scenario.labels import Evidence, label_of_release

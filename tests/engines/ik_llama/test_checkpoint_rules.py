@@ -2,8 +2,8 @@
 
 import pytest
 
-from cachesim.engines.ik_llama.checkpointing import evicted_index
-from cachesim.engines.ik_llama.state import Checkpoint, SequenceState, Sizes
+from cachesim.engines.ik_llama.context import Checkpoint, SequenceState, Sizes
+from cachesim.engines.ik_llama.server import evicted_index
 from cachesim.model.presets import preset
 from cachesim.units import Count, Pos
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cachesim.engines.ik_llama.cells import Cells
+from cachesim.engines.ik_llama.context import Cells
 from cachesim.errors import ContractError
 from tests.engines.ik_llama.worked_kit import A, G, Played
 

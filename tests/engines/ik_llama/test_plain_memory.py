@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from cachesim.engines.ik_llama.cells import Cells
-from cachesim.engines.ik_llama.matching import common_prefix, without_reasoning
+from cachesim.engines.ik_llama.context import Cells
+from cachesim.engines.ik_llama.slot import common_prefix, without_reasoning
 from cachesim.units import Pos, SeqId, Token
 from tests.engines.ik_llama.plain_memory import PlainCells, plain_prefix, plain_reasoning
 

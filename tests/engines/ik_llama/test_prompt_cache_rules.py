@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.ik_llama.companion import StrictTailCompanion, WindowCompanion
+from cachesim.engines.ik_llama.speculative import StrictTailCompanion, WindowCompanion
 from cachesim.units import Pos, Token
 
 # -- companions ------------------------------------------------------------------------------------

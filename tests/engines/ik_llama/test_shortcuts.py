@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from cachesim.engines.byte_tokenizer import FIRST_BYTE
-from cachesim.engines.ik_llama import matching
-from cachesim.engines.ik_llama.matching import common_prefix, texts, without_reasoning
-from cachesim.engines.rope import LONGEST, Rope
+from cachesim.engines.chat import FIRST_BYTE
+from cachesim.engines.ik_llama import slot as matching
+from cachesim.engines.ik_llama.slot import common_prefix, texts, without_reasoning
+from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.units import Token
 
 TEXT_OF = texts("chatml")

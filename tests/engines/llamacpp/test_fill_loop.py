@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachesim.engines.base import Ticket
-from cachesim.engines.llamacpp.slot import Prompt
-from cachesim.engines.llamacpp.task import Task, TaskParams
+from cachesim.engines.llamacpp.slot import Prompt, Task, TaskParams
 from cachesim.engines.llamacpp.update_slots import break_at
 from cachesim.units import Token
 

@@ -7,7 +7,7 @@ import pytest
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.events import BatchDecoded
-from cachesim.engines.rope import Rope
+from cachesim.engines.tokens import Rope
 from cachesim.model.presets import preset
 from cachesim.testing.workloads import Seeded
 from cachesim.units import Token, Tokens

@@ -1,6 +1,6 @@
 """Drafts from a cache of n-grams: what it takes in, and what it proposes."""
 
-from cachesim.engines.llamacpp.ngram_cache import NgramCache
+from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.units import Token, as_tokens
 
 

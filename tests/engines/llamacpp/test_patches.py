@@ -2,10 +2,9 @@
 
 import pytest
 
+from cachesim.engines.family import Patch, Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
-from cachesim.engines.profile import Profile
-from cachesim.engines.release import Patch
 
 MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.errors import (
     ContractError,
     InputError,

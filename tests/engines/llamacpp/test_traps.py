@@ -7,7 +7,7 @@ checkpoint list in `test_checkpoint_places`, those with a worked example in `tes
 
 import pytest
 
-from cachesim.engines.llamacpp.profiles import HISTORY
+from cachesim.engines.llamacpp.family import HISTORY
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from tests.engines.llamacpp.play import Play
 

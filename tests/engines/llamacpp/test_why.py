@@ -1,7 +1,6 @@
 """The reasons of a miss: each rule that lowers what is usable, with the values it compared."""
 
-from cachesim.engines.causes import Cause
-from cachesim.engines.ledger import Holdings
+from cachesim.engines.causes import Cause, Holdings
 from cachesim.units import Count
 
 

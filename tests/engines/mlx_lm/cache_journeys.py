@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     BatchRotatingKVCache,
     can_trim_prompt_cache,
+    load_prompt_cache,
+    save_prompt_cache,
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.generate.forward import Forward
@@ -26,7 +27,7 @@ from cachesim.engines.mlx_lm.generate.shared import (
     right_padded,
 )
 from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.engines.mlx_lm.server.provenance import is_sound
+from cachesim.engines.mlx_lm.server.store import is_sound
 from cachesim.model.arithmetic import Network
 from cachesim.units import Token, as_tokens
 from cachesim.verify.oracle import Oracle

@@ -6,11 +6,11 @@ from itertools import cycle
 from typing import Any
 
 from cachesim.engines.base import Message, Reply, Request, Ticket
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import FIELDS
-from cachesim.engines.profile import Profile
 from cachesim.lab.real.mlx_lm.state import ColdStates
 from cachesim.lab.real.vectors.mlx_server import spec_of
 from cachesim.model.build import build

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 from chat_kit import HYB
 
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamValueError
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamIndexError, UpstreamValueError
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
@@ -18,7 +19,6 @@ from cachesim.engines.mlx_lm.generate.shared import (
     TokenResponse,
 )
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.histories import NodeId
 from cachesim.model.trace import Traced

@@ -5,7 +5,7 @@ import pytest
 from cachesim.engines import Profile
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamAttributeError
 from cachesim.engines.mlx_lm.family import FAMILY
 
 

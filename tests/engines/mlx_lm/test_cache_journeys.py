@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.caches.prompt_cache import BatchRotatingKVCache, RotatingKVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network

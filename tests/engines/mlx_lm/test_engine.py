@@ -6,7 +6,7 @@ import pytest
 from chat_kit import ATTN
 
 from cachesim.engines.base import Engine, Message, Request
-from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.chat import ByteTokenizer
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.errors import ContractError, OptionError
 from cachesim.units import Tokens, as_tokens

@@ -3,18 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    UpstreamAttributeError,
+    UpstreamKeyError,
+    UpstreamRuntimeError,
+    UpstreamValueError,
+)
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     CacheList,
     LayerCache,
     RotatingKVCache,
-)
-from cachesim.engines.mlx_lm.caches.raised import (
-    UpstreamAttributeError,
-    UpstreamKeyError,
-    UpstreamRuntimeError,
-    UpstreamValueError,
+    load_prompt_cache,
+    save_prompt_cache,
 )
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import BlobError

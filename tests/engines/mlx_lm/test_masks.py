@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.mlx_lm.caches.masks import Bounds, Causal
+from cachesim.engines.mlx_lm.caches.layer_cache import Bounds, Causal
 from cachesim.units import Array
 
 COUNTS = st.integers(1, 6)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchRotatingKVCache,
@@ -14,7 +15,6 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError
 from tests.engines.mlx_lm.cache_kit import NEWEST, kv, rows, singly, tokens, write
 

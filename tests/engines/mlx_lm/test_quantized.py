@@ -3,8 +3,7 @@
 import numpy as np
 
 from cachesim.engines import Engine, Request
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens

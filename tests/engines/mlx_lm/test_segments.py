@@ -4,8 +4,9 @@ import pytest
 from chat_kit import system, tool, user
 
 from cachesim.engines.base import Message
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.server.segments import (
+from cachesim.engines.mlx_lm.server.request import (
     Checkpoint,
     cut,
     message_boundaries,
@@ -15,7 +16,6 @@ from cachesim.engines.mlx_lm.server.segments import (
     without_cached,
 )
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
-from cachesim.engines.profile import Profile
 from cachesim.units import Token, as_tokens
 
 PLAIN, THINKS = WordTokenizer("chatml"), WordTokenizer("think")

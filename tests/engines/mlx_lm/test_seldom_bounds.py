@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.masks import Bounds
-from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
+from cachesim.engines.mlx_lm.caches.layer_cache import Bounds, UpstreamAttributeError
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Visibility
-from cachesim.engines.mlx_lm.server.segments import _before_thinking, tail_start
+from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
 from cachesim.units import Token, as_tokens
 
 MARK = Token(7)

@@ -1,8 +1,8 @@
 """Proposals that never merged, on the server: what they report, and what their states hold."""
 
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
-from cachesim.engines.profile import Profile
 
 
 def test_the_mends_of_929_add_up() -> None:

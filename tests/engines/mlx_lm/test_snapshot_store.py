@@ -2,8 +2,8 @@
 
 import pytest
 
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamKeyError
 from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, LayerCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamKeyError
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
+from cachesim.engines.mlx_lm.caches.kv_cache import SparseCache
 from cachesim.engines.mlx_lm.family import FAMILY
 
 

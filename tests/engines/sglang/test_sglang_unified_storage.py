@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.storage_threads import Retries

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.profile import Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.vllm.block_pool import GroupKind, GroupSpec
 from cachesim.engines.vllm.coordinator import KVCacheManager, _admission_cap, replay_boundaries
 from cachesim.engines.vllm.events import ChunkScheduled

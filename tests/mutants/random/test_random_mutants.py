@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cachesim.engines.ik_llama.cells import Cells
+from cachesim.engines.ik_llama.context import Cells
 from tests.mutants.random import ports
 from tests.mutants.random.equivalent import EQUIVALENT
 from tests.mutants.random.means import Example

@@ -6,13 +6,78 @@ as far as any were used; the others are empty.
 """
 
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cachesim.errors import ContractError
-from cachesim.model.store import grown
+from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES, Ids, Ubatch
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.errors import ContractError, UpstreamAbort
+from cachesim.model.store import FAR, grown
 from cachesim.units import Array, Integers
+
+WindowType: TypeAlias = Literal["none", "standard", "chunked", "symmetric"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowMask:
+    """A window's type and length (`swa_type`, `n_swa`)."""
+
+    kind: WindowType = "none"
+    n_swa: int = 0
+
+    def hides(self, key: int, query: int) -> bool:
+        """True if the window hides key position `key` from query position `query`.
+
+        Follows `llama_hparams::is_masked_swa`. Trap: cell search asks it with pos_max + 1, saving
+        with pos_max, so one position can be both saved and up for reuse.
+        """
+        match self.kind:
+            case "standard":
+                return query - key >= self.n_swa
+            case "chunked":
+                return key < query // self.n_swa * self.n_swa
+            case "symmetric":
+                return abs(query - key) > self.n_swa // 2
+            case _:
+                return False
+
+    def hides_each(self, keys: Array, query: int) -> Array:
+        """`hides` for many keys at once."""
+        hidden: Array = np.zeros(keys.shape, dtype=np.bool_)
+        match self.kind:
+            case "standard":
+                hidden = query - keys >= self.n_swa
+            case "chunked":
+                hidden = keys < query // self.n_swa * self.n_swa
+            case "symmetric":
+                hidden = np.abs(query - keys) > self.n_swa // 2
+        return hidden
+
+    def interval(self, queries: Integers, *, causal: bool = True) -> tuple[Integers, Integers]:
+        """The lowest and highest position that each query sees, both included.
+
+        The predicate alone hides the future only in the symmetric case; causality does the rest.
+        """
+        high = queries if causal else np.full_like(queries, FAR)
+        match self.kind:
+            case "standard":
+                return queries - self.n_swa + 1, high
+            case "chunked":
+                return queries // self.n_swa * self.n_swa, high
+            case "symmetric":
+                half = self.n_swa // 2
+                return queries - half, np.minimum(high, queries + half)
+            case _:
+                return np.zeros(len(queries), np.int64), high
+
+
+NO_WINDOW: Final = WindowMask()
+"""The mask of a cache without window: nothing is hidden."""
+
 
 EMPTY: Final = -1
 _WORD: Final = 64
@@ -301,3 +366,362 @@ def _bit_counts(bits: Array) -> Integers:
     counts = np.zeros(bits.shape[1], np.int64)
     counts[seen] = np.unpackbits(octets, axis=1).sum(axis=1)
     return counts
+
+
+MAX: Final = 2**31 - 1
+"""The open end of a range of positions."""
+
+_HAS_SHIFT: Final = attrgetter("has_shift")
+
+
+def normalised(p0: int, p1: int) -> tuple[int, int]:
+    """A half-open range whose negative ends are open."""
+    return max(p0, 0), p1 if p1 >= 0 else MAX
+
+
+class Streams:
+    """Independent arrays of cells, each with its own head, the place where a search begins.
+
+    Upstream: `llama_kv_cache::v_cells`.
+    """
+
+    def __init__(
+        self, rules: MemoryRules, *, n_seq_max: int, unified: bool, size: int, mask: WindowMask
+    ) -> None:
+        self.unified = unified
+        self.n_seq_max = n_seq_max
+        self.size = size
+        self.mask = mask
+        count = 1 if unified else n_seq_max
+        self.cells = [Cells(size, counts_positions=rules.counts_positions) for _ in range(count)]
+        self.heads = [0] * count
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def has_shift(self) -> bool:
+        """True if a cell of any stream has a pending shift."""
+        return any(map(_HAS_SHIFT, self.cells))
+
+    def of(self, seq: int, caller: str) -> int:
+        """The stream of a sequence (`seq_to_stream`); the real process aborts on a wrong id."""
+        if not 0 <= seq < (MAX_SEQUENCES if self.unified else self.n_seq_max):
+            where = f"llama_kv_cache::{caller}"
+            raise UpstreamAbort(where, f"sequence id {seq} is out of range")
+        return 0 if self.unified else seq
+
+    def clear(self) -> None:
+        """Empty all cells and put all heads back."""
+        for cells in self.cells:
+            cells.reset()
+        self.heads = [0] * len(self.heads)
+
+    def pos_min(self, seq: int) -> int:
+        """Lowest position of a sequence, -1 if none; holes in between do not show."""
+        return self.cells[self.of(seq, "seq_pos_min")].pos_min(seq)
+
+    def pos_max(self, seq: int) -> int:
+        """Highest position of a sequence, -1 if none."""
+        return self.cells[self.of(seq, "seq_pos_max")].pos_max(seq)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        """Take a sequence out of its cells in [p0, p1); -1 empties the cells of everybody.
+
+        0        p0          p1
+        [  kept  |  removed  |  kept  ]     the head moves down to the first freed cell, never up
+        """
+        p0, p1 = normalised(p0, p1)
+        if seq == -1:
+            for stream, cells in enumerate(self.cells):
+                inside = np.flatnonzero((cells.pos >= p0) & (cells.pos < p1))
+                cells.wipe(inside)
+                self._lower_head(stream, inside)
+            return
+        stream = self.of(seq, "seq_rm")
+        cells = self.cells[stream]
+        self._lower_head(stream, cells.release(cells.select(seq, p0, p1), seq))
+
+    def share(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Let `dst` see the cells of `src` in [p0, p1), within one stream; no data moves."""
+        if src == dst:
+            return
+        cells = self.cells[self.of(src, "seq_cp")]
+        cells.share(cells.select(src, *normalised(p0, p1)), dst)
+
+    def replicate(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Copy a sequence into another stream, cell by cell at the same indices.
+
+        Trap: everything that the destination stream held is gone, and the range is only looked at
+        to refuse (by abort) what is not a copy of the whole.
+        """
+        if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
+            where = "llama_kv_cache::seq_cp"
+            raise UpstreamAbort(where, "a copy across streams must be full")
+        source, target = self.cells[src], self.cells[dst]
+        target.reset()
+        held = np.flatnonzero(source.members(src))
+        for cell in held:
+            target.place(int(cell), int(source.pos[cell]))
+        target.shift[held] = source.shift[held]
+        target.has_shift = bool(source.shift[held].any())
+        target.share(held, dst)
+        self.heads[dst] = self.heads[src]
+
+    def seq_keep(self, seq: int) -> None:
+        """Leave the stream of a sequence to it alone. Trap: other streams keep everything."""
+        stream = self.of(seq, "seq_keep")
+        self._lower_head(stream, self.cells[stream].keep(seq))
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move the positions in [p0, p1) by `delta`; what falls below zero is dropped.
+
+        Traps: whole cells move, so other sequences in them move (or vanish) too; and the head goes
+        to 0 whenever nothing was dropped, even if no cell matched.
+        """
+        stream = self.of(seq, "seq_add")
+        if delta == 0:
+            return
+        p0, p1 = normalised(p0, p1)
+        if p0 == p1:
+            return
+        cells = self.cells[stream]
+        inside = cells.select(seq, p0, p1)
+        moved = cells.pos[inside] + delta
+        dropped = cells.move(inside, moved, np.full_like(moved, delta))
+        self.heads[stream] = int(dropped.min()) if dropped.size else 0
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Divide the positions in [p0, p1); the head stays.
+
+        Trap: the pending shift is old minus new, the opposite sign of `seq_add`, so that the next
+        update rotates the keys the wrong way.
+        """
+        stream = self.of(seq, "seq_div")
+        if divisor == 1:
+            return
+        p0, p1 = normalised(p0, p1)
+        cells = self.cells[stream]
+        inside = cells.select(seq, p0, p1)
+        old = cells.pos[inside]
+        cells.move(inside, old // divisor, old - old // divisor)
+
+    def _lower_head(self, stream: int, freed: Integers) -> None:
+        if freed.size:
+            self.heads[stream] = min(self.heads[stream], int(freed.min()))
+
+    def check_integrity(self) -> None:
+        """Every stream's own check, and heads within range."""
+        for cells, head in zip(self.cells, self.heads, strict=True):
+            cells.check_integrity()
+            if not 0 <= head <= self.size:
+                msg = f"head {head} is outside the {self.size} cells"
+                raise ContractError(msg)
+
+
+_NONE: Final[Integers] = np.zeros(0, dtype=np.int64)
+
+
+class SlotInfo(NamedTuple):
+    """The cells of a ubatch: per list of tokens a stream and as many cells.
+
+    A range stands for cells that are empty and follow one another.
+    """
+
+    streams: tuple[int, ...]
+    cells: tuple[Integers | range, ...]
+
+
+class _Saved(NamedTuple):
+    """The state before a dry run: every head, and the content of each list's used cells."""
+
+    slot: SlotInfo
+    heads: tuple[int, ...]
+    contents: tuple[tuple[Integers, Integers, Array], ...]  # cells, positions, bit sets
+
+
+def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
+    """Follows `llama_kv_cache::find_slot`: searches only, changes nothing.
+
+    One list with all tokens when there is one stream; else one list per sequence, each in its own
+    stream. The first list that finds no room fails the whole ubatch.
+    """
+    if streams.unified:
+        found = _search(streams, 0, len(ubatch.rows))
+        return None if found is None else SlotInfo((0,), (found,))
+    ids = ubatch.ids
+    n = ubatch.n_tokens // len(ids)
+    lists: list[int] = []
+    cells: list[Integers | range] = []
+    for k, seq in enumerate(ids):
+        if ubatch.seqs[k * n] != (seq,):
+            where = "llama_kv_cache::find_slot"
+            raise UpstreamAbort(where, "one sequence id per token and list")
+        stream = streams.of(seq, "find_slot")
+        found = _search(streams, stream, n)
+        if found is None:
+            return None
+        lists.append(stream)
+        cells.append(found)
+    return SlotInfo(tuple(lists), tuple(cells))
+
+
+def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
+    """The first `n` usable cells from the head on, wrapping once around.
+
+    Trap: first usable, not oldest: cells that the window hides are taken in index order, mixed
+    with empty ones, even while empty ones remain (a full-size window cache included).
+    """
+    cells, start = streams.cells[stream], streams.heads[stream]
+    if start > cells.used + 2 * n:
+        start = 0
+    if n > cells.size:
+        return None
+    end = start + n
+    if end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
+        return range(start, end)
+    cells.cover(cells.size)
+    usable = _usable_cells(streams, cells)
+    found = np.flatnonzero(usable[start:])[:n] + start
+    if len(found) < n:
+        found = np.concatenate([found, np.flatnonzero(usable[:start])[: n - len(found)]])
+    return found if len(found) == n else None
+
+
+def _usable_cells(streams: Streams, cells: Cells) -> Array:
+    """All cells that are empty or reclaimable.
+
+    Trap: the sequence may be any, not only the one that is being written: a busy conversation
+    reclaims the old cells of an idle one. Shared cells are never reclaimed.
+    """
+    usable: Array = cells.pos == EMPTY
+    if streams.mask.kind == "none":
+        return usable
+    single = cells.owners == 1
+    for seq in cells.seqs_among(slice(None)):
+        alone = np.flatnonzero(single & cells.members(seq))
+        hidden = streams.mask.hides_each(cells.pos[alone], cells.pos_max(seq) + 1)
+        usable[alone[hidden]] = True
+    return usable
+
+
+def free_cells(streams: Streams, stream: int) -> int:
+    """The number of empty cells of a stream."""
+    return streams.size - streams.cells[stream].used
+
+
+def fill_straight(
+    streams: Streams, stream: int, seq: int, start: int, count: int
+) -> Integers | range | None:
+    """Put a run of a sequence's tokens into empty cells; None where there are too few."""
+    found = _search(streams, stream, count)
+    cells = streams.cells[stream]
+    if found is None or len(_full(cells, found)):
+        return None
+    cells.fill_run(found, start, seq)
+    streams.heads[stream] = int(found[-1]) + 1
+    return found
+
+
+def _full(cells: Cells, found: Integers | range) -> Integers:
+    """The cells in use among those just found."""
+    return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
+
+
+def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
+    """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells.
+
+    Cells that were taken over leave their sequence; what it has below the highest position
+    overwritten is purged (#13746), so that the rest stays without holes at its low end.
+    """
+    overwritten: dict[int, int] = {}
+    first = 0
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        cells = streams.cells[stream]
+        full = _full(cells, found)
+        if full.size:
+            for seq in cells.seqs_among(full):
+                highest = int(cells.pos[full[cells.members(seq)[full]]].max())
+                overwritten[seq] = max(overwritten.get(seq, EMPTY), highest)
+            cells.wipe(full)
+        rows = slice(first, first + len(found))
+        _fill(cells, found, ubatch.positions[rows], ubatch.seqs[rows])
+        first += len(found)
+    for seq in sorted(overwritten):
+        low = streams.pos_min(seq)
+        if low <= overwritten[seq]:
+            streams.seq_rm(seq, low, overwritten[seq] + 1)
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        streams.heads[stream] = int(found[-1]) + 1
+
+
+def _fill(
+    cells: Cells, found: Integers | range, positions: Sequence[int], seqs: tuple[Ids, ...]
+) -> None:
+    """Put tokens into empty cells; a plain run of one sequence goes in as a whole.
+
+    Upstream: `llama_kv_cache::apply_ubatch`.
+    """
+    n, ids, run = len(found), seqs[0], range(positions[0], positions[0] + len(found))
+    alike = len(ids) == 1 and seqs.count(ids) == n
+    if alike and (positions == run or tuple(positions) == tuple(run)):
+        cells.fill_run(found, run.start, ids[0])
+        return
+    for cell, pos, own in zip(map(int, found), positions, seqs, strict=True):
+        cells.place(cell, pos)
+        for seq in own:
+            cells.add(cell, seq)
+
+
+def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
+    """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch.
+
+    Afterwards the found cells and the heads are put back, last one first.
+
+    Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
+    positions; and heads are put back by list number instead of stream number.
+    """
+    if len(ubatches) == 1:
+        slot = find_slot(streams, ubatches[0])
+        if slot is None:
+            return None
+        if all(isinstance(found, range) for found in slot.cells):  # only the heads would change
+            _put_back_heads(streams, slot, tuple(streams.heads))
+            return [slot]
+    slots: list[SlotInfo] = []
+    saved: list[_Saved] = []
+    for ubatch in ubatches:
+        slot = find_slot(streams, ubatch)
+        if slot is None:
+            break
+        slots.append(slot)
+        saved.append(_Saved(slot, tuple(streams.heads), _contents(streams, slot)))
+        apply_ubatch(streams, slot, ubatch)
+    for step in reversed(saved):
+        _put_back(streams, step)
+    return slots if len(slots) == len(ubatches) else None
+
+
+def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[Integers, Integers, Array], ...]:
+    """The content of the found cells, list by list."""
+    kept = []
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        cells = streams.cells[stream]
+        full = _full(cells, found)
+        kept.append((full, cells.pos[full], cells.bits[:, full]))
+    return tuple(kept)
+
+
+def _put_back(streams: Streams, step: _Saved) -> None:
+    slot = step.slot
+    for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
+        cells, filled = streams.cells[stream], np.asarray(found)
+        cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
+        cells.give(*content)
+    _put_back_heads(streams, slot, step.heads)
+
+
+def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
+    """Each stream in use gets the head of the stream that has its list's number, as upstream."""
+    for stream, head in zip(slot.streams, heads, strict=False):
+        streams.heads[stream] = head

@@ -1,17 +1,18 @@
 """The memory of a model and its size (`llama_model::create_memory`, `llama_context`)."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
-from cachesim.engines.llamacpp.memory.context import Context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
-from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.blob import RowBytes, row_bytes
+from cachesim.engines.llamacpp.memory.cells import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.context import OK, Context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.sizes import RowBytes, row_bytes
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.units import Count
@@ -165,3 +166,52 @@ def window_cells(kv_size: int, n_swa: int, n_ubatch: int, params: ContextParams)
     """Cells of a window cache: every sequence's window and one ubatch, padded after the minimum."""
     sequences = params.n_seq_max if params.kv_unified else 1
     return padded(min(kv_size, n_swa * sequences + n_ubatch))
+
+
+class SeqRm(IntEnum):
+    """The removable part of a sequence, under upstream's numbers."""
+
+    NO = 0
+    PART = 1
+    FULL = 2
+    RS = 3
+
+
+PROBE: Final = 2
+"""Tokens that the trial decodes."""
+
+
+def seq_rm_type(context: Context) -> SeqRm:
+    """The answer of `can_seq_rm` for a new context, without a trial decode.
+
+    Recurrent rows cannot be cut, everything else can; a context that keeps some more rows goes back
+    by as many. A property holds this to the trial. Trap: a batch of one token has no room for the
+    trial, which ends the process before the server is up.
+    """
+    if context.n_batch < PROBE:
+        return can_seq_rm(context)
+    if context.n_rs_seq > 0 and context.rules.probe != "unknown":
+        return SeqRm.RS
+    recurrent = isinstance(context.memory, RecurrentMemory | HybridMemory)
+    return SeqRm.FULL if recurrent else SeqRm.PART
+
+
+def can_seq_rm(context: Context) -> SeqRm:
+    """Find out by trying: two tokens go in, the second one is taken out, memory is cleared.
+
+    Traps: a window cache says PART, although old positions may be missing after a cut; and later
+    releases answer RS at once, without decoding and without clearing what is there.
+
+    Upstream: `common_context_can_seq_rm`.
+    """
+    if context.n_rs_seq > 0 and context.rules.probe == "at-once":
+        return SeqRm.RS
+    context.clear(data=True)
+    answer = SeqRm.NO
+    if context.decode(Batch.of((0,) * PROBE, start=0)) == OK:
+        if context.n_rs_seq > 0 and context.rules.probe == "after-probe":
+            answer = SeqRm.RS
+        else:
+            answer = SeqRm.PART if context.seq_rm(0, 1, -1) else SeqRm.FULL
+    context.clear(data=True)
+    return answer

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
-from cachesim.engines.llamacpp.memory.find_slot import SlotInfo
+from cachesim.engines.llamacpp.memory.cells import SlotInfo
 from cachesim.engines.llamacpp.memory.recurrent_cells import Found, PlaneWriter
-from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import ContractError
 from cachesim.model.store import Lanes
 from cachesim.units import Array

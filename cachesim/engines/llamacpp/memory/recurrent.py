@@ -12,17 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
 from cachesim.engines.llamacpp.memory.blob import (
+    MARKS,
     CellList,
     Field,
     Header,
     MisreadError,
     Reader,
     RowBlock,
+    RowBytes,
     TruncatedError,
     Word,
 )
+from cachesim.engines.llamacpp.memory.cells import MAX, normalised
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent_cells import (
     Found,
@@ -32,9 +35,6 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import (
     StateWindow,
 )
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
-from cachesim.engines.llamacpp.memory.split import Splitter
-from cachesim.engines.llamacpp.memory.streams import MAX, normalised
 from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape
 

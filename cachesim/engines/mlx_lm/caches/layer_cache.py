@@ -1,19 +1,324 @@
 """Base class of layer caches."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
-from cachesim.engines.mlx_lm.caches.raised import (
-    UpstreamAttributeError,
-    UpstreamKeyError,
-    UpstreamNotImplementedError,
-    UpstreamValueError,
-)
 from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.units import Array
+from cachesim.errors import CachesimError
+from cachesim.units import Array, Integers
+
+# Exceptions of the real package, raised where it raises them.
+#
+# Each one is both part of our tree and the Python class that upstream's caller would see, so that a
+# server can take a dying worker as an outcome and still tell it from a bug of ours.
+
+
+class UpstreamRaise(CachesimError):  # noqa: N818 - it is not an error of ours
+    """The real package raises here what a class is called behind `Upstream`."""
+
+
+class UpstreamTypeError(UpstreamRaise, TypeError):
+    """A None where an array is wanted, and the like."""
+
+
+class UpstreamAttributeError(UpstreamRaise, AttributeError):
+    """A method or field that the object does not have."""
+
+
+class UpstreamValueError(UpstreamRaise, ValueError):
+    """Shapes that do not fit, arguments that cannot be taken."""
+
+
+class UpstreamRuntimeError(UpstreamRaise, RuntimeError):
+    """A call out of turn."""
+
+
+class UpstreamNotImplementedError(UpstreamRaise, NotImplementedError):
+    """An abstract method of the base class."""
+
+
+class UpstreamKeyError(UpstreamRaise, KeyError):
+    """A key that is not in the trie."""
+
+
+class UpstreamIndexError(UpstreamRaise, IndexError):
+    """An index that a sequence does not have, a queue that is empty."""
+
+
+class UpstreamUnboundLocalError(UpstreamRaise):
+    """A name that a loop without a round never gave a value."""
+
+
+class UpstreamStopIteration(UpstreamRaise, StopIteration):
+    """The first element of nothing was asked for."""
+
+
+def name_of(error: BaseException) -> str:
+    """The Python class that a caller of the real package would see."""
+    name = type(error).__name__
+    return name.removeprefix("Upstream") if isinstance(error, UpstreamRaise) else name
+
+
+Mask: TypeAlias = Array | str | None
+"""None: everything; `"causal"`: what is not younger; an array: True where a key is visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """A causal mask that is not written out: of long prompts it would have millions of entries.
+
+    key        0 1 2 3 4 5 6
+    column 0   . x x x           `offset` 3, `window_size` 3
+    column 1   . . x x x         `.` hidden by the window, or by padding on the left
+    """
+
+    columns: int
+    offset: int
+    window_size: int | None = None
+    left_padding: tuple[int, ...] | None = None  # of each row of the batch
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Columns and keys; where rows have padding each has a mask of its own."""
+        shape = self.columns, max(0, self.offset + self.columns)
+        return shape if self.left_padding is None else (len(self.left_padding), 1, *shape)
+
+    def dense(self) -> Array:
+        """The mask written out. Follows `create_causal_mask`."""
+        keys = np.arange(self.offset + self.columns)
+        queries = np.arange(self.offset, self.offset + self.columns)[:, None]
+        mask: Array = queries >= keys[None]
+        if self.window_size is not None:
+            mask = mask & (queries < keys[None] + self.window_size)
+        if self.left_padding is not None:
+            mask = mask & (np.array(self.left_padding)[:, None, None, None] <= keys)
+        return mask
+
+    def of_row(self, row: int, columns: range) -> "Bounds":
+        """Mask of some columns of a row."""
+        left = 0 if self.left_padding is None else max(0, self.left_padding[row])
+        return Bounds(left, self.offset + columns.start, len(columns), self.window_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Mask of consecutive columns of a row: each one key more than the last.
+
+    Column `c` sees the keys up to `newest + c`, the last `window` of them, none before `left`.
+    """
+
+    left: int
+    newest: int
+    columns: int
+    window: int | None = None
+
+    @property
+    def seen(self) -> slice:
+        """The keys that any column sees."""
+        oldest = 0 if self.window is None else self.newest - self.window + 1
+        start = max(self.left, oldest)
+        return slice(start, max(start, self.newest + self.columns))
+
+    def dense(self, keys: int) -> Array:
+        """The same as a mask, (columns, keys)."""
+        places = np.arange(keys)
+        newest = np.arange(self.newest, self.newest + self.columns)[:, None]
+        mask: Array = (places >= self.left) & (places <= newest)
+        return mask if self.window is None else mask & (places > newest - self.window)
+
+    def shows(self, first: int, low: Integers, high: Integers) -> bool:
+        """Check whether each column sees just the positions from its `low` to its `high`.
+
+        The keys that any of them sees are at consecutive positions from `first` on.
+        """
+        shift = first - self.seen.start
+        newest = np.arange(shift + self.newest, shift + self.newest + self.columns)
+        if not same(newest, high):
+            return False
+        if self.window is None:
+            return int(low[-1]) <= first  # it rises from column to column
+        return same(np.maximum(newest - self.window + 1, first), np.maximum(low, first))
+
+
+def written_out(mask: "Mask | Causal") -> Mask:
+    """A mask as upstream's caches hand it over."""
+    return mask.dense() if isinstance(mask, Causal) else mask
+
+
+def attention_mask(
+    columns: int,
+    offset: int,
+    *,
+    window_size: int | None = None,
+    return_array: bool = False,
+    masks_one_column: bool = True,
+) -> Mask | Causal:
+    """The mask of a cache that keeps everything, not written out.
+
+    Follows `create_attention_mask`: an array for a window, nothing for one column, else a word.
+    Before #843 a window did not come first (`masks_one_column`).
+    """
+    if window_size is not None and masks_one_column:
+        return Causal(columns, offset, window_size)
+    if columns == 1:
+        return None
+    return Causal(columns, offset, window_size) if return_array else "causal"
+
+
+def create_attention_mask(
+    columns: int,
+    offset: int,
+    *,
+    window_size: int | None = None,
+    return_array: bool = False,
+    masks_one_column: bool = True,
+) -> Mask:
+    """The mask of a cache that keeps everything. Follows `create_attention_mask`."""
+    return written_out(
+        attention_mask(
+            columns,
+            offset,
+            window_size=window_size,
+            return_array=return_array,
+            masks_one_column=masks_one_column,
+        )
+    )
+
+
+# Operations on buffers of rows, with the array library's rules for what does not fit.
+#
+# A buffer has the shape (batch, heads, rows, width); rows are the token axis. Slices follow
+# Python's rules, negative bounds included: several oddities of the caches come from exactly that.
+
+ROWS: Final = 2
+"""The axis of the tokens."""
+
+
+def some(buffer: Array | None) -> Array:
+    """The buffer, where upstream reads an attribute of it."""
+    if buffer is None:
+        msg = "'NoneType' object has no attribute 'shape'"
+        raise UpstreamAttributeError(msg)
+    return buffer
+
+
+def indexed(buffer: Array | None) -> Array:
+    """The buffer, where upstream puts an index to it."""
+    if buffer is None:
+        msg = "'NoneType' object is not subscriptable"
+        raise UpstreamTypeError(msg)
+    return buffer
+
+
+def rows_of(buffer: Array | None) -> int:
+    """Number of allocated rows."""
+    return int(some(buffer).shape[ROWS])
+
+
+def blank(like: Array, rows: int) -> Array:
+    """Zero rows beside `like`; a negative number of them raises."""
+    if rows < 0:
+        msg = f"negative dimensions are not allowed: {rows} rows"
+        raise UpstreamValueError(msg)
+    batch, heads, _, width = like.shape
+    return np.zeros((batch, heads, rows, width), like.dtype)
+
+
+def joined(parts: Sequence[Array], axis: int = ROWS) -> Array:
+    """The parts one after the other."""
+    try:
+        return np.concatenate(parts, axis=axis)
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
+def grown(buffer: Array | None, used: int, new: Array, step: int) -> Array:
+    """A buffer with room for the new rows, in whole steps.
+
+    before  [0, used) [used, cap)            after  [0, used) [used, used + G)
+
+    What lies behind `used` is cut off only if `used` is not a multiple of the step.
+    """
+    fresh = blank(new, (step + new.shape[ROWS] - 1) // step * step)
+    if buffer is None:
+        return fresh
+    if used % step != 0:
+        buffer = buffer[:, :, :used]
+    return joined((buffer, fresh))
+
+
+def write_rows(buffer: Array, start: int, stop: int, rows: Array) -> None:
+    """Overwrite the rows `[start, stop)`; one row spreads over any number of them, also none."""
+    place = buffer[:, :, start:stop]
+    try:
+        place[...] = rows
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
+def place_state(block: Array, row: int, state: Array) -> None:
+    """Put one sequence's state into its row of the batch."""
+    try:
+        block[row : row + 1] = state
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
+def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
+    """Row by row of the batch, shift the whole allocated buffer to the right, cyclically.
+
+    Follows `dynamic_roll`. Shifts for rows that were filtered out raise, but where one row is left
+    it is rolled by each of them, and the batch has as many rows again (an oddity).
+    """
+    source = some(buffer)
+    count = source.shape[ROWS]
+    if 1 not in (len(shifts), len(source)) and len(shifts) != len(source):
+        msg = f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}"
+        raise UpstreamValueError(msg)
+    if count == 0:
+        return np.repeat(source, max(len(shifts), len(source)) // len(source), axis=0)
+    index = (np.arange(count)[None, :] - shifts[:, None]) % count
+    return np.take_along_axis(source, index[:, None, :, None], axis=ROWS)
+
+
+def chosen(buffer: Array, rows: Sequence[int]) -> Array:
+    """These rows of the batch, in this order; upstream's indexing with a list of rows.
+
+    The array library does not check row numbers: for one that the batch does not have it reads
+    whatever lies there. Here that is the batch's last row, a neighbour's.
+    """
+    if list(rows) == list(range(len(buffer))):  # all of them: a batch's own, and nobody else's
+        return buffer
+    wanted = np.asarray(rows, dtype=np.int64)
+    found: Array = buffer[np.minimum(wanted, max(0, len(buffer) - 1))]
+    return found
+
+
+def added(one: Integers, other: Integers) -> Integers:
+    """The sum of two vectors over the batch; different sizes raise, but one number fits all."""
+    try:
+        return one + other
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
+def every(flags: Array) -> bool:
+    """Check whether all flags are set, by their bytes: quicker than `all`."""
+    return b"\0" not in flags.tobytes()
+
+
+def same(one: Array, other: Array) -> bool:
+    """Check whether two arrays of one type hold the same bits: quicker than by number."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def integers(values: Sequence[int] | Integers) -> Integers:
+    """A vector with one number per row of the batch."""
+    return np.array(values, dtype=np.int64)
+
 
 State: TypeAlias = Any
 """Arrays, integers, flags, strings and None, nested in lists and tuples."""

@@ -1,16 +1,31 @@
 """The cache classes of `mlx_lm.models.cache`, and what is done to a whole prompt cache."""
 
-from collections.abc import Sequence
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
-from cachesim.engines.mlx_lm.caches.batch_rotating_kv_cache import BatchRotatingKVCache
-from cachesim.engines.mlx_lm.caches.cache_list import CacheList
-from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache, BatchRotatingKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import (
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    LayerCache,
+    State,
+    UpstreamKeyError,
+    UpstreamRuntimeError,
+    UpstreamValueError,
+)
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.errors import BlobError
+from cachesim.units import Array
 
 
 def can_trim_prompt_cache(cache: Sequence[LayerCache]) -> bool:
@@ -45,3 +60,108 @@ __all__ = [
     "copy_prompt_cache",
     "trim_prompt_cache",
 ]
+
+
+# Prompt caches as bytes: what upstream's save and load do, in a container of our own.
+#
+#     magic | version | length of header | header (JSON) | arrays, one after the other | checksum
+#
+# Upstream has two formats that cannot read each other: arrays cut to their tokens with strings
+# beside them, and from 0.32.0 whole states. The container remembers which one it holds.
+
+MAGIC: Final = b"CSIMPROMPT"
+VERSION: Final = 1
+_FIXED: Final = struct.Struct("<HI")
+_SUM: Final = struct.Struct("<I")
+
+
+def save_prompt_cache(
+    caches: Sequence[LayerCache], metadata: Mapping[str, str] | None = None, *, rules: CacheRules
+) -> bytes:
+    """Everything a list of caches holds, as bytes. Follows `save_prompt_cache`.
+
+    In the sliced form an empty cache has no state to save, and a missing slot cannot be written.
+    """
+    whole = rules.state_form == "whole"
+    states = [each.state for each in caches]
+    scalars = None if whole else [each.meta_state for each in caches]
+    arrays: list[Array] = []
+    header = {
+        "form": rules.state_form,
+        "states": _packed(states, arrays, rules),
+        "meta_states": scalars,
+        "metadata": dict(metadata or {}),
+        "classes": [type(each).__name__ for each in caches],
+    }
+    header["arrays"] = [{"dtype": each.dtype.str, "shape": each.shape} for each in arrays]
+    text = json.dumps(header, sort_keys=True).encode()
+    body = b"".join(np.ascontiguousarray(each).tobytes() for each in arrays)
+    blob = MAGIC + _FIXED.pack(VERSION, len(text)) + text + body
+    return blob + _SUM.pack(zlib.crc32(blob))
+
+
+def load_prompt_cache(blob: bytes, *, rules: CacheRules) -> tuple[list[LayerCache], dict[str, str]]:
+    """The caches and the user's metadata. Follows `load_prompt_cache`.
+
+    A file of the other form raises what upstream stumbles over; damage is refused before that.
+    """
+    header, arrays = _opened(blob)
+    if header["form"] != rules.state_form:
+        if rules.state_form == "whole":
+            msg = "the positions of converted scalars are missing: the file is of an older release"
+            raise UpstreamValueError(msg)
+        raise UpstreamKeyError(0)
+    states = _unpacked(header["states"], arrays)
+    scalars = header["meta_states"] or [None] * len(states)
+    caches = [
+        LayerCache.named(name).from_state(state, meta, rules=rules)
+        for name, state, meta in zip(header["classes"], states, scalars, strict=True)
+    ]
+    return caches, header["metadata"]
+
+
+def _packed(state: State, arrays: list[Array], rules: CacheRules) -> State:
+    """The tree with every array replaced by its number (`save_prompt_cache`)."""
+    if isinstance(state, np.ndarray):
+        if state.size == 0 and not rules.saves_empty_arrays:
+            msg = "an array without elements cannot be saved"
+            raise UpstreamValueError(msg)
+        arrays.append(state)
+        return {"array": len(arrays) - 1}
+    if isinstance(state, list | tuple):
+        return [_packed(each, arrays, rules) for each in state]
+    if state is None and rules.state_form == "sliced":
+        msg = "None is not an array: a slot was never written"
+        raise UpstreamRuntimeError(msg)
+    return state
+
+
+def _unpacked(tree: object, arrays: Sequence[Array]) -> State:
+    if isinstance(tree, dict):
+        return arrays[tree["array"]]
+    if isinstance(tree, list):
+        return [_unpacked(each, arrays) for each in tree]
+    return tree
+
+
+def _opened(blob: bytes) -> tuple[dict[str, Any], list[Array]]:
+    """Header and arrays, after all checks (`load_prompt_cache`)."""
+    start = len(MAGIC) + _FIXED.size
+    if len(blob) < start + _SUM.size or not blob.startswith(MAGIC):
+        msg = "this is not a saved prompt cache: its first bytes are not those of one"
+        raise BlobError(msg)
+    version, length = _FIXED.unpack_from(blob, len(MAGIC))
+    if version != VERSION:
+        msg = f"the saved prompt cache has version {version}; only version {VERSION} can be read"
+        raise BlobError(msg)
+    if _SUM.unpack(blob[-_SUM.size :])[0] != zlib.crc32(blob[: -_SUM.size]):
+        msg = "the saved prompt cache is damaged: its checksum does not fit its content; save again"
+        raise BlobError(msg)
+    header = json.loads(blob[start : start + length])
+    arrays, at = [], start + length
+    for each in header["arrays"]:
+        dtype, shape = np.dtype(each["dtype"]), tuple(each["shape"])
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays.append(np.frombuffer(blob, dtype, count, at).reshape(shape).copy())
+        at += count * dtype.itemsize
+    return header, arrays

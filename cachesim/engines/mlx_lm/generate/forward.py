@@ -16,17 +16,24 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import every, same
-from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.cache_list import CacheList
-from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, is_batch
-from cachesim.engines.mlx_lm.caches.masks import Bounds, Causal, Mask
-from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
-from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
+from cachesim.engines.mlx_lm.caches.kv_cache import (
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    SparseCache,
+)
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    Bounds,
+    Causal,
+    LayerCache,
+    Mask,
+    UpstreamValueError,
+    every,
+    is_batch,
+    same,
+)
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules

@@ -6,10 +6,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.cache_list import CacheList
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.arrays_cache import CacheList
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamValueError
 from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Integers, Token, Tokens
 

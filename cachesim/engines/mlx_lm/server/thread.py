@@ -4,21 +4,473 @@ One turn admits everything that is queued, then calls the batch generator once. 
 for at most half a second between two looks at the queue; a turn is the shortest such slice.)
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
+
+import numpy as np
 
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
-from cachesim.engines.mlx_lm.events import RequestFinished, WorkerDied, WorkerStuck
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    UpstreamRaise,
+    UpstreamUnboundLocalError,
+    UpstreamValueError,
+    name_of,
+)
+from cachesim.engines.mlx_lm.caches.prompt_cache import can_trim_prompt_cache, trim_prompt_cache
+from cachesim.engines.mlx_lm.events import (
+    PromptProgress,
+    RequestAdmitted,
+    RequestDropped,
+    RequestFinished,
+    WorkerDied,
+    WorkerStuck,
+)
+from cachesim.engines.mlx_lm.family import MlxRules
+from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import MlxRules
-from cachesim.engines.mlx_lm.server.batch import OldBatch, SegmentBatch, ServedBatch, Serving
-from cachesim.engines.mlx_lm.server.request import Job
-from cachesim.engines.mlx_lm.server.single import serve_single
+from cachesim.engines.mlx_lm.rules import ServerRules
+from cachesim.engines.mlx_lm.server.request import (
+    Job,
+    Said,
+    Segment,
+    cut,
+    prompt_checkpoint,
+    snapshot_key,
+    without_cached,
+)
 from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.model.arithmetic import Network
+from cachesim.model.layers.rope import halves_order
+from cachesim.units import Array, Count, Token, Tokens
+
+DEFAULT_TOKENS: Final = 128
+"""Limit of the old generator for `max_tokens` 0."""
+
+DISCONNECTED: Final = "disconnected"
+"""Why a request ended whose client went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Values shared by all ways to serve a request."""
+
+    model: Forward
+    options: MlxOptions
+    rules: ServerRules
+    store: ServerStore
+    tell: Callable[[Event], None]
+    finish: Callable[[Job, str], None]
+    draft: Forward | None = None
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches of the model, and behind them those of the draft model."""
+        return self.model.make_cache() + ([] if self.draft is None else self.draft.make_cache())
+
+    def admitted(
+        self,
+        job: Job,
+        path: Literal["batch", "single"],
+        cache: PromptCache | None,
+        key: Tokens,
+        *,
+        segments: Sequence[Segment] = (),
+    ) -> RequestAdmitted:
+        """Tell what `_generate` or `_serve_single` found for a request, and whether it is sound."""
+        cached, asked = job.cached or Count(0), self.rules.checkpoint and path == "batch"
+        event = RequestAdmitted(
+            task=job.ticket,
+            path=path,
+            prompt_tokens=Count(len(job.prompt)),
+            cached=cached,
+            reported=job.cached if self.rules.reports_cached else None,
+            sound=self.store.soundness(cache, key[:cached]),
+            segments=tuple((len(each.tokens), each.type) for each in segments),
+            checkpoint=(job.checkpoint.store, job.checkpoint.position) if asked else None,
+        )
+        self.tell(event)
+        return event
+
+
+class ServedBatch(ABC):
+    """A live batch generator and the requests in it; upstream's `batch_results`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+        self.jobs: dict[int, Job] = {}
+        self.left_over = 0  # requests that are over and that upstream's books keep
+        self._answered: list[int] = []
+
+    @abstractmethod
+    def admit(self, job: Job) -> None:
+        """Look up a prompt and hand what is left of it to the generator."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Call the generator once and publish what it says."""
+
+    @abstractmethod
+    def remove_stopped(self) -> None:
+        """Take out requests whose clients have gone."""
+
+    def say(self, response: TokenResponse) -> Job:
+        """Add a token to a request."""
+        job = self.jobs[response.uid]
+        job.say(response.token)
+        self._answered.append(response.uid)
+        return job
+
+    def stopped(self) -> list[int]:
+        """Requests that had something to say in this turn, to clients that are gone."""
+        answered, self._answered = dict.fromkeys(self._answered), []
+        return [uid for uid in answered if uid in self.jobs and self.jobs[uid].should_stop]
+
+
+class SegmentBatch(ServedBatch):
+    """Since #1072: a state is stored at the end of every segment and of the reply."""
+
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(serving)
+        self.generator = BatchGenerator(serving.model, serving.rules, serving.options)
+
+    def admit(self, job: Job) -> None:
+        """Follows `_generate`: tokenise, fetch, drop what is cached, insert, trim the store."""
+        serving = self.serving
+        segments = cut(job.tokenizer, job.messages, job.prompt)
+        cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
+        cached = serving.admitted(job, "batch", cache, job.prompt, segments=segments).cached
+        tokens, types = without_cached(segments, cached)
+        job.uid = self.generator.insert_segments(
+            tokens,
+            sampler=job.sampler,
+            stopper=job.stopper,
+            max_tokens=job.max_tokens,
+            cache=cache,
+            all_tokens=job.prompt[:cached],
+        )
+        job.segment_types = types[::-1]
+        self.jobs[job.uid] = job
+        serving.store.trim(job, self.generator)
+
+    def turn(self) -> None:
+        prompts, tokens = self.generator.next()
+        for prompt in prompts:
+            done, total = prompt.progress
+            task = self.jobs[prompt.uid].ticket
+            self.serving.tell(PromptProgress(task=task, done=done, total=total))
+            self._answered.append(prompt.uid)
+        ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
+        self._keep_states([uid for uid in ended if self.jobs[uid].segment_types])
+        for token in tokens:
+            job = self.say(token)
+            if token.finish_reason is not None and token.prompt_cache is not None:
+                self.serving.finish(job, token.finish_reason)
+                self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
+                del self.jobs[token.uid]
+
+    def _keep_states(self, uids: list[int]) -> None:
+        """Key and state travel together: the key is what the generator says it has fed."""
+        for uid, (cache, key) in self.generator.extract_cache(uids).items():
+            job = self.jobs[uid]
+            self.serving.store.insert(job, key, cache, job.segment_types.pop())
+
+    def remove_stopped(self) -> None:
+        gone = self.stopped()
+        self.generator.remove(gone)
+        for uid in gone:
+            job = self.jobs.pop(uid)
+            self.serving.tell(RequestDropped(task=job.ticket, stored=False))
+            self.serving.finish(job, DISCONNECTED)
+
+
+class OldBatch(ServedBatch):
+    """Before #1072: one state at the end of the reply, from #911 on another near the prompt's."""
+
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(serving)
+        self.generator = OldBatchGenerator(
+            serving.model,
+            serving.rules,
+            serving.options,
+            progress=self._tell_progress,
+            keep_checkpoint=self._keep_checkpoint,
+        )
+
+    def admit(self, job: Job) -> None:
+        """Follows `_generate` of those releases, #923 included."""
+        serving = self.serving
+        key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
+        cache, found = serving.store.look_up(job, key, self.jobs.values())
+        job.old_position = found.position
+        job.cache_key = list(key)
+        self._choose_checkpoint(job)
+        cached = serving.admitted(job, "batch", cache, key).cached
+        job.uid = self.generator.insert(
+            (*key[cached:], *job.prompt[len(key) :]),
+            sampler=job.sampler,
+            stopper=job.stopper,
+            max_tokens=job.max_tokens or DEFAULT_TOKENS,
+            cache=serving.model.make_cache() if cache is None else cache,
+            checkpoint=job.checkpoint.position,
+        )
+        self.jobs[job.uid] = job
+        serving.store.trim(job, self.generator)
+
+    def _choose_checkpoint(self, job: Job) -> None:
+        serving = self.serving
+        if serving.rules.checkpoint:
+            job.checkpoint = prompt_checkpoint(
+                serving.rules,
+                job.tokenizer,
+                job.messages,
+                job.prompt,
+                trimmable=can_trim_prompt_cache(serving.model.make_cache()),
+            )
+
+    def _tell_progress(self, uid: int, done: int, total: int) -> None:
+        task = self.jobs[uid].ticket
+        self.serving.tell(PromptProgress(task=task, done=min(done, total), total=total))
+
+    def _keep_checkpoint(self, uid: int, prompt_end: int, state: Callable[[], PromptCache]) -> None:
+        """Follows `checkpoint_callback`: the batch's distance cuts every request's key.
+
+        #1006 in its last form leaves out requests whose own distance is another.
+        """
+        job, rules = self.jobs[uid], self.serving.rules
+        if not job.checkpoint.store:
+            return
+        if rules.checkpoint_only_at_own_distance and -job.checkpoint.position != prompt_end:
+            return
+        self.serving.store.insert(job, job.cache_key[:-prompt_end], state(), "user")
+
+    def turn(self) -> None:
+        for token in self.generator.next():
+            job = self.say(token)
+            if self.serving.rules.snapshots is None:
+                job.cache_key.append(token.token)
+            if token.finish_reason is not None and token.prompt_cache is not None:
+                self.serving.finish(job, token.finish_reason)
+                self.serving.store.insert(job, job.cache_key, token.prompt_cache)
+                del self.jobs[token.uid]
+
+    def remove_stopped(self) -> None:
+        """The state of a request that was stopped is stored with what was said so far (#741).
+
+        Before, it was thrown away, and the request stayed in the books of the batch.
+        """
+        stored = self.serving.rules.forgets_stopped
+        for uid, cache in self.generator.remove(self.stopped()).items():
+            job = self.jobs.pop(uid)
+            if stored:
+                self.serving.store.insert(job, job.cache_key, cache)
+            self.left_over += not stored
+            self.serving.tell(RequestDropped(task=job.ticket, stored=stored, stop_word=True))
+            self.serving.finish(job, "stop")
+
+
+# Requests that are served alone: a seed, `--kv-bits`, a draft model, or caches without a batch.
+#
+# prompt  [ cached | rest, in steps | last token ]   then one token after the other
+
+
+def quantize(options: MlxOptions, network: Network, cache: PromptCache) -> None:
+    """Pack the layers of a list in place. Follows `maybe_quantize_kv_cache`.
+
+    Rings refuse; recurrent layers, and lists of caches, are passed over.
+    """
+    if options.kv_bits is None:
+        return
+    for index, (shape, layer) in enumerate(zip(network.shapes, cache, strict=False)):
+        long = getattr(layer, "offset", -1) >= options.quantized_kv_start
+        if shape.marks or not long or isinstance(layer, QuantizedKVCache):
+            continue
+        if isinstance(layer, RotatingKVCache):
+            layer.to_quantized(options.kv_group_size, options.kv_bits)
+        elif isinstance(layer, KVCache):
+            packed = QuantizedKVCache(layer.rules, options.kv_group_size, options.kv_bits)
+            packed.key_order = halves_order(network.spec)
+            packed.take(layer, shape.key)
+            cache[index] = packed
+
+
+@dataclass(slots=True)
+class Side:
+    """Target or draft model, with its part of the prompt cache."""
+
+    serving: Serving
+    model: Forward
+    cache: PromptCache  # a list of its own: what is packed in it, the store does not learn
+
+    def feed(self, tokens: Tokens, outputs: int = 1) -> Array:
+        """Feed tokens; the logits of the last ones."""
+        columns = np.array([tokens], dtype=np.int64)
+        logits: Array = self.model(columns, self.cache, outputs=outputs)[0]
+        quantize(self.serving.options, self.model.network, self.cache)
+        return logits
+
+    def prefill(self, tokens: Tokens) -> Tokens:
+        """Feed a prompt in steps, and hand back what is left for the first draft."""
+        step = self.serving.options.prefill_step_size
+        while len(tokens) > (1 if self.serving.rules.drafts_are_guarded else step):
+            count = min(step, len(tokens) - 1)
+            self.feed(tokens[:count])
+            tokens = tokens[count:]
+        return tokens
+
+
+def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
+    """Tokens of a reply, drafted and verified. Follows `speculative_generate_step`."""
+    if serving.draft is None:
+        msg = "there is no draft model"
+        raise ValueError(msg)
+    count = len(serving.model.make_cache())
+    model = Side(serving, serving.model, cache[:count])
+    draft = Side(serving, serving.draft, cache[count:])
+    if serving.rules.drafts_are_guarded and not can_trim_prompt_cache(model.cache):
+        kinds = {type(layer).__name__ for layer in model.cache if not layer.is_trimmable()}
+        msg = f"Speculative decoding requires a trimmable prompt cache (got {kinds})."
+        raise UpstreamValueError(msg)
+    draft_y, y = draft.prefill(rest), model.prefill(rest)
+    said = drafted = accepted = step = 0
+    try:
+        while True:
+            drafted = min(job.max_tokens - said, serving.options.num_draft_tokens)
+            drafts = _drafts(job, draft, draft_y, drafted, step)
+            rows = model.feed((*y, *drafts), drafted + 1)
+            tokens = [job.sampler.choose(row, said + index) for index, row in enumerate(rows)]
+            accepted, step, job.unfed = 0, step + 1, 0
+            while accepted < drafted and tokens[accepted] == drafts[accepted]:
+                accepted, said = accepted + 1, said + 1
+                job.sampler.rows.append(rows[accepted - 1])
+                yield tokens[accepted - 1]
+                if said == job.max_tokens:
+                    return
+            if said == job.max_tokens:  # none was asked for, and whoever iterates has no token
+                msg = "cannot access local variable 'token' where it is not associated with a value"
+                raise UpstreamUnboundLocalError(msg)
+            said += 1
+            job.sampler.rows.append(rows[accepted])
+            job.unfed = 1
+            yield tokens[accepted]
+            if said == job.max_tokens:
+                return
+            y = draft_y = (tokens[accepted],)
+            if accepted == drafted:  # the last draft, which the draft model has not fed
+                draft_y = (*drafts[-1:], *draft_y)
+            _rewind(model, draft, drafted, accepted)
+            drafted = accepted = 0
+    finally:
+        _rewind(model, draft, drafted, accepted)
+        job.quantized = any(isinstance(layer, QuantizedKVCache) for layer in model.cache)
+
+
+def _drafts(job: Job, draft: Side, y: Tokens, count: int, step: int) -> Tokens:
+    forced = job.drafts[step] if step < len(job.drafts) else ()
+    found: list[Token] = []
+    for index in range(count):
+        logits = draft.feed(y)[0]
+        token = forced[index] if index < len(forced) else draft.model.network.sample(logits)
+        found.append(token)
+        y = (token,)
+    return tuple(found)
+
+
+def _rewind(model: Side, draft: Side, drafted: int, accepted: int) -> None:
+    """Take back what was not accepted; a cache that cannot be trimmed keeps it, silently."""
+    trim_prompt_cache(model.cache, drafted - accepted)
+    trim_prompt_cache(draft.cache, max(drafted - accepted - 1, 0))
+
+
+def serve_single(serving: Serving, job: Job) -> None:
+    """Look up, feed, decode, insert once: no segments, no checkpoints. Follows `_serve_single`.
+
+    What goes wrong here is told to the client; the worker lives on.
+    """
+    try:
+        _serve(serving, job)
+    except UpstreamRaise as error:
+        if not job.done:
+            job.error = name_of(error)
+            job.message = str(error)
+
+
+def _serve(serving: Serving, job: Job) -> None:
+    key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
+    cache, found = serving.store.look_up(job, key)
+    job.old_position = found.position
+    job.cache_key = list(key)
+    segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
+    admitted = serving.admitted(job, "single", cache, key, segments=segments)
+    cached, sound = admitted.cached, admitted.sound
+    held = serving.make_cache() if cache is None else cache
+    rest = (*key[cached:], *job.prompt[len(key) :])
+    reason = "length"
+    following = stream if serving.draft is None else speculate
+    with closing(following(serving, job, rest, held)) as tokens:
+        for token in tokens:
+            job.say(token)
+            if serving.rules.snapshots is None:
+                job.cache_key.append(token)
+            stop = job.stopper.advance(token)
+            if stop or job.should_stop or len(job.generated) == job.ends:
+                reason = "stop" if stop or job.watcher is not None else reason
+                break
+    if serving.rules.key_is_what_was_fed and job.unfed:
+        del job.cache_key[-job.unfed :]
+    packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
+    job.quantized = packed and sound is not False  # packing excuses no wrong state
+    serving.finish(job, reason)
+    serving.store.insert(job, job.cache_key, held)
+
+
+def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
+    """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
+
+    Every token that is handed out has been fed already, so a key may always end with it.
+    """
+    if not rest:
+        msg = "Either input_embeddings or prompt (or both) must be provided."
+        raise UpstreamValueError(msg)
+    if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
+        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
+        raise UpstreamValueError(msg)
+    total, done = len(rest), 0
+    _tell_progress(serving, job, done, total)
+    while total - done > 1:
+        count = min(serving.options.prefill_step_size, total - done - 1)
+        serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
+        quantize(serving.options, serving.model.network, cache)
+        done += count
+        _tell_progress(serving, job, done, total)
+    token = _step(serving, job, rest[-1], cache)
+    if job.max_tokens == 0:
+        _tell_progress(serving, job, total, total)
+        msg = "cannot access local variable 'token' where it is not associated with a value"
+        raise UpstreamUnboundLocalError(msg)
+    for index in range(job.max_tokens):
+        following = _step(serving, job, token, cache)
+        if index == 0:
+            _tell_progress(serving, job, total, total)
+        yield token
+        token = following
+
+
+def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token:
+    logits = serving.model(np.array([[token]], dtype=np.int64), cache)
+    quantize(serving.options, serving.model.network, cache)
+    return job.sampler(logits[0])
+
+
+def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:
+    serving.tell(PromptProgress(task=job.ticket, done=done, total=total))
+
 
 DEAD: Final = "generation thread died"
 """Error for requests after the worker's death, in releases that return one."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Self
 
-from cachesim.engines.chat import thinks_on
-from cachesim.engines.chat_templates import Message
+from cachesim.engines.chat import Message, thinks_on
 from cachesim.errors import TokenError
 from cachesim.units import Count, Token, Tokens
 

@@ -27,9 +27,9 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     UNLIMITED,
     CacheEntry,
     Fetched,
+    Key,
     LRUPromptCache,
 )
-from cachesim.engines.mlx_lm.store.trie import Key
 from cachesim.units import Count
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned

@@ -7,10 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from cachesim.engines.family import FAMILIES
+from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, InputError
 from cachesim.lab.real.llama_cpp.abilities import PRESETS
 from cachesim.lab.real.llama_cpp.flags import drafting

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.profile import Profile
 from cachesim.files import free_name
 from cachesim.lab.logs.settings import flag_of
 from cachesim.lab.real.hunt.loop import ProvenFinding

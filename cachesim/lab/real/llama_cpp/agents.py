@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
+from cachesim.engines.chat import FIRST_WORD, VOCABULARY
 from cachesim.lab.real.agents import Agents, Row, Said, Sizes, Talk
 from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.chats import text_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
-from cachesim.engines.byte_tokenizer import FIRST_WORD
+from cachesim.engines.chat import FIRST_WORD
 from cachesim.lab.real.llama_cpp.gguf import word
 from cachesim.scenario.format import Turn
 from cachesim.units import Token, Tokens

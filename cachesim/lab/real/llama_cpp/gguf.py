@@ -10,7 +10,7 @@ from typing import BinaryIO, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cachesim.engines.byte_tokenizer import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
+from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.errors import SpecError
 from cachesim.model.adapters import RANK, deltas

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
-from cachesim.engines.byte_tokenizer import VOCABULARY
-from cachesim.engines.llamacpp.lora import as_field
+from cachesim.engines.chat import VOCABULARY
+from cachesim.engines.llamacpp.server_context import as_field
 from cachesim.errors import InputError, ScenarioError
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.calls import NotStartedError

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.lab.real.llama_cpp.abilities import nearest_release
 from cachesim.lab.real.llama_cpp.flags import drafting
 from cachesim.lab.real.llama_cpp.trial import Trial

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.byte_tokenizer import VOCABULARY
-from cachesim.engines.profile import Profile
+from cachesim.engines.chat import VOCABULARY
+from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-from cachesim.engines.mlx_lm.caches.sparse_cache import RATIO
+from cachesim.engines.mlx_lm.caches.kv_cache import RATIO
 from cachesim.model.spec import ModelSpec
 
 Arguments: TypeAlias = dict[str, Any]

@@ -6,9 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.caches.layer_cache import State
-from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.layer_cache import Mask, State, UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchKVCache,
@@ -19,12 +17,17 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     RotatingKVCache,
     can_trim_prompt_cache,
+    load_prompt_cache,
+    save_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from cachesim.engines.mlx_lm.store.trie import PromptTrie, PromptTrieResult
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
+    UNLIMITED,
+    LRUPromptCache,
+    PromptTrie,
+    PromptTrieResult,
+)
 from cachesim.lab.real.mlx_lm.rows import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array, Integers

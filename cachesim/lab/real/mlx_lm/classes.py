@@ -13,8 +13,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     CacheList,
     LayerCache,
 )
-from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit.newest import Played
 from cachesim.lab.real.mlx_lm.cache_player import CachePlayer, StorePlayer

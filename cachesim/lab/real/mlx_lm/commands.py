@@ -8,8 +8,7 @@ from typing import Final
 from cyclopts import Parameter
 from rich.table import Table
 
-from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.fit.newest import Played, explain
 from cachesim.lab.real.mlx_lm.classes import compare_classes

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.byte_tokenizer import FIRST_WORD
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
+from cachesim.engines.chat import FIRST_WORD
+from cachesim.engines.family import Profile
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.generate.batch_generator_old import batch_form_of
+from cachesim.engines.mlx_lm.generate.batch_generator import batch_form_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
-from cachesim.engines.profile import Profile
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.model.build import build

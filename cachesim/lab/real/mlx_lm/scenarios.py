@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.chat import VOCABULARY, ByteTokenizer
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit.newest import Played
 from cachesim.lab.real.mlx_lm.classes import played_of

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import (
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    SparseCache,
+)
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
-from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves

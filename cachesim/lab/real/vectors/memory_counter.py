@@ -6,14 +6,13 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.blob import RowBytes
+from cachesim.engines.llamacpp.memory.cells import NO_WINDOW, WindowMask
 from cachesim.engines.llamacpp.memory.context import Context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
-from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.sizes import RowBytes
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.model.arithmetic import LayerShape, Output, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store, Ubatch

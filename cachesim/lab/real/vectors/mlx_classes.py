@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm.cache_player import CachePlayer, Operation, StorePlayer, TriePlayer

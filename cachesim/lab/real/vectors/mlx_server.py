@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.base import Reply, Request, Ticket
-from cachesim.engines.chat_templates import Message
+from cachesim.engines.chat import Message
 from cachesim.engines.events import Event
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
     Insertion,
@@ -20,13 +20,10 @@ from cachesim.engines.mlx_lm.events import (
     RequestFinished,
 )
 from cachesim.engines.mlx_lm.families import family_of
-from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import MlxRules
-from cachesim.engines.mlx_lm.server.batch import DISCONNECTED
-from cachesim.engines.mlx_lm.server.thread import DEAD, UNANSWERED
-from cachesim.engines.profile import Profile
+from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.lab.real.mlx_lm.rows import read_row, write_row

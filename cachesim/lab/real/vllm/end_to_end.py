@@ -22,7 +22,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.byte_tokenizer import FIRST_WORD
+from cachesim.engines.chat import FIRST_WORD
 from cachesim.errors import CachesimError
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import console, table_of_numbers

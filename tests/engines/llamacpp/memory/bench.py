@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.attention import AttentionCache, visible_cells
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.context import Context, PlannedFailure
-from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
 from cachesim.lab.real.vectors.memory import counter_context, named_parts

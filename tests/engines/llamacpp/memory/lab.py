@@ -7,10 +7,9 @@ from cachesim.engines.llamacpp.memory.create import (
     has_position_sections,
     rollback_depth,
 )
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal, outputs_of
-from cachesim.engines.llamacpp.memory.batch import Batch, Ids
-from cachesim.engines.llamacpp.memory.lanes import MARGIN, LanePlan, plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.attention import MARGIN, LanePlan, plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter
+from cachesim.engines.llamacpp.memory.context import BatchAllocr, Refusal, outputs_of
 from cachesim.engines.llamacpp.memory.module import Memory
-from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.vectors.memory import MemoryPlayer
 

@@ -7,13 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.llamacpp.memory import cells as cells_module
-from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells
-from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot, prepare
-from cachesim.engines.llamacpp.memory.lanes import MARGIN, plan_lanes
-from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.attention import MARGIN, plan_lanes
+from cachesim.engines.llamacpp.memory.batch import Splitter
+from cachesim.engines.llamacpp.memory.cells import (
+    EMPTY,
+    NO_WINDOW,
+    Cells,
+    SlotInfo,
+    Streams,
+    WindowMask,
+    apply_ubatch,
+    find_slot,
+    prepare,
+)
 from cachesim.engines.llamacpp.memory.rules import B11434
-from cachesim.engines.llamacpp.memory.split import Splitter
-from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.errors import ContractError
 from cachesim.model.store import ABSENT, BLOCK
 

@@ -6,10 +6,9 @@ import pytest
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal, hash_set_order
-from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
+from cachesim.engines.llamacpp.memory.batch import Batch, Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.context import BatchAllocr, Refusal, hash_set_order
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434
-from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import UpstreamAbort
 from tests.engines.llamacpp.memory.bench import Nothing, runs
 

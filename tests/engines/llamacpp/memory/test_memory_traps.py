@@ -3,8 +3,8 @@
 import pytest
 
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm, seq_rm_type
 from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.create import SeqRm, can_seq_rm, seq_rm_type
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 from cachesim.errors import UpstreamAbort

@@ -6,8 +6,8 @@ import pytest
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import PlannedFailure
+from cachesim.engines.llamacpp.memory.hybrid import WindowPair
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.engines.llamacpp.memory.bench import BOTH, NAMES
