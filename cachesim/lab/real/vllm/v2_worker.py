@@ -90,6 +90,7 @@ class RunnerV2:
         rank = Bag(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
         empty: dict[str, Real] = {
             "get_pp_group": lambda: rank,
+            "Sampler": lambda *_, **__: None,
             "init_speculator": lambda *_, **__: None,
             "initialize_mamba_ssu_backend": lambda *_, **__: None,
             "check_attention_cp_compatibility": lambda *_, **__: None,
