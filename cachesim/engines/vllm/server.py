@@ -443,9 +443,12 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.scheduler.add_request(job.request)
         return ticket
 
-    def _is_over(self, job: Job) -> bool:
-        runs = self._pending is not None and job.request and self._pending.has(job.request)
-        return job.done and not runs
+    def forget(self, ticket: Ticket) -> None:
+        request = self._jobs[ticket].request
+        if self._pending is not None and request is not None and self._pending.has(request):
+            self._events.clear()  # its step is in flight, and samples for it
+        else:
+            super().forget(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
         job = self._jobs[ticket]

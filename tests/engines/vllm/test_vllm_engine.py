@@ -3,8 +3,10 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
+from cachesim.typed import of_kind
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
@@ -95,6 +97,36 @@ def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
     assert 32 == reply.cached
     assert judged is not None
     assert verdict == judged.answer
+
+
+@pytest.mark.parametrize("profile", ["0.33.0", "0.33.0+skips-aborted"])
+def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(
+    profile: str,
+) -> None:
+    engine = server(profile, "dense", async_scheduling=True)
+    gone, stays = (
+        engine.submit(Request(prompt=text(300 + 50 * at, 40), predict=2, reply=text(290, 2)))
+        for at in range(2)
+    )
+    engine.step()  # both are scheduled
+    engine.cancel(gone)
+    engine.forget(gone)
+    engine.run()
+
+    reply = engine.reply(stays)
+    assert reply is not None
+    assert [290, 291] == list(reply.generated)
+    assert {} == of_kind(Vllm, engine).runner.held
+
+
+def test_a_request_that_is_aborted_between_its_steps_leaves_nothing_behind() -> None:
+    engine = server("0.33.0", "dense", max_num_batched_tokens=16)
+    gone = engine.submit(Request(prompt=text(300, 40), predict=2))
+    engine.step()
+    engine.cancel(gone)
+
+    assert {} == of_kind(Vllm, engine).runner.held
+    assert not engine.step()
 
 
 def test_a_chunk_at_whose_border_the_hit_ends_needs_nothing() -> None:
