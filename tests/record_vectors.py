@@ -5,11 +5,14 @@ scheduler; the simulated one has no part in it. Some are drawn: those with a hos
 Others are neighbours: one workload on servers whose pools differ by a token, a page or a block, so
 that every bound is met exactly by one of them. Of neighbours that do the same the first is kept; of
 vLLM's, which nearly all differ, one of twelve. Another seed records other workloads as good.
+`vllm-runner` records what the model runner reads, writes and copies, for models with states, and
+`vllm-between` workloads that a release plays otherwise than the one before or after it.
 """
 
 import gzip
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +21,10 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.sglang.workloads import KINDS, draw
+from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.lab.real.vllm.steps import draw_steps, mode_of
+from cachesim.lab.real.vllm.steps import start as start_runner
 from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
 from cachesim.lab.real.vllm.workloads import draw as draw_vllm
 from cachesim.lab.real.worker_process import WorkerProcess
@@ -38,6 +44,13 @@ VARIED: Final = {
     **dict.fromkeys(("host", "host-parts", "host-back", "storage"), 3),
 }
 """Models that a kind is varied for, each with the first workload that is drawn for it."""
+
+RUNNER: Final = 54
+"""Workloads drawn for the model runner; those without states are left out."""
+
+BETWEEN: Final = 30
+MOST_BETWEEN: Final = 4
+"""Workloads of each kind that are tried, and that are kept, to tell a release from another."""
 
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
@@ -105,10 +118,40 @@ def of_vllm(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                     yield whole | {"config": base["config"] | change}
 
 
+def of_runner(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Workloads of models with states, in each mode that the release has."""
+    for number in range(RUNNER):
+        workload = draw_steps(SEED, number, rules)
+        if mode_of(workload["config"]) != "no states":
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                yield {**workload, "part": "runner", "results": results}
+
+
+def between(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Workloads that the rules of the release before or after decide otherwise."""
+    known = list(dict.fromkeys(each.rules for each in VLLM_SCHEDULER.family.releases))
+    place, count = known.index(rules), Counter[str]()
+    for number in range(BETWEEN * len(VLLM_KINDS)):
+        workload = draw_vllm(SEED + 3, number, rules)
+        kind, own = workload["id"].partition("-")[0], play(workload, rules)
+        others = known[max(place - 1, 0) : place + 2]
+        if count[kind] < MOST_BETWEEN and any(play(workload, each) != own for each in others):
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                count[kind] += 1
+                yield {**workload, "results": results}
+
+
 def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
-    scheduler, record = {"sglang": (SCHEDULER, recorded), "vllm": (VLLM_SCHEDULER, of_vllm)}[engine]
-    with scheduler.start(release) as real:
+    scheduler, start, record = {
+        "sglang": (SCHEDULER, SCHEDULER.start, recorded),
+        "vllm": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, of_vllm),
+        "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
+        "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
+    }[engine]
+    with start(release) as real:
         lines = [
             json.dumps({"version": release, **line}, separators=(",", ":")) + "\n"
             for line in record(real, scheduler.family.release(release).rules)

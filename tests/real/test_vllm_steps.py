@@ -72,6 +72,20 @@ def test_a_rule_that_the_runner_does_not_have_is_a_difference() -> None:
     assert "step 2, request 0, delta" in difference([{"steps": real}], [{"steps": planted}])
 
 
+@pytest.mark.parametrize(("other", "place"), [("11-13", 0), ("11-14", 2), ("11-12", 2)])
+def test_beside_a_prefill_chunk_as_long_as_a_decode_mamba_layers_read_the_first_state(
+    other: str, place: int
+) -> None:
+    """Model Runner V2 sorts the chunk before the request that nothing is drafted for."""
+    beside = {"prompt": other, "generate": 1, "reply": "102", "after": 2}
+    steps = steps_of(workload(*DRAFTLESS["steps"][0], beside), "0.33.0")
+    table = steps[1]["rows"]["0"]["ssm"]["1"][1]
+    row = steps[2]["rows"]["0"]
+
+    assert ({"0", "1"}, [6, 7]) == ({*steps[2]["rows"]}, row["chunk"])
+    assert (table[place], table[2]) == (row["ssm"]["1"][0], row["delta"]["1"][0])
+
+
 def test_slots_are_those_of_the_tokens_in_the_blocks_of_the_table() -> None:
     [first, *_] = steps_of(DRAFTLESS, "0.33.0")
     row = first["rows"]["0"]

@@ -33,7 +33,8 @@ def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -
 
 
 @pytest.mark.parametrize(
-    ("release", "count"), [("0.20.2", 18), ("0.22.1", 30), ("0.23.0", 49), ("0.31.0", 39)]
+    ("release", "count"),
+    [("0.20.2", 18), ("0.22.1", 30), ("0.23.0", 49), ("0.27.1", 11), ("0.31.0", 39)],
 )
 def test_what_tells_a_release_from_its_neighbours_is_decided_alike(
     release: str, count: int
@@ -58,6 +59,24 @@ def test_schedulers_with_scarce_blocks_or_tokens_take_the_real_ones_decisions(
 
     assert {} == {name: each for name, each in found.items() if each is not None}
     assert count == len(lines)
+
+
+@pytest.mark.parametrize(("release", "count"), [("0.24.0", 28), ("0.30.0", 28), ("0.33.0", 28)])
+def test_a_runner_reads_writes_and_copies_as_the_real_one(release: str, count: int) -> None:
+    lines = lines_of(f"runner-{release}")
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert count == len(lines)
+
+
+def test_a_recorded_read_that_was_changed_is_found() -> None:
+    line = json.loads(json.dumps(lines_of("runner-0.33.0")[0]))
+    [row, *_] = line["results"][-1]["steps"][-1]["rows"].values()
+    row["delta"]["1"][0] += 1
+
+    assert mismatch(line) is not None
 
 
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:

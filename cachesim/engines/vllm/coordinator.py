@@ -139,8 +139,6 @@ class Coordinator:
 
         Trap: with one group its own block is the grain, whatever unit was asked for.
         """
-        if not self.enable_caching:
-            return Hit(tuple([] for _ in self.managers), 0)
         if len(self.managers) == 1:
             [only] = self.spec_groups
             asked = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)

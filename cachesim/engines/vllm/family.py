@@ -114,6 +114,22 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
+        name="prefills-last",
+        about="requests without drafts are sorted before prefill chunks of any length",
+        fits=ALL[ALL.index("0.29.0") :],
+        lay=laying(runner={"reads_first_behind_prefill": False}),
+        cures="beside a prefill chunk of 1 + drafts tokens, Mamba layers of a request without "
+        "drafts read a state from before the accepted ones",
+    ),
+    Patch(
+        name="resumed-prefills",
+        about="a resumed chunk is a prefill, however short",
+        fits=ALL[: ALL.index("0.32.0")],
+        lay=laying(runner={"short_resume_decodes": False}),
+        cures="Mamba layers take a short resumed chunk for a decode: its first state is the "
+        "running one",
+    ),
+    Patch(
         name="51565",
         pull=51565,
         about="a first chunk of one token is a prefill",

@@ -273,6 +273,15 @@ class RunnerRules:
     """#51562, until 0.30: gated-delta layers took a first chunk of one token, in a step without
     drafts, for a decode: it begins from what another request left in its block."""
 
+    reads_first_behind_prefill: bool = True
+    """In Model Runner V2 a prefill chunk as long as drafts make a decode is sorted before requests
+    without drafts, whose Mamba layers then take them for prefills: they read the first speculative
+    state (not the gated-delta layers)."""
+
+    short_resume_decodes: bool = True
+    """In Model Runner V1, in a step with drafts, Mamba layers take a resumed chunk of at most 1 +
+    drafts sampled tokens for a decode: its running state is the one after its first token."""
+
     model_runner_v1: V1Use = "never"
     """Models with states on Model Runner V1: all until 0.28; in 0.29 those with n-grams; in 0.30
     and 0.31 those with `mamba_cache_mode` all too; since 0.32 none. V2 hands layers in mode all no

@@ -200,9 +200,8 @@ class ChunkStore:
         for target in targets:
             if self.pages.owner[target] != group:
                 self.pages.take(group, np.array([target]))
-        for back, target in enumerate(reversed(targets)):
-            if back < states.shape[1]:
-                self.pages.put_state(layer, target, states[0, back])
+        for target, state in zip(reversed(targets), states[0], strict=False):
+            self.pages.put_state(layer, target, state)
 
 
 class Cells(NamedTuple):
@@ -243,19 +242,6 @@ def state_groups(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
     return tuple(number for number, group in enumerate(groups) if group.kind == "mamba")
 
 
-def speculative_offset(
-    rules: RunnerRules, kind: str, *, accepted: int, drafts: int, drafting: bool
-) -> int:
-    """Which of the speculative states goes on: the one after the last accepted token.
-
-    `drafting`: a request of the step has drafts, or the runner hands on what was accepted in any
-    step, as V2 does.
-    """
-    plain = rules.plain_path_reads_first and kind == "delta"
-    plain |= rules.plain_step_reads_first and not drafting
-    return 0 if plain and not drafts else accepted - 1
-
-
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """Sampler: the tokens for the logits of a chunk's last `1 + drafts` tokens."""
 
@@ -273,6 +259,7 @@ class Runner:
     held: dict[int, CachedRequestState] = field(default_factory=dict)
     v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
+    prefills_lead: bool = False  # V2: a prefill chunk as long as a decode with all its drafts
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
 
@@ -291,6 +278,10 @@ class Runner:
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         self.drafting = any(chunk.drafts for chunk in step.chunks)
+        longest = 1 + self._state.speculative_blocks if self.state_groups else 1
+        self.prefills_lead = longest > 1 and any(
+            chunk.count == longest and not chunk.drafts for chunk in step.chunks
+        )
         self.first_decodes = self._first_decodes(step)
         for chunk in step.chunks:
             if chunk.fresh:
@@ -361,11 +352,10 @@ class Runner:
         if not self.rules.first_token_reads_block or self.drafting or not self.state_groups:
             return frozenset()
         fresh = [chunk for chunk in step.chunks if not chunk.start]
-        longest = 1 + self._state.speculative_blocks
         if self.v1:
             led = all(chunk.count == 1 for chunk in step.chunks if chunk.start)
             fresh = list(takewhile(lambda chunk: chunk.count == 1, fresh)) if led else []
-        elif longest > 1 and any(chunk.count == longest for chunk in step.chunks):
+        elif self.prefills_lead:
             return frozenset()
         return frozenset(chunk.request.id for chunk in fresh if chunk.count == 1)
 
@@ -442,7 +432,7 @@ class Runner:
         Trap: a step with drafts leaves its states in the blocks from that of its last token on,
         and none at a boundary that it passes.
         """
-        if not self.state_groups or self._state.mode != "all" or chunk.drafts:
+        if not self.state_groups or self._state.mode != "all" or self._planes(chunk) > 1:
             return [(chunk.start, chunk.end)]
         size = self._state.block
         cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
@@ -450,25 +440,25 @@ class Runner:
 
     def _store(self, chunk: Chunk, start: int, end: int) -> ChunkStore:
         held = self.held[chunk.request.id]
-        drafts = len(chunk.drafts)
-        store = ChunkStore(self.pages, held.tables, start, end - start, 1 + drafts)
+        planes, offset = self._planes(chunk), self._offset(held, len(chunk.drafts))
+        store = ChunkStore(self.pages, held.tables, start, end - start, planes)
         if not self.state_groups:
             return store
         size = self._state.block
         if self._state.mode == "align":
             first = cdiv(chunk.end, size) - 1
-            source = first + self._offset(held, drafts)
+            source = first + offset
         elif self._state.mode == "all":
             first, base = cdiv(end, size) - 1, held.last_scheduled
             base = max(start - 1, 0) // size if base is None else base
-            source = base + self._offset(held, drafts)
+            source = base + offset
         else:
-            first, source = 0, self._offset(held, drafts)
+            first, source = 0, offset
         begun = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
         for group in self.state_groups:
             table = held.tables[group]
             store.initial[group] = table[source] if begun and source < len(table) else None
-            store.targets[group] = tuple(table[first : first + 1 + drafts])
+            store.targets[group] = tuple(table[first : first + planes])
         return store
 
     def _check_decodes(self, step: Step) -> None:
@@ -480,11 +470,33 @@ class Runner:
             where = "MambaMixer2.conv_ssm_forward"
             raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
 
+    def _planes(self, chunk: Chunk) -> int:
+        """Number of states that a chunk leaves: one for each token of a decode."""
+        resumed = chunk.start >= chunk.request.num_prompt and not chunk.drafts
+        if (
+            self.rules.short_resume_decodes
+            and self.state_groups
+            and self.v1
+            and self.drafting
+            and self.kind == "ssm"
+            and resumed
+            and chunk.count <= 1 + self._state.speculative_blocks
+        ):
+            return chunk.count
+        return 1 + len(chunk.drafts)
+
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
-        drafting = self.drafting or not self.v1
-        return speculative_offset(
-            self.rules, self.kind, accepted=held.accepted, drafts=drafts, drafting=drafting
-        )
+        """Which of the speculative states goes on: the one after the last accepted token.
+
+        V2 hands on what was accepted in any step, V1 where a request of the step has drafts.
+        """
+        rules = self.rules
+        if self.kind == "delta":
+            plain = rules.plain_path_reads_first
+        else:
+            plain = rules.reads_first_behind_prefill and self.prefills_lead and not self.v1
+        plain |= rules.plain_step_reads_first and self.v1 and not self.drafting
+        return 0 if plain and not drafts else held.accepted - 1
 
 
 # An external store of blocks (a KV connector): it outlives resets, and may promise too much.

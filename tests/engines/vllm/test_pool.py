@@ -50,6 +50,17 @@ def test_blocks_without_an_id_are_taken_first_since_0_24() -> None:
     assert {"0.19.1": [3, 4, 5, 1, 2], "0.24.0": [2, 3, 4, 5, 1]} == queues
 
 
+def test_a_partial_block_that_is_cached_again_keeps_all_its_ids() -> None:
+    pool = pool_of(5)
+    [block] = pool.get_new_blocks(1)
+    for tokens in (4, 8, 8):
+        pool.insert(tokens // 4 + 10, block, tokens)
+
+    pool.cache_partial_block([11, 12], block, 8, 0)
+
+    assert [11, 12] == pool.remove_keys(block)
+
+
 def test_two_blocks_may_stand_under_one_id_and_the_first_is_found() -> None:
     pool = pool_of(5)
     one, other = pool.get_new_blocks(2)

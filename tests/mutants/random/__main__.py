@@ -19,13 +19,12 @@ from tests.mutants.random.means import MEANS, Means, examples_of, law
 from tests.mutants.random.ports import PORTS, Port, RandomMutant
 from tests.mutants.random.session import Outcome, control, judge
 
-ROOT: Final = Path(__file__).parents[3]
 COUNT: Final = 100
 WANTED: Final = 0.9
 """The share that must be found."""
 
-REPLAYED: Final = ("test_played_workloads.py", "test_server_vectors.py")
-"""Tests that replay vectors, which are a means of their own."""
+REPLAYED: Final = ("_vectors.py", "test_played_workloads.py")
+"""Ends of the names of tests that replay vectors, which are a means of their own."""
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Planting:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Everything; the tests that were collected are the laws."""
-        laws = [law(item) for item in session.items if item.path.name not in REPLAYED]
+        laws = [law(item) for item in session.items if not item.path.name.endswith(REPLAYED)]
         examples = [each for each in (*laws, *examples_of(self.port)) if each.means in self.means]
         ports.load(self.port)
         gc.freeze()
@@ -80,8 +79,7 @@ def main() -> int:
             text = wanted.again.read_text()
             mutants = [each for each in mutants if f"{_escaped(each)}\n" in text]
         planting = Planting(PORTS[name], mutants, wanted.jobs, wanted.means)
-        tests = ROOT / "tests" / "engines" / planting.port.package
-        given = ["-qq", "-s", "--assert=plain", "-p", "no:cacheprovider", str(tests)]
+        given = ["-qq", "-s", "--assert=plain", "-p", "no:cacheprovider", *planting.port.tests]
         pytest.main(given, plugins=[planting])
         missed |= not _tell(screen, table, planting, everything=wanted.all)
     screen.print(table)

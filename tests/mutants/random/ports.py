@@ -16,6 +16,7 @@ import cachesim
 from tests.mutants.random.operators import Replacing, Site, sites
 
 ENGINES: Final = Path(cachesim.__file__).parent / "engines"
+TESTS: Final = Path(__file__).parents[2]
 
 DESCRIBES: Final = frozenset(
     [
@@ -60,6 +61,12 @@ class Port:
         """The files of its decision code."""
         found = (ENGINES / self.package).rglob("*.py")
         return sorted(file for file in found if file.stem not in DESCRIBES)
+
+    @property
+    def tests(self) -> list[str]:
+        """The port's own tests, and those that hold it against the real engine."""
+        beside = (TESTS / "real").glob(f"test_{self.package.partition('_')[0]}_*.py")
+        return [str(TESTS / "engines" / self.package), *map(str, sorted(beside))]
 
 
 PORTS: Final = {

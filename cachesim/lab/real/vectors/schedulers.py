@@ -1,4 +1,4 @@
-"""Replays what the own schedulers of vLLM and SGLang did, as the vector files recorded it."""
+"""Replays the vector files of vLLM's and SGLang's own schedulers, and of vLLM's model runners."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +10,7 @@ from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.sglang.playing import Player as SglangPlayer
 from cachesim.lab.real.vllm.playing import Player as VllmPlayer
+from cachesim.lab.real.vllm.steps import Runs, difference
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 
@@ -40,7 +41,7 @@ def mismatch(line: Mapping[str, Any]) -> Difference | None:
     step = 0
     for group, expected in zip(line["steps"], line["results"], strict=True):
         actual = player.play(group)
-        if actual != expected:
+        if difference([expected], [actual]) if "part" in line else actual != expected:
             return Difference(step=step, real=expected, simulated=actual)
         step += len(group)
     return None
@@ -49,6 +50,8 @@ def mismatch(line: Mapping[str, Any]) -> Difference | None:
 def _player_for(line: Mapping[str, Any]) -> Player:
     config, release = line["config"], line["version"]
     try:
+        if line.get("part") == "runner":
+            return Runs(config, VLLM.release(release).rules)
         if "groups" in config:
             return _recorded_as(VllmPlayer(config, VLLM.release(release).rules))
         return SglangPlayer(config, SGLANG.release(release).rules)
