@@ -46,7 +46,7 @@ PAGES: Final = {
     "compare": (["compare", "sglang-one-trace", "--rows", "policies"], "--plot"),
     "why log": (["why", LOG], "--report"),
     "why recording": (["why", RECORDED], "--report"),
-    "tune": (["tune", LOG], "--report"),
+    "tune": (["why", "--tune", LOG], "--report"),
     "list": (["list", "scenarios"], ""),
 }
 """Commands whose text is hashed, and the option that writes what else they write."""

@@ -66,13 +66,13 @@ def _command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 @pytest.mark.parametrize("profile", ["fake@r1", "fake@r2", "fake@r2+7", "fake@r3"])
 @pytest.mark.parametrize("form", ["text", "json", "jsonl"])
 def test_a_trace_is_replayed(command: Command, profile: str, form: str) -> None:
-    printed = command(f"replay made:20 -p {profile} --model dense --format {form}")
+    printed = command(f"compare made:20 -p {profile} --model dense --format {form}")
 
     assert profile in printed
 
 
 def test_no_release_reuses_more_of_a_trace_than_can_be(command: Command) -> None:
-    rows = json.loads(command("replay made:60 -p fake@r1 -p fake@r2 --format json --turn 3"))
+    rows = json.loads(command("compare made:60 -p fake@r1 -p fake@r2 --format json --turn 3"))
 
     bound, one, two = (row["cached"] for row in rows)
     assert bound > one > two > 0
@@ -80,8 +80,8 @@ def test_no_release_reuses_more_of_a_trace_than_can_be(command: Command) -> None
 
 
 def test_sampled_answers_of_a_trace_are_right_where_the_server_is(command: Command) -> None:
-    assert "4 answers are the same" in command("replay made:40 -p fake@r2 --verify 4")
-    assert "0 answers are the same" in command("replay made:40 -p fake@r3 --verify 4", status=1)
+    assert "4 answers are the same" in command("compare made:40 -p fake@r2 --verify 4")
+    assert "0 answers are the same" in command("compare made:40 -p fake@r3 --verify 4", status=1)
 
 
 @pytest.mark.parametrize("form", ["text", "json", "jsonl"])
@@ -117,11 +117,11 @@ def test_what_is_reused_is_what_the_template_is_made_to_reuse(command: Command) 
 
 
 def test_a_scenario_is_explained_and_compared(command: Command) -> None:
-    assert "tokens held is forgotten" in command("explain story.toml --profile fake@r2")
+    assert "tokens held is forgotten" in command("run --explain story.toml --profile fake@r2")
     assert "fake@r3" in command("compare story.toml", status=1)
-    differs = command("diff fake@r1 fake@r2 story.toml", status=1)
+    differs = command("compare story.toml -p fake@r1 -p fake@r2", status=1)
     assert "2 cached 20 10" in differs
-    assert "no difference in any step" in command("diff fake@r1 fake@r2+7 story.toml")
+    assert "no difference in any step" in command("compare story.toml -p fake@r1 -p fake@r2+7")
 
 
 def test_the_first_bad_release_is_found(command: Command) -> None:
@@ -142,7 +142,7 @@ def test_random_workloads_are_searched(command: Command, jobs: int) -> None:
 
 
 def test_a_hunt_writes_a_report_that_runs(command: Command) -> None:
-    assert "wrong answer" in command("hunt fake@r3 --minutes 0.1 --emit reports", status=1)
+    assert "wrong answer" in command("check --prove fake@r3 --minutes 0.1 --emit reports", status=1)
 
     report = min(Path("reports").glob("*.md")).read_text()
     (printed,) = re.findall(r"cachesim (run .*)", report)
@@ -153,7 +153,7 @@ def test_a_hunt_writes_a_report_that_runs(command: Command) -> None:
 def test_what_reads_other_servers_only_refuses_it_in_words(
     command: Command, capsys: Capture
 ) -> None:
-    assert 2 == main(["tune", "story.toml"])
+    assert 2 == main(["why", "--tune", "story.toml"])
     assert "tune sweeps the settings of llama.cpp, not fake" in capsys.readouterr().err
     assert 2 == main(["why", "story.toml", "--profile", "fake@r1"])
     assert "not a llama-server log" in capsys.readouterr().err
@@ -167,12 +167,12 @@ def test_what_reads_other_servers_only_refuses_it_in_words(
         ("list engines", "fake one slot, longest common prefix"),
         ("list releases", "fake@r2"),
         ("list patches", "fake +7"),
-        ("show fake", "fake"),
-        ("show fake --flags", "hurry does nothing"),
-        ("show fake@r3", "skips"),
-        ("show fake+7", "fits: r2"),
-        ("schema", "scenario"),
-        ("schema output", "runs"),
+        ("list fake", "fake"),
+        ("list fake --flags", "hurry does nothing"),
+        ("list fake@r3", "skips"),
+        ("list fake+7", "fits: r2"),
+        ("list schema", "scenario"),
+        ("list schema output", "runs"),
     ],
 )
 def test_it_is_listed_shown_and_completed(command: Command, words: str, printed: str) -> None:

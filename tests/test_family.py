@@ -102,19 +102,19 @@ def test_one_more_engine_is_listed_and_shown(capsys: Capture) -> None:
     assert "fake one slot, longest common prefix" in printed(capsys, "list", "engines")
     assert "fake@r2" in printed(capsys, "list", "releases")
     assert "fake +7" in printed(capsys, "list", "patches")
-    shown = printed(capsys, "show", "fake@r2-rc1")
+    shown = printed(capsys, "list", "fake@r2-rc1")
     assert "fake@r2 forgets" in shown
     assert "played for real by: fake==2 patches: +7" in shown
     assert "upstream: nobody/fake#7 fits: r2 landed: between r2 and r3" in printed(
-        capsys, "show", "fake+7"
+        capsys, "list", "fake+7"
     )
 
 
 @pytest.mark.usefixtures("engine")
 def test_the_flags_of_one_more_engine_are_shown_as_each_release_has_them(capsys: Capture) -> None:
-    assert "keeps --keeps since r2" in printed(capsys, "show", "fake", "--flags")
-    assert "hurry does nothing" in printed(capsys, "show", "fake", "--flags")
-    assert "--keeps" not in printed(capsys, "show", "fake@r1", "--flags")
+    assert "keeps --keeps since r2" in printed(capsys, "list", "fake", "--flags")
+    assert "hurry does nothing" in printed(capsys, "list", "fake", "--flags")
+    assert "--keeps" not in printed(capsys, "list", "fake@r1", "--flags")
 
 
 @pytest.mark.usefixtures("engine")
@@ -183,8 +183,8 @@ def test_one_more_release_and_patch_are_listed_shown_and_played(
     newer: Family[Any, Any], capsys: Capture, tmp_path: Path
 ) -> None:
     assert "b99999" in printed(capsys, "list", "releases")
-    assert "a proposal of tomorrow" in printed(capsys, "show", "+99")
-    assert "one of tomorrow" in printed(capsys, "show", "b99998")
+    assert "a proposal of tomorrow" in printed(capsys, "list", "+99")
+    assert "one of tomorrow" in printed(capsys, "list", "b99998")
     assert newer.names()[-1] in newer.having(newer.option("spec_type"))
     story = written(tmp_path, "llama.cpp", "b99998+99")
     assert "llama.cpp@b99999+99" in printed(capsys, "run", story, "--format", "json")

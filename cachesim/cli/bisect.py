@@ -3,19 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.inputs import UNSAID, ServerFlags
+from cachesim.cli.options import Page
 from cachesim.cli.outputs import page_at, print_report, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
 from cachesim.scenario.format import Scenario
@@ -26,16 +28,27 @@ WIDEST: Final = 34
 
 
 def bisect_command(
-    name: str,
+    name: Annotated[str, Parameter(help="A scenario, or a server's log.")],
     *,
-    arithmetic: ArithmeticName = "ring",
-    real: bool = False,
-    wanted: Wanted | None = None,
-    report: Path | None = None,
+    arithmetic: Annotated[
+        Literal["ring", "float"],
+        Parameter(help="ring: exact 64-bit integers; float: a real network."),
+    ] = "ring",
+    real: Annotated[
+        bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
+    ] = False,
+    server: ServerFlags = UNSAID,
+    report: Page = None,
 ) -> int:
-    """Play every release, one line each; 0 where all are good, 1 where one is bad."""
+    """Find the release that broke or fixed a scenario or a log's worst miss, and the change.
+
+    Every release is played. Of a log the worst miss is taken, as `cachesim why` finds it;
+    --profile, --model and --window are for logs. The exit status is 1 if a release is bad.
+
+    Example: cachesim bisect llama.cpp-24411-first-turn-again
+    """
     page = page_at(report)
-    scenario = _scenario(name, wanted or Wanted())
+    scenario = _scenario(name, server.wanted(()))
     family = family_of(scenario.engine.name)
     play = _play(scenario, arithmetic, real=real)
     judged = judge([play(release) for release in (family.real() if real else family.names())])
@@ -97,7 +110,7 @@ def _as_given(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(server, options=options))
 
 
-def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play:
+def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
     from cachesim.lab.real.llama_cpp.scenarios import on_the_wheels

@@ -16,6 +16,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
+from cachesim.cli.options import Dask, Jobs, Settings
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
@@ -108,18 +109,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played, before anything is."""
-        if not self.profiles:
-            msg = "name a profile to check, such as llama.cpp@b11549+erase-equal"
-            raise InputError(msg)
+        _refuse_no_profile(self.profiles)
         if self.model not in PRESETS:
             msg = f"there is no preset {self.model!r}; there are {', '.join(PRESETS)}"
             raise InputError(msg)
         for unknown in sorted(self.require - set(WORDS)):
             msg = f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}"
             raise InputError(msg)
-        if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
-            msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
-            raise InputError(msg)
+        check_minutes(self.minutes)
         processes_wanted(self.jobs)
         if self.emit is not None:
             check_folder(self.emit)
@@ -136,7 +133,7 @@ class Plan:
             if self.against is not None and self.against.engine != profile.engine:
                 msg = (
                     f"{self.against} is another engine than {profile}: its flags and requests are"
-                    " others; --against takes a profile of the same one, `cachesim diff` any"
+                    " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
                 raise InputError(msg)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
@@ -299,61 +296,119 @@ Hands: TypeAlias = tuple[Executor | None, int]
 """Whoever searches beside this process, and how many they are."""
 
 
-def check(
+def check_command(
     *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
-    model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
-    examples: Annotated[int | None, Parameter(help="At most this many workloads.")] = None,
-    minutes: Annotated[float | None, Parameter(help="At most this many minutes.")] = None,
-    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
-    arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
-    against: Annotated[
-        str | None, Parameter(help="A second profile on the same workloads.")
-    ] = None,
-    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
-    dask: Annotated[
-        str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
-    ] = None,
-    emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
-    everything: Annotated[
+    prove: Annotated[
         bool,
-        Parameter("--all", negative="", help="Continue past findings, and group them by cause."),
+        Parameter(
+            negative="",
+            help="Play each wrong answer on the real engine, and write a report of each that it "
+            "gives too, to the folder of --emit (hunt by default).",
+        ),
     ] = False,
+    against: Annotated[
+        str | None, Parameter(help="A second profile, compared on the same workloads.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        Parameter(
+            negative="",
+            help="A preset of `cachesim list presets`; may be repeated. By default hybrid; with "
+            "--prove all that the real engine loads.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    examples: Annotated[
+        int | None, Parameter(help="At most this many workloads; 200 if no --minutes are given.")
+    ] = None,
+    minutes: Annotated[
+        float | None, Parameter(help="At most this many minutes; 10 with --prove.")
+    ] = None,
     find: Annotated[
         Find,
         Parameter(
             help="wrong: wrong answers and crashes; lost: reuse lost although states were there."
         ),
     ] = "wrong",
+    everything: Annotated[
+        bool,
+        Parameter("--all", negative="", help="Continue past findings, and group them by cause."),
+    ] = False,
     require: Annotated[
         list[str] | None,
         Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
     ] = None,
+    emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
+    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
+    arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
+    jobs: Jobs = None,
+    dask: Dask = None,
 ) -> int:
-    """Search random workloads for an answer that differs from the cold answer.
+    """Search random workloads for wrong answers; --prove: play them on the real engine.
 
     Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
     """
-    plan = Plan(
-        profiles=tuple(map(Profile.parse, profiles)),
-        against=None if against is None else Profile.parse(against),
-        model=model,
-        examples=many(examples, minutes),
-        minutes=minutes,
-        seed=seed,
-        arithmetic=arithmetic,
-        shape=shape_for(settings or (), goes_on=everything or find == "lost"),
-        jobs=workers_for(jobs),
-        emit=emit,
-        require=frozenset(require or ()),
-        find=find,
-        everything=everything,
-        dask=dask,
-    )
-    return _carried_out(plan)
+    chosen = tuple(map(Profile.parse, profiles))
+    for unknown in sorted(set(model or ()) - set(PRESETS)):
+        msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
+        raise InputError(msg)
+    if prove:
+        refused = {
+            "--against": against,
+            "--examples": examples,
+            "--set": settings,
+            "--find": find != "wrong",
+            "--all": everything,
+            "--require": require,
+            "--dask": dask,
+            "--jobs": jobs,
+        }
+        for flag in (flag for flag, value in refused.items() if value):
+            msg = f"{flag} cannot be used with --prove; leave one of the two out"
+            raise InputError(msg)
+        from cachesim.cli.hunt import hunt
+
+        _refuse_no_profile(chosen)
+        check_minutes(minutes)
+        folder = emit or Path("hunt")
+        found = [
+            hunt(each, minutes=minutes or 10, seed=seed, models=model or (), emit=folder)
+            for each in chosen
+        ]
+        return max(found)
+    status = AS_EXPECTED
+    for each in model or ["hybrid"]:
+        plan = Plan(
+            profiles=chosen,
+            against=None if against is None else Profile.parse(against),
+            model=each,
+            examples=many(examples, minutes),
+            minutes=minutes,
+            seed=seed,
+            arithmetic=arithmetic,
+            shape=shape_for(settings or (), goes_on=everything or find == "lost"),
+            jobs=workers_for(jobs),
+            emit=emit,
+            require=frozenset(require or ()),
+            find=find,
+            everything=everything,
+            dask=dask,
+        )
+        status |= _carried_out(plan)
+    return status
+
+
+def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
+    if not profiles:
+        msg = "name a profile to check, such as llama.cpp@b11549+erase-equal"
+        raise InputError(msg)
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time that is no time."""
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
+        raise InputError(msg)
 
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:

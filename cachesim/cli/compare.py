@@ -1,63 +1,273 @@
-"""`cachesim compare`: one workload, all engines, one table."""
+"""`cachesim compare`: engines, releases or flags, on one scenario or on a trace."""
 
 import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final
 
-from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cyclopts import Parameter
+
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
+from cachesim.cli.app import announce
+from cachesim.cli.diff import diff
+from cachesim.cli.jobs import changed, setting
+from cachesim.cli.options import AnyFormat, Jobs, Page, Seed, Settings
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
-from cachesim.errors import ScenarioError
-from cachesim.files import PLOT
+from cachesim.cli.replay import TOY, WHOLE, SizeFlags, TraceFlags, replay
+from cachesim.errors import InputError, ScenarioError
+from cachesim.files import PLOT, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.comparing import Row, compare, newest, policies, rows_in
-from cachesim.report.compared import comparison, plot
-from cachesim.scenario.shipped import load_all
+from cachesim.report.compared import comparison
+from cachesim.report.compared import plot as picture_of
+from cachesim.scenario import full_profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
 """A comma before the name of a flag; values may have commas of their own."""
 
+MADE: Final = "made:"
+
 
 def compare_command(
-    workload: str,
+    workload: Annotated[
+        str,
+        Parameter(
+            help="A scenario: a file, or the name of a shipped one. Or a trace: a file of JSON "
+            "Lines, compressed or not, - for standard input, made:REQUESTS for a synthetic one.",
+            allow_leading_hyphen=True,
+        ),
+    ],
     *,
-    rows: str = "engines",
-    settings: tuple[str, ...] = (),
-    arithmetic: ArithmeticName = "ring",
-    output: Literal["text", "json"] = "text",
-    picture: Path | None = None,
-    report: Path | None = None,
+    profile: Annotated[
+        list[str] | None,
+        Parameter(
+            name=["--profile", "-p"],
+            negative="",
+            help="A release with its patches and flags, as b9538+24143 or "
+            "sglang@0.5.23,page_size=16; may be repeated. Two are compared step by step.",
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        Parameter(
+            help="Instead of --profile. engines: each at its newest release; releases: all of them;"
+            " policies: those for windows and recurrent states, with the flags that matter; or a"
+            " file of rows. [default: engines]"
+        ),
+    ] = None,
+    row: Annotated[
+        list[str] | None, Parameter(negative="", help="One more of --rows, written as --profile.")
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    arithmetic: Annotated[
+        ArithmeticName,
+        Parameter(
+            help="ring: exact 64-bit integers; float: a real network; counts: decisions only, as"
+            " always of a trace."
+        ),
+    ] = "ring",
+    plot: Annotated[Path | None, Parameter(help="Write a picture of the table, as SVG.")] = None,
+    model: Annotated[
+        str | None,
+        Parameter(
+            group="Of a trace",
+            help="A preset of `cachesim list presets`; hybrid by default. A scenario has its own.",
+        ),
+    ] = None,
+    part: TraceFlags = WHOLE,
+    sizes: SizeFlags = TOY,
+    verify: Annotated[
+        int | None,
+        Parameter(
+            group="Of a trace", help="How many answers to compute, with the cache and without."
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    format: AnyFormat = "text",
+    report: Page = None,
+) -> int:
+    """Compare engines, releases or flags on one scenario, or on a production trace.
+
+    A scenario is played on all engines, or on the profiles that are named: tokens reused, lost by
+    cause, wrong answers, bytes held. Of two profiles the first decision that differs is shown, and
+    the exit status is 1 if anything differs.
+
+    A trace has `input_length`, `output_length` and `hash_ids` in each line, as Mooncake and Bailian
+    publish them. It is played in order; --turn keeps the distances in time. Limits in bytes, as
+    --cache-ram, count the bytes of a small network unless --gguf or --token-bytes is given.
+
+    Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    """
+    page, flags = page_at(report), dict(map(setting, settings or ()))
+    wanted = list(map(row_of, profile or ()))
+    if is_trace(workload):
+        _refuse(
+            f"{workload} is a trace",
+            {"--rows": rows, "--row": row, "--plot": plot, "--seed": seed}
+            | {"--arithmetic float": arithmetic == "float"},
+        )
+        for each in (each for each in wanted if each.options):
+            msg = f"--profile {each.name}: flags of a trace's servers are given by --set"
+            raise InputError(msg)
+        return replay(
+            workload,
+            profiles=profile or (),
+            model=model or "hybrid",
+            part=part,
+            sizes=sizes,
+            settings=flags,
+            verify=verify,
+            jobs=jobs,
+            format=format,
+            page=page,
+        )
+    _refuse(
+        f"{workload} is a scenario",
+        {"--model": model, "--verify": verify} | _given(part, WHOLE) | _given(sizes, TOY),
+    )
+    if len(wanted) == 2 and not (rows or row or plot):
+        return diff(
+            workload,
+            [each.profile for each in wanted],
+            [{**flags, **each.options} for each in wanted],
+            seed=seed,
+            arithmetic=arithmetic,
+            format=format,
+            page=page,
+        )
+    if wanted and rows:
+        msg = "--rows and --profile: both say what is compared; leave one out, or add with --row"
+        raise InputError(msg)
+    if flags and not wanted:
+        msg = "--set is for the servers that --profile names; rows have flags of their own"
+        raise InputError(msg)
+    scenario = _scenario(workload, seed)
+    chosen = [
+        replace(
+            each,
+            profile=str(full_profile(scenario.engine.name, each.profile)),
+            options={**flags, **each.options},
+        )
+        for each in wanted
+    ]
+    return _table(
+        scenario,
+        [*(chosen or rows_of(rows or "engines")), *map(row_of, row or ())],
+        arithmetic=arithmetic,
+        format=format,
+        picture=output_at(plot, "--plot", PLOT),
+        page=page,
+    )
+
+
+def diff_command(
+    one: str,
+    other: str,
+    name: str,
+    *,
+    seed: Seed = None,
+    arithmetic: ArithmeticName = "float",
+    set_one: Annotated[list[str] | None, Parameter(negative="")] = None,
+    set_other: Annotated[list[str] | None, Parameter(negative="")] = None,
+    report: Page = None,
+) -> int:
+    """Compare two profiles on a scenario, under the former name of the command.
+
+    Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    """
+    announce("diff", f"compare {name} -p {one} -p {other}")
+    settings = [dict(map(setting, given or ())) for given in (set_one, set_other)]
+    return diff(
+        name, [one, other], settings,
+        seed=seed, arithmetic=arithmetic, format="text", page=page_at(report),
+    )  # fmt: skip
+
+
+def is_trace(name: str) -> bool:
+    """True unless the name is a scenario's: a file of TOML, a folder, a shipped one."""
+    if name in {"-", STDIN}:
+        return not _begins_as_toml()
+    path = Path(name)
+    if name.startswith(MADE):
+        return True
+    if path.exists():
+        return path.suffix != ".toml" and not path.is_dir()
+    shipped = name in {each.stem for each in shipped_files()}
+    return not shipped and path.suffix in {".jsonl", ".json", ".gz", ".zst", ".bz2", ".xz"}
+
+
+def _begins_as_toml() -> bool:
+    """True if standard input begins with a key, a comment or a table, as a scenario does."""
+    stream = sys.stdin.buffer
+    if hasattr(stream, "peek"):
+        head = stream.peek(1)
+    else:
+        head = stream.read()
+        stream.seek(0)
+    return re.match(rb"\s*(#|\[|[\w\"'.-]+\s*=|$)", head) is not None
+
+
+def _given(flags: TraceFlags | SizeFlags, default: TraceFlags | SizeFlags) -> dict[str, bool]:
+    return {
+        f"--{each.name.replace('_', '-')}": getattr(flags, each.name) != getattr(default, each.name)
+        for each in fields(flags)
+    }
+
+
+def _refuse(what: str, others: Mapping[str, Any]) -> None:
+    """Raise InputError where an option is given that is not for this workload."""
+    for flag in (flag for flag, value in others.items() if value):
+        msg = f"{what}: {flag} is not for it; leave it out"
+        raise InputError(msg)
+
+
+def _scenario(name: str, seed: int | None) -> Scenario:
+    loaded = load_all([name])
+    if len(loaded) != 1:
+        msg = f"{name} is {len(loaded)} scenarios: name one"
+        raise ScenarioError(msg)
+    return changed(loaded[0][1], seed, {})
+
+
+def _table(
+    scenario: Scenario,
+    rows: Sequence[Row],
+    *,
+    arithmetic: ArithmeticName,
+    format: Format,
+    picture: Output | None,
+    page: Output | None,
 ) -> int:
     """Play the workload on every row; 1 if any answer was wrong."""
-    file, page = output_at(picture, "--plot", PLOT), page_at(report)
-    loaded = load_all([workload])
-    if len(loaded) != 1:
-        msg = f"{workload} is {len(loaded)} scenarios: name one"
-        raise ScenarioError(msg)
-    [(_, scenario)] = loaded
-    chosen = rows_of(rows, settings)
-    found = list(compare(scenario, chosen, arithmetic=arithmetic))
-    if file is not None:
-        write(file, plot(scenario.name, found))
+    found = list(compare(scenario, rows, arithmetic=arithmetic))
+    if picture is not None:
+        write(picture, picture_of(scenario.name, found))
     parts = comparison(scenario.name, found)
     write_page(page, f"cachesim compare {scenario.name}", parts)
-    values = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
-    print_report(parts, values, format=output, indent=2)
+    entries = [each.as_dict() for each in found]
+    if format == "jsonl":
+        print_report((), entries, format=format)
+    else:
+        values = {"format": 1, "workload": scenario.name, "rows": entries}
+        print_report(parts, values, format=format, indent=2)
     return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
 
 
-def rows_of(rows: str, settings: tuple[str, ...]) -> tuple[Row, ...]:
-    """The rows that were asked for, and one more for each `PROFILE,flag=value,...`."""
-    more = tuple(map(row_of, settings))
+def rows_of(rows: str) -> tuple[Row, ...]:
+    """The rows of a name or a file."""
     if rows == "policies":
-        return (*policies(), *more)
+        return policies()
     if rows in {"engines", "releases"}:
-        return (*newest(releases=rows == "releases"), *more)
-    return (*rows_in(Path(rows)), *more)
+        return newest(releases=rows == "releases")
+    return rows_in(Path(rows))
 
 
 def row_of(text: str) -> Row:
     """Read a row as users write it: `sglang@0.5.23,page_size=16`."""
-    from cachesim.cli.jobs import setting
-
     profile, *flags = NEXT_FLAG.split(text)
     return Row(name=text, profile=profile, options=dict(map(setting, flags)))

@@ -2,12 +2,12 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
-from cyclopts import App
-
 from cachesim.cli import AS_EXPECTED
+from cachesim.cli.app import functions, whole_app
+from cachesim.cli.listing import LISTS, SCHEMA
 from cachesim.report.consoles import writable
 from cachesim.scenario.shipped import shipped_files
 
@@ -15,11 +15,9 @@ Command: TypeAlias = Callable[..., int]
 
 SCENARIOS: Final = {
     "run": "names",
-    "explain": "name",
-    "diff": "name",
     "compare": "workload",
     "bisect": "name",
-    "show": "name",
+    "list": "what",
     "new": "source",
 }
 """Commands, and the parameter of each that is the name of a shipped scenario."""
@@ -28,14 +26,13 @@ FALLS_BACK: Final = ("complete -F ", "complete -o default -F ")
 """Bash fallback to file names if nothing completes."""
 
 
-def completion_command(
-    shell: Literal["bash", "zsh", "fish"],
-    commands: Mapping[str, Command],
-    app_of: Callable[[Mapping[str, Command]], App],
-) -> int:
-    """Print the script of a shell; `app_of` makes the parser of some commands."""
-    named = {name: naming_scenarios(name, command) for name, command in commands.items()}
-    script = app_of(named).generate_completion(shell=shell).rstrip("\n")
+def completion_command(shell: Literal["bash", "zsh", "fish"]) -> int:
+    """Print a script that lets a shell complete commands and options.
+
+    Example: cachesim completion bash > ~/.local/share/bash-completion/completions/cachesim
+    """
+    named = {name: naming_scenarios(name, command) for name, command in functions()}
+    script = whole_app(["real"], named).generate_completion(shell=shell).rstrip("\n")
     if shell == "bash":
         script = script.replace(*FALLS_BACK)
     sys.stdout.write(writable(f"{script}\n", sys.stdout.encoding))
@@ -47,6 +44,8 @@ def naming_scenarios(name: str, command: Command) -> Command:
     if name not in SCENARIOS:
         return command
     names = tuple(file.stem for file in shipped_files())
+    if name == "list":
+        names = (*LISTS, SCHEMA, *names)
 
     def named(*given: Any, **more: Any) -> int:
         return command(*given, **more)

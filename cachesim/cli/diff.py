@@ -1,20 +1,20 @@
-"""`cachesim diff`: two profiles on one scenario, and the first decision in which they differ."""
+"""`cachesim compare NAME -p ONE -p OTHER`: the first decision in which two profiles differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.jobs import Job, jobs_of
-from cachesim.cli.outputs import page_at, print_report, write_page
+from cachesim.cli.outputs import print_report, write_page
 from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
+from cachesim.files import Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Run, Step
 from cachesim.report.consoles import results
@@ -48,20 +48,20 @@ class FirstDifference(NamedTuple):
     sides: tuple[Event | None, Event | None]
 
 
-def diff_command(
-    one: str,
-    other: str,
+def diff(
     name: str,
+    sides: Sequence[str],
+    settings: Sequence[Mapping[str, Any]],
     *,
-    seed: int | None = None,
-    arithmetic: ArithmeticName = "float",
-    settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
-    report: Path | None = None,
+    seed: int | None,
+    arithmetic: ArithmeticName,
+    format: Format,
+    page: Output | None,
 ) -> int:
-    """Run both and print where they differ; 0 if they do not, 1 if they do."""
-    screen, page = results(), page_at(report)
-    sides = zip((one, other), settings, strict=True)
-    jobs = [job for side, flags in sides for job in jobs_of([name], [side], seed, flags)]
+    """Run both sides and print where they differ; 0 if they do not, 1 if they do."""
+    screen = results()
+    pairs = zip(sides, settings, strict=True)
+    jobs = [job for side, flags in pairs for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
     whole = one_scenario(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
@@ -73,8 +73,13 @@ def diff_command(
         *told(runs, differing),
         *outcomes(runs, differing),
     ]
-    print_report(parts)
-    write_page(page, f"cachesim diff {one} {other} {name}", parts)
+    entries = [run.to_json() for run in runs]
+    if format == "jsonl":
+        print_report((), entries, format=format)
+    else:
+        names = [runs[0].steps[index].name for index in differing]
+        print_report(parts, {"format": 1, "differing": names, "runs": entries}, format=format)
+    write_page(page, f"cachesim compare {name}", parts)
     return NOT_AS_EXPECTED if differing else AS_EXPECTED
 
 

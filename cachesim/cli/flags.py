@@ -1,4 +1,4 @@
-"""`cachesim show ENGINE --flags`: a server's flags, from the table that also reads them."""
+"""`cachesim list ENGINE --flags`: a server's flags, from the table that also reads them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

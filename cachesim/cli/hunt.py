@@ -1,52 +1,27 @@
-"""`cachesim hunt`: wrong answers of a release, found by search and proven on the real engine."""
+"""`cachesim check --prove`: a release's wrong answers, played on the real engine."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.check import MOST_MINUTES, Budget, bar, check_folder
+from cachesim.cli.check import Budget, bar, check_folder
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt
+from cachesim.lab.real.hunt.loop import Findings, ProvenFinding
+from cachesim.lab.real.hunt.loop import hunt as search
 from cachesim.lab.real.hunt.proof import prover_of
 from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
-from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable
 
 
 @comparing
-def hunt_command(
-    profile: Annotated[str, Parameter(help="A release such as llama.cpp@b11549.")],
-    *,
-    minutes: Annotated[float, Parameter(help="How long to search.")] = 10,
-    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
-    models: Annotated[
-        list[str] | None,
-        Parameter(negative="", help="Presets to search; all that the real engine loads."),
-    ] = None,
-    emit: Annotated[Path, Parameter(help="Where reports and scenarios are written.")] = Path(
-        "hunt"
-    ),
-) -> int:
-    """Search a release for wrong answers, prove them on the real engine, and write reports.
-
-    Example: cachesim hunt llama.cpp@b11549 --minutes 10
-    """
-    wanted = Profile.parse(profile)
+def hunt(wanted: Profile, *, minutes: float, seed: int, models: Sequence[str], emit: Path) -> int:
+    """Search a release for wrong answers, prove them on the real engine, and write reports."""
     if wanted.patches:
-        msg = f"{wanted} has patches: a hunt is for a release as it is, such as {wanted.engine}@..."
-        raise InputError(msg)
-    if not 0 < minutes <= MOST_MINUTES:
-        msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
-        raise InputError(msg)
-    for unknown in sorted(set(models or ()) - set(PRESETS)):
-        msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
+        msg = f"{wanted} has patches: --prove is for a release as it is, as {wanted.engine}@..."
         raise InputError(msg)
     check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
@@ -62,7 +37,7 @@ def hunt_command(
                 number = len(reports) + 1
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
 
-        bag = hunt(wanted, seed=seed, models=models or (), going=going, told=told)
+        bag = search(wanted, seed=seed, models=models, going=going, told=told)
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
     return _told(title, bag, reports, where)

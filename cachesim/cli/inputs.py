@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from typing import Annotated, Any, BinaryIO, Final, Literal, TypeAlias, cast
+from typing import Annotated, BinaryIO, Final, TypeAlias, cast
 
 from cyclopts import Parameter
 from rich.text import Text
 
+from cachesim.cli.jobs import setting
+from cachesim.cli.options import Profile
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
-from cachesim.lab.logs.what_if import value_of
 from cachesim.lab.logs.whole import Wanted, open_log
 from cachesim.packed import unpacked
 from cachesim.report.consoles import notes, show
@@ -27,13 +28,8 @@ HEAD: Final = 1 << 16
 
 STANDARD_INPUT: Final = "standard input"
 
-TextOrJson: TypeAlias = Annotated[Literal["text", "json"], Parameter(help="How to print.")]
 Chats: TypeAlias = Annotated[
     bool, Parameter(negative="", help="All requests are chats; not every log says so.")
-]
-Flags: TypeAlias = Annotated[
-    list[str] | None,
-    Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
 ]
 
 
@@ -42,7 +38,7 @@ Flags: TypeAlias = Annotated[
 class ServerFlags:
     """Server settings, each with a flag of its own."""
 
-    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None
+    profile: Profile = None
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None
 
@@ -52,25 +48,13 @@ class ServerFlags:
             profile=self.profile,
             model=self.model,
             window=self.window,
-            options=options_of(flags or ()),
+            options=dict(map(setting, flags or ())),
             chats=chats,
         )
 
 
 UNSAID: Final = ServerFlags()
 """Nothing is said: the log or the requests tell."""
-
-
-def options_of(given: Sequence[str]) -> dict[str, Any]:
-    """Flags given as name=value."""
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            msg = f"--set {text}: write NAME=VALUE, as in --set parallel=2"
-            raise InputError(msg)
-        options[name.replace("-", "_").lstrip("_")] = value_of(value)
-    return options
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,9 @@ def setting(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     flag = name.strip().lstrip("-").replace("-", "_")
     try:
-        return flag, tomllib.loads(f"v = {value}")["v"]
+        return flag, tomllib.loads(f"v = {value if flag else ''}")["v"]
     except tomllib.TOMLDecodeError:
-        if WORD.fullmatch(value.strip()):  # a shell takes the quotes of a string away
+        if flag and WORD.fullmatch(value.strip()):  # a shell takes the quotes of a string away
             return flag, value.strip()
         msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
         raise InputError(msg) from None

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterable
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
@@ -22,9 +24,19 @@ from cachesim.report.consoles import notes, results, show
 
 
 def learn_command(
-    number: int | None, answers: tuple[str, ...], *, check: bool, whole: bool = False
+    number: int | None = None,
+    *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
+    check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
+    whole: Annotated[
+        bool, Parameter(name="--all", negative="", help="Print the whole lesson without questions.")
+    ] = False,
 ) -> int:
-    """List the lessons, tell one, or mark what a reader predicts."""
+    """Show a lesson: its code runs as you read, and asks you to predict the results.
+
+    Without a number the lessons are listed. In a pipe nothing is asked.
+
+    Example: cachesim learn 4 --check 8 8 6
+    """
     if number is None:
         if check:
             msg = "say which lesson is to be marked, as in cachesim learn 4 --check"

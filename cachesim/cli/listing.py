@@ -1,4 +1,4 @@
-"""`cachesim list` and `cachesim show`."""
+"""`cachesim list`: what there is, one line each; or one thing in full."""
 
 import json
 import re
@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
+from cyclopts import Parameter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
+from cachesim.cli.options import TextOrJson
 from cachesim.errors import InputError
 from cachesim.report.consoles import results, show
 from cachesim.scenario.shipped import shipped_files
@@ -192,14 +194,61 @@ COLUMNS: Final = ("name", "about")
 """Padded columns."""
 
 
-def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -> int:
-    """Print a list, one line per thing; a terminal shows as much of a line as it is wide."""
-    name = what if what in LISTS else f"{what}s"
-    if name not in LISTS:
-        from cachesim.scenario.readers import nearest
+SCHEMA: Final = "schema"
 
-        msg = f"there is no list of {what!r}; there are {', '.join(LISTS)}{nearest(what, [*LISTS])}"
+
+def list_command(
+    what: Annotated[
+        str,
+        Parameter(
+            help="scenarios, engines, releases, patches, presets; or the name of one of them, which"
+            " is then shown; or schema."
+        ),
+    ] = "scenarios",
+    part: Annotated[
+        str | None,
+        Parameter(help="Behind schema: of what, one of scenario, output, why, requests."),
+    ] = None,
+    *,
+    symptom: Annotated[
+        str, Parameter(help="Scenarios whose report sounds like this, the closest first.")
+    ] = "",
+    raw: Annotated[
+        bool, Parameter(negative="", help="A shipped scenario's file exactly as it is.")
+    ] = False,
+    flags: Annotated[
+        bool, Parameter(negative="", help="The flags of an engine's server, or of one release.")
+    ] = False,
+    format: TextOrJson = "text",
+) -> int:
+    """List scenarios, engines, releases, patches, presets; show one of them, or a JSON Schema.
+
+    `cachesim list llama.cpp-three-requests --raw > mine.toml` copies a scenario's file,
+    `cachesim list vllm --flags` explains the flags of a server.
+
+    Example: cachesim list scenarios --symptom "every turn reprocesses the whole prompt"
+    """
+    if what == SCHEMA:
+        from cachesim.cli.schema import schema_command
+
+        return schema_command(part or "scenario")
+    if part is not None:
+        msg = f"{part!r} stands behind {what!r}; write one name, or `cachesim list schema {part}`"
         raise InputError(msg)
+    if flags:
+        from cachesim.cli.flags import flags_command
+
+        return flags_command(what)
+    if what in LISTS or f"{what}s" in LISTS:
+        return _list(what, symptom=symptom, output=format)
+    if symptom:
+        msg = f"--symptom searches scenarios, not {what!r}; leave the name out"
+        raise InputError(msg)
+    return show_command(what, raw=raw)
+
+
+def _list(what: str, *, symptom: str, output: ListFormat) -> int:
+    name = what if what in LISTS else f"{what}s"
     if symptom and name != "scenarios":
         msg = f"--symptom searches scenarios; {name} have none"
         raise InputError(msg)
@@ -257,8 +306,10 @@ def show_command(name: str, *, raw: bool = False) -> int:
             family.release(release)  # says which releases are near
     from cachesim.scenario.readers import nearest
 
+    lists = ", ".join((*LISTS, SCHEMA))
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
-    msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
+    hint = nearest(name, [*everything, *LISTS, SCHEMA]) or f"; there are lists of {lists}"
+    msg = f"there is nothing called {name!r}{hint}"
     raise InputError(msg)
 
 

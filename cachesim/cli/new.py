@@ -3,7 +3,9 @@
 import re
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.errors import InputError
@@ -15,8 +17,8 @@ from cachesim.scenario.shipped import shipped_files
 TEMPLATE: Final = """\
 # A scenario: one story of requests to a server, and what is expected of it.
 # Run it:      cachesim run {name}.toml
-# Look closer: cachesim explain {name}.toml
-# All keys:    cachesim schema
+# Look closer: cachesim run {name}.toml --explain
+# All keys:    cachesim list schema
 format = 1
 name   = "{name}"
 about  = "What happens, in a sentence."
@@ -59,8 +61,18 @@ predict = 8
 """
 
 
-def new_command(name: str, *, output: Path | None, source: str | None = None) -> int:
-    """Print the template or a shipped scenario, or write it to a file that is not there yet."""
+def new_command(
+    name: str = "my-scenario",
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="The file.")] = None,
+    source: Annotated[
+        str | None, Parameter("--from", help="A shipped scenario to copy instead.")
+    ] = None,
+) -> int:
+    """Print a commented scenario to start from.
+
+    Example: cachesim new my-report -o my-report.toml
+    """
     if not re.fullmatch(NAME_SHAPE, name):
         msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
         raise InputError(msg)

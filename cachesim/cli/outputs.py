@@ -4,16 +4,13 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.files import PAGE, Output
 from cachesim.report.consoles import notes, results, show
-
-Page: TypeAlias = Annotated[Path | None, Parameter(help="Write one HTML page.")]
 
 
 def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:

@@ -11,7 +11,8 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
+from cachesim.cli.inputs import UNSAID, ServerFlags
+from cachesim.cli.options import Settings
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.lab.logs.live import Live, causes_of, told_of_live
@@ -34,7 +35,7 @@ LOUDLY: Final = (
 )
 
 
-def record(
+def record_command(
     *,
     upstream: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")],
     listen: Annotated[str, Parameter(help="Where clients connect: a port, or host:port.")] = (
@@ -54,9 +55,11 @@ def record(
         bool, Parameter(help="Ask a llama-server for the exact tokens of each request.")
     ] = True,
     server: ServerFlags = UNSAID,
-    set: Flags = None,
+    settings: Settings = None,
 ) -> int:
-    """Pass requests on to a server unchanged, record them, and say why each was reprocessed.
+    """Record the requests of your client on their way to a server, and explain each miss.
+
+    Requests are passed on unchanged.
 
     Example: cachesim record --upstream http://127.0.0.1:8080 --listen 127.0.0.1:8081
     """
@@ -70,7 +73,7 @@ def record(
         asks=ask,
     )
     check_no_circle(plan.upstream, host, port)
-    about = server.wanted(set)
+    about = server.wanted(settings)
     try:
         import_module("aiohttp")  # the extra
     except ImportError:

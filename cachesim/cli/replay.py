@@ -1,7 +1,7 @@
-"""`cachesim replay`: a production trace on one design after the other, counts only."""
+"""`cachesim compare TRACE`: a production trace on one design after the other, counts only."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,10 +16,11 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
-from cachesim.cli.jobs import setting
-from cachesim.cli.outputs import Page, page_at, print_report, write_page
+from cachesim.cli.options import Gguf
+from cachesim.cli.outputs import print_report, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.lab.traces.limits import Measured
 from cachesim.lab.traces.reading import Clock
 from cachesim.lab.traces.replay import BOUND, Cell, play, told
@@ -36,13 +37,13 @@ MOST_WRONG: Final = 5
 """Wrong answers that are named."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Of a trace")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlags:
     """Flags of a trace: part, scale, clock."""
 
     scale: Annotated[
-        int | None, Parameter(help="Tokens that become one; if left out, a block is played as 16.")
+        int | None, Parameter(help="Trace tokens per simulated one; by default a block becomes 16.")
     ] = None
     unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0
     first: Annotated[int | None, Parameter(help="How many requests; all if left out.")] = None
@@ -72,14 +73,12 @@ WHOLE: Final = TraceFlags()
 """All of a trace, as it is."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Of a trace")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFlags:
     """Bytes of the user's model, for limits in bytes."""
 
-    gguf: Annotated[
-        Path | None, Parameter(help="The model's file, for the bytes of its memory.")
-    ] = None
+    gguf: Gguf = None
     token_bytes: Annotated[
         int | None, Parameter(help="Bytes of a token in all layers with full attention.")
     ] = None
@@ -111,64 +110,36 @@ TOY: Final = SizeFlags()
 """The small network's own bytes."""
 
 
-def replay_command(
-    trace: Annotated[
-        str,
-        Parameter(
-            help="A file of JSON Lines, compressed or not, - for standard input, or made:REQUESTS.",
-            allow_leading_hyphen=True,
-        ),
-    ],
+def replay(
+    trace: str,
     *,
-    profile: Annotated[
-        list[str] | None,
-        Parameter(name=["--profile", "-p"], negative="", help="As vllm@0.33.0; may be repeated."),
-    ] = None,
-    model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
-    part: TraceFlags = WHOLE,
-    sizes: SizeFlags = TOY,
-    settings: Annotated[
-        list[str] | None,
-        Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
-    ] = None,
-    verify: Annotated[
-        int | None, Parameter(help="How many answers to compute, with the cache and without.")
-    ] = None,
-    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
-    format: Annotated[Format, Parameter(help="How to print.")] = "text",
-    report: Page = None,
+    profiles: Sequence[str],
+    model: str,
+    part: TraceFlags,
+    sizes: SizeFlags,
+    settings: Mapping[str, Any],
+    verify: int | None,
+    jobs: int | None,
+    format: Format,
+    page: Output | None,
 ) -> int:
-    """Play a production trace on servers, in order, and count what is reused and what is lost.
-
-    A trace is a file of JSON Lines with `input_length`, `output_length` and `hash_ids`, as Mooncake
-    and Bailian publish them; `made:1000` makes one up. Requests come one after the other, or with
-    --turn at their time in the trace; this makes no claim about how long anything takes. The first
-    row is the bound that no cache can beat. Limits in bytes, as --cache-ram, count the bytes of a
-    small network unless --gguf or --token-bytes gives those of a model. With --verify a sample of
-    the answers is computed too, from the cache and cold. The exit status is 1 if an answer is
-    wrong, or if a server ends before the trace does.
-
-    Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
-    """
-    if not profile:
-        msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
+    """Play a trace on servers; 1 if an answer is wrong or a server ends before the trace does."""
+    if not profiles:
+        msg = f"{trace} is a trace: name a profile to play it on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    measured, page = sizes.measured(), page_at(report)
-    options = tuple(dict(map(setting, settings or ())).items())
+    measured = sizes.measured()
     with _kept(trace) as (name, file):
         source = part.of(name, file)
-        server = Cell(source=source, profile=BOUND, model=model, options=options, measured=measured)
-        cells = [
-            Cell(source=source, profile=BOUND, model=model),
-            *(replace(server, profile=each) for each in profile),
-        ]
+        bound = Cell(source=source, profile=BOUND, model=model)
+        server = replace(bound, options=tuple(settings.items()), measured=measured)
+        cells = [bound, *(replace(server, profile=each) for each in profiles)]
         for cell in cells:
             cell.check()
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if verify is None else _verified(cells[1:], verify, jobs)
-    parts = [*sweep_report(found, "cachesim replay"), *_said(cells[1:], held)]
-    write_page(page, "cachesim replay", parts)
+    parts = [*sweep_report(found, f"cachesim compare {trace}"), *_said(cells[1:], held)]
+    write_page(page, f"cachesim compare {trace}", parts)
     for row, each in zip(found[1:], held, strict=False):
         row["verified"] = each.as_dict()
     print_report(parts, found, format=format, indent=2)

@@ -3,23 +3,25 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Annotated, Final
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
-from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.jobs import Job, jobs_of, setting
+from cachesim.cli.options import AnyFormat, Arithmetic, Jobs, Profiles, Seed, Settings
 from cachesim.cli.outputs import output_at
-from cachesim.cli.workers import how_many, workers
+from cachesim.cli.workers import how_many, processes_wanted, workers
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
@@ -30,11 +32,13 @@ from cachesim.play.result import Run
 from cachesim.play.statements import side_by_side
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.findings import PROVE, Line, one_scenario
+from cachesim.report.findings import PROVE, Line, heading, one_scenario
+from cachesim.report.story import story
 from cachesim.report.tables import by_class, by_evidence, closing, summary
 from cachesim.scenario.checks import tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
+from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.shipped import STDIN
 from cachesim.verify.oracle import Oracle
 
@@ -159,44 +163,107 @@ ENDLESS: Final = Deadline()
 
 
 def run_command(
-    names: Sequence[str],
-    *,
-    profiles: Sequence[str] = (),
-    output: Format = "text",
-    seed: int | None = None,
-    arithmetic: ArithmeticName = "float",
-    verify: bool = True,
-    detail: bool = False,
-    report: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    processes: int | None = None,
-    timeout: float | None = None,
-    brief: bool = False,
+    *names: Annotated[str, Parameter(help="Files, folders, shipped scenarios, or -.")],
+    explain: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Step by step: tokens, checkpoints, caches, and the rule at work."
+        ),
+    ] = False,
+    step: Annotated[
+        str | None, Parameter(help="With --explain: one step, by its name or its number.")
+    ] = None,
+    watch: Annotated[
+        bool, Parameter(negative="", help="Stop after every event until Enter is pressed.")
+    ] = False,
+    profile: Profiles = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    arithmetic: Arithmetic = "float",
+    verify: Annotated[bool, Parameter(help="Compare every answer with a cold recompute.")] = True,
+    brief: Annotated[
+        bool, Parameter(negative="", help="A line per engine and class, not one per run.")
+    ] = False,
+    detail: Annotated[
+        bool,
+        Parameter(negative="", help="In JSON: what the server holds after every event."),
+    ] = False,
+    jobs: Jobs = None,
+    timeout: Annotated[
+        float | None, Parameter(help="Stop after this many seconds, and show the steps until then.")
+    ] = None,
+    format: AnyFormat = "text",
+    report: Annotated[
+        Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
+    ] = None,
 ) -> int:
-    """Run scenarios; 0 if all was as expected, 1 if not."""
-    if brief and output != "text":
-        msg = f"--brief is a table to read; leave it out with --format {output}"
-        raise InputError(msg)
+    """Run scenarios: what was reused, why, and whether answers are right (--explain: by step).
+
+    Without --profile a scenario runs on the profiles that its file lists. With --set the file's
+    [[expect]] blocks are ignored.
+
+    Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    """
+    for flag, given in (("--brief", brief), ("--explain", explain or step), ("--watch", watch)):
+        if given and format != "text":
+            msg = f"{flag} prints text to read; leave it out with --format {format}"
+            raise InputError(msg)
     deadline = Deadline.after(timeout)
     page = output_at(report, "--report", PAGE)
-    jobs = jobs_of(names, profiles, seed, settings)
-    watched = detail or report is not None
+    processes = processes_wanted(jobs)
+    tasks = jobs_of(names, profile or (), seed, dict(map(setting, settings or ())))
+    if watch:
+        from cachesim.cli.watch import watched_runs
+
+        return status(watched_runs(play(tasks, arithmetic, verify=True, detail=True)))
+    told = explain or step is not None
+    number = None if step is None else _step_number(tasks, step)
     played = play(
-        jobs, arithmetic, verify=verify, detail=watched, processes=processes, deadline=deadline
+        tasks,
+        arithmetic,
+        verify=verify,
+        detail=told or detail or report is not None,
+        processes=processes,
+        deadline=deadline,
     )
-    if output == "jsonl" and report is None:
+    if format == "jsonl" and report is None:
         return _stream(played, detail=detail)
-    runs = list(played if detail else _seen_first(played))
-    if output == "json":
-        sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
-    elif output == "jsonl":
-        _write_lines(runs, detail=detail)
+    if told:
+        runs = list(_explained(tasks, played, number))
     else:
-        _show(jobs, runs, results(), brief=brief)
+        runs = list(played if detail else _seen_first(played))
+    if format == "json":
+        sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
+    elif format == "jsonl":
+        _write_lines(runs, detail=detail)
+    elif not told:
+        _show(tasks, runs, results(), brief=brief)
     if page is not None:
         sys.stdout.flush()
         write_report(runs, page)
     return status(runs)
+
+
+def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:
+    """The runs, each with its story printed."""
+    screen, before = results(), ""
+    for job, each in zip(jobs, played, strict=True):
+        if job.source != before:
+            show(screen, heading(job.scenario, [each]))
+        before = job.source
+        show(screen, Text(f"\non {each.profile}", style="name"), story(each, only=number))
+        yield each
+
+
+def _step_number(jobs: Sequence[Job], step: str) -> int:
+    names = jobs[0].scenario.step_names
+    if step in names:
+        return names.index(step)
+    if step.isdecimal() and 1 <= int(step) <= len(names):
+        return int(step) - 1
+    hint = nearest(step, names) or f"; there are {', '.join(names[:20])}"
+    msg = f"{jobs[0].source}: there is no step {short(step)}{hint}"
+    raise InputError(msg)
 
 
 def _seen_first(played: Iterable[Run]) -> Iterator[Run]:

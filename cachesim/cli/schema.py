@@ -1,4 +1,4 @@
-"""`cachesim schema`: the JSON Schemas, for editors and checkers."""
+"""`cachesim list schema`: the JSON Schemas, for editors and checkers."""
 
 import json
 import sys

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED, Format
-from cachesim.cli.outputs import Page, output_at, page_at, print_report, write_page
+from cachesim.cli import AS_EXPECTED
+from cachesim.cli.options import AnyFormat, Dask, Jobs, Page
+from cachesim.cli.outputs import output_at, page_at, print_report, write_page
 from cachesim.cli.replay import progress
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
@@ -31,20 +32,17 @@ def sweep_command(
     store: Annotated[
         Path | None, Parameter(help="Where results are kept; next to the plan if left out.")
     ] = None,
-    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
-    dask: Annotated[
-        str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
-    ] = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
     csv: Annotated[Path | None, Parameter(help="Write the table for a notebook.")] = None,
     parquet: Annotated[Path | None, Parameter(help="The same as Parquet.")] = None,
+    format: AnyFormat = "text",
     report: Page = None,
-    format: Annotated[Format, Parameter(help="How to print.")] = "text",
 ) -> int:
-    """Play every trace of a plan on every server with every flag, and keep the results.
+    """Play traces on a grid of servers and flags, over processes or machines.
 
-    What was played before with the same code is not played again: an interrupted sweep resumes, and
-    a plan that has grown plays only what is new. The results do not depend on the number of
-    processes or machines.
+    Results are kept: an interrupted sweep resumes, and a plan that has grown plays only what is
+    new. The results do not depend on the number of processes or machines.
 
     Example: cachesim sweep plan.toml --report sweep.html
     """

@@ -1,25 +1,16 @@
-"""`cachesim tune`: a workload's server with other settings, on all cores."""
+"""`cachesim why --tune`: a workload's server with other settings, on all cores."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.progress import Progress
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.inputs import (
-    UNSAID,
-    Chats,
-    Flags,
-    ServerFlags,
-    TextOrJson,
-    given,
-    requests_in,
-)
-from cachesim.cli.outputs import Page, page_at, print_report, write_page
+from cachesim.cli.inputs import given, requests_in
+from cachesim.cli.outputs import print_report, write_page
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.lab.logs.tuning import (
     Life,
@@ -41,29 +32,10 @@ from cachesim.report.tune import tune_report
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 
-def tune(
-    *files: Annotated[
-        str,
-        Parameter(
-            help="Logs of one server, in order, or its recorded requests (- for standard input); "
-            "or one scenario."
-        ),
-    ],
-    gguf: Annotated[
-        Path | None, Parameter(help="The model's file, for the bytes of its memory.")
-    ] = None,
-    format: TextOrJson = "text",
-    report: Page = None,
-    server: ServerFlags = UNSAID,
-    chats: Chats = False,
-    set: Flags = None,
+def tune_command(
+    files: Sequence[str], wanted: Wanted, gguf: Path | None, *, format: str, page: Output | None
 ) -> int:
-    """Play requests with other settings, and recommend those that process the fewest tokens.
-
-    Example: cachesim tune server.log
-    """
-    wanted = server.wanted(set, chats=chats)
-    page = page_at(report)
+    """Play requests with other settings, and recommend those that process the fewest tokens."""
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.lives)
     source = ", ".join(files)
@@ -79,7 +51,7 @@ def tune(
         "options": dict(life.options),
     } | summary(found, life)
     parts = tune_report(told)
-    write_page(page, "cachesim tune", parts)
+    write_page(page, "cachesim why --tune", parts)
     print_report(parts, told, format=format)
     return AS_EXPECTED
 
@@ -94,7 +66,7 @@ def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tune
             msg = f"{files[0]}: --model and --window are for logs; a scenario has its own model"
             raise InputError(msg)
         return of_scenario(scenario, wanted, sizes)
-    with given(files, example="cachesim tune server.log") as inputs:
+    with given(files, example="cachesim why --tune server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
             return of_dump(requests, wanted, sizes)

@@ -1,15 +1,12 @@
 """`cachesim run --watch`: one scenario, event by event."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from cachesim.cli.jobs import jobs_of
-from cachesim.cli.run import play, status
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Run
 from cachesim.report.consoles import results, show
 from cachesim.report.picture import after, moment
@@ -19,20 +16,14 @@ from cachesim.report.story import event_lines, scale_of_run, step_after, step_be
 HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit"
 
 
-def watch_command(
-    names: Sequence[str],
-    *,
-    profiles: Sequence[str] = (),
-    seed: int | None = None,
-    arithmetic: ArithmeticName = "float",
-) -> int:
+def watched_runs(played: Iterable[Run]) -> list[Run]:
     """Step through the events of runs; without a terminal everything is printed in one go."""
     screen = results()
     asks = screen.is_terminal and sys.stdin.isatty()
     if asks:
         show(screen, Text(HINT, style="quiet"))
     runs = []
-    for run in play(jobs_of(names, profiles, seed), arithmetic, verify=True, detail=True):
+    for run in played:
         runs.append(run)
         show(screen, Text(f"{run.scenario} on {run.profile}", style="name"))
         first = after(run, 0) if run.steps else None
@@ -40,7 +31,7 @@ def watch_command(
             show(screen, Text("\n".join(legend(first)), style="quiet"))
         if not _watch(run, screen, asks=asks):
             break
-    return status(runs)
+    return runs
 
 
 def _watch(run: Run, screen: Console, *, asks: bool) -> bool:

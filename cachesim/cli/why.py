@@ -1,7 +1,7 @@
 """`cachesim why`: a server's log, every miss explained, and what would have been otherwise."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,18 +10,10 @@ from cyclopts import Parameter
 from rich.progress import Progress
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.inputs import (
-    UNSAID,
-    Chats,
-    Flags,
-    Given,
-    ServerFlags,
-    TextOrJson,
-    given,
-    requests_in,
-)
-from cachesim.cli.outputs import Page, output_at, page_at, print_report, write, write_page
-from cachesim.cli.tune import swept
+from cachesim.cli.inputs import UNSAID, Chats, Given, ServerFlags, given, requests_in
+from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
+from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
+from cachesim.cli.tune import swept, tune_command
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -104,7 +96,7 @@ TOKENS_OF_ONE: Final = 25_000
 
 LONG_LOG: Final = (
     "A log of this length is played with other settings on request: name a release or a flag with "
-    "`--what-if`, or run `cachesim tune`."
+    "`--what-if`, or run `cachesim why --tune` on it."
 )
 
 SLOW: Final = 2_000
@@ -114,15 +106,18 @@ LOOKS_AGAIN: Final = 1.0
 """Seconds after which a log that is followed is looked at again."""
 
 
-def why(
-    *files: Annotated[str, Parameter(help="Logs of one server, in order; - for standard input.")],
-    follow: Annotated[
-        bool, Parameter(negative="", help="Wait for new lines, and explain them.")
+def why_command(
+    *files: Annotated[
+        str,
+        Parameter(
+            help="Logs of one server, in order, or its recorded requests; - for standard input. "
+            "With --tune also one scenario."
+        ),
+    ],
+    tune: Annotated[
+        bool, Parameter(negative="", help="Play the requests with other flags; print the best.")
     ] = False,
-    request: Annotated[
-        list[int] | None, Parameter(negative="", help="Only this request; may be repeated.")
-    ] = None,
-    worst: Annotated[int, Parameter(help="How many of the worst requests to explain.")] = 3,
+    gguf: Gguf = None,
     what_if: Annotated[
         list[str] | None,
         Parameter(
@@ -130,30 +125,52 @@ def why(
             help="Another profile (b11549+24143) or flag (ctx_checkpoints=64); may be repeated.",
         ),
     ] = None,
+    follow: Annotated[
+        bool, Parameter(negative="", help="Wait for new lines, and explain them.")
+    ] = False,
+    request: Annotated[
+        list[int] | None, Parameter(negative="", help="Only this request; may be repeated.")
+    ] = None,
+    worst: Annotated[int, Parameter(help="How many of the worst requests to explain.")] = 3,
     scenario: Annotated[
         Path | None, Parameter(help="Write the worst miss as a scenario, as short as possible.")
     ] = None,
     trace: Annotated[
-        Path | None, Parameter(help="Write the requests as a trace for `replay` and `sweep`.")
+        Path | None, Parameter(help="Write the requests as a trace for `compare` and `sweep`.")
     ] = None,
+    server: ServerFlags = UNSAID,
+    settings: Settings = None,
+    chats: Chats = False,
     format: TextOrJson = "text",
     report: Page = None,
-    server: ServerFlags = UNSAID,
-    chats: Chats = False,
-    set: Flags = None,
 ) -> int:
-    """Read a llama-server's log, explain every miss, and say what would have helped.
+    """Explain each miss in a server's log; --tune: find the flags that help most.
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    wanted = server.wanted(set, chats=chats)
+    wanted = server.wanted(settings, chats=chats)
     outputs = Outputs(
         scenario=output_at(scenario, "--scenario"),
         trace=output_at(trace, "--trace"),
         report=page_at(report),
     )
+    if tune:
+        _refuse(
+            "--tune",
+            {
+                "--follow": follow,
+                "--what-if": what_if,
+                "--request": request is not None,
+                "--scenario": scenario,
+                "--trace": trace,
+            },
+        )
+        return tune_command(files, wanted, gguf, format=format, page=outputs.report)
+    if gguf is not None:
+        msg = "--gguf gives --tune the bytes of a model; add --tune, or leave --gguf out"
+        raise InputError(msg)
     if follow:
-        _refuse_outputs(outputs)
+        _refuse("--follow", {"--scenario": scenario, "--trace": trace, "--report": report})
         return _follow_command(files, wanted)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
@@ -185,6 +202,14 @@ def why(
     return AS_EXPECTED
 
 
+def _refuse(flag: str, others: Mapping[str, object]) -> None:
+    """Raise InputError where an option is given that has no meaning beside `flag`."""
+    for other, value in others.items():
+        if value:
+            msg = f"{other} cannot be used with {flag}; leave one of the two out"
+            raise InputError(msg)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """The files that are asked for."""
@@ -192,14 +217,6 @@ class Outputs:
     scenario: Output | None
     trace: Output | None
     report: Output | None
-
-
-def _refuse_outputs(outputs: Outputs) -> None:
-    """Raise InputError where a file is asked for that `--follow` never writes."""
-    for each in (outputs.scenario, outputs.trace, outputs.report):
-        if each is not None:
-            msg = f"{each.flag}: --follow writes no file; leave one of the two out"
-            raise InputError(msg)
 
 
 def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:

@@ -230,7 +230,7 @@ class Family(Generic[R, S]):
     about, for an engine that plays replies token by token."""
     program: str = ""  # how it is started
     swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Flag -> values to try for a workload that reads too much; see `cachesim tune`."""
+    """Flag -> values to try for a workload that reads too much; see `cachesim why --tune`."""
     swept_factors: Mapping[str, int] = field(default_factory=dict)
     """Flag -> by what the user's own value is multiplied, to be tried too."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt

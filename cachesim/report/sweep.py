@@ -1,6 +1,6 @@
 """A report of servers on traces: reuse, tokens lost by cause, knees, releases, bytes held.
 
-A row is the plain data of one cell, as `cachesim replay` and `cachesim sweep` print it in JSON.
+A row is the plain data of one cell, as `cachesim compare` and `cachesim sweep` print it in JSON.
 """
 
 import csv

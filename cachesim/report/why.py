@@ -159,11 +159,11 @@ def _left_out(totals: Mapping[str, int]) -> Iterator[str]:
 
 
 def advice_of(tuned: Mapping[str, Any] | None) -> str:
-    """The recommendation of `cachesim tune`; empty without a choice of settings."""
+    """The recommendation of `cachesim why --tune`; empty without a choice of settings."""
     if tuned is None or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
         return ""
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
-    return f"Played with {len(tuned['tried'])} settings, as `cachesim tune` does. {words}"
+    return f"Played with {len(tuned['tried'])} settings, as `cachesim why --tune` does. {words}"
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:

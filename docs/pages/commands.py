@@ -5,9 +5,8 @@ import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 
-from cachesim.cli.app import COMMANDS
+from cachesim.cli.app import COMMANDS, real_functions
 from cachesim.cli.main import main
-from cachesim.cli.mounts import MOUNTED, real_functions
 from cachesim.lab.real import commands as real_commands
 
 INTRODUCTION = """\
@@ -36,8 +35,7 @@ def _sections() -> Iterator[str]:
     known = real_functions(real_commands)
     real = [("real", name) for name in ("gguf", *known)]
     for words in [
-        *((name,) for name in sorted((*COMMANDS, *MOUNTED, "bench"))),
-        ("real",),
+        *((name,) for name in COMMANDS),
         *real,
     ]:
         text = _help(words)

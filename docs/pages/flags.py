@@ -13,7 +13,7 @@ INTRODUCTION = """\
 
 What a scenario may write under `[engine.options]`, with the flag that the real server has for it;
 what a step may write under `options` stands below each. Names are upstream's, with `_` for `-`.
-`cachesim show ENGINE --flags` prints the same, `cachesim show ENGINE@RELEASE --flags` what one
+`cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE --flags` what one
 release has. An option that a release does not have is refused, and so is a value out of range.
 """
 

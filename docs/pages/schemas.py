@@ -11,8 +11,8 @@ SCENARIO = """\
 # Keys of a scenario
 
 A scenario is a TOML file. Unknown keys are errors, and all errors of a file are reported at once,
-each with its path. `cachesim new` prints a commented file to start from; `cachesim schema` prints
-the JSON Schema that editors understand.
+each with its path. `cachesim new` prints a commented file to start from; `cachesim list schema`
+prints the JSON Schema that editors understand.
 
 A prompt is written in *spans*: named runs of tokens, drawn from the seed. `S u1` is one span
 after the other, `S[:50]` the first fifty tokens of one, `A.reply` what step `A` generated. A list
@@ -24,7 +24,7 @@ OUTPUT = """\
 
 `cachesim run FILE... --format json` prints one object. `cached`, `processed`, `checkpoints` and
 `prompt_cache` are what the real server has after that step. Keys may be added, never renamed.
-`cachesim schema output` prints the JSON Schema.
+`cachesim list schema output` prints the JSON Schema.
 """
 
 

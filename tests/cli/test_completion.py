@@ -23,9 +23,9 @@ THREE = "llama.cpp-three-requests"
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        ("expl", "explain"),
-        (f"explain {THREE}-d", f"{THREE}-dense"),
-        (f"diff b9538 b11549 {THREE}-w", f"{THREE}-window"),
+        ("comp", "compare"),
+        (f"list {THREE}-d", f"{THREE}-dense"),
+        (f"compare {THREE}-w", f"{THREE}-window"),
         (f"run mine.toml {THREE}-w", f"{THREE}-window"),
         (f"new --from {THREE}-w", f"{THREE}-window"),
         ("run --arithmetic ri", "ring"),

@@ -61,9 +61,9 @@ def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:
 def test_a_shipped_scenario_is_shown_as_toml_that_is_the_same_again(capsys: Capture) -> None:
     file = next(path for path in shipped_files() if path.stem == STALE)
 
-    assert main(["show", STALE]) == 0
+    assert main(["list", STALE]) == 0
     shown = capsys.readouterr().out
-    assert main(["show", STALE, "--raw"]) == 0
+    assert main(["list", STALE, "--raw"]) == 0
     raw = capsys.readouterr().out
 
     assert file.read_text() == raw
@@ -71,7 +71,7 @@ def test_a_shipped_scenario_is_shown_as_toml_that_is_the_same_again(capsys: Capt
 
 
 def test_raw_is_for_scenarios(capsys: Capture) -> None:
-    assert main(["show", "hybrid", "--raw"]) == 2
+    assert main(["list", "hybrid", "--raw"]) == 2
     assert "--raw prints the file of one" in capsys.readouterr().err
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from cachesim.cli import run as run_module
-from cachesim.cli.app import COMMANDS
+from cachesim.cli.app import COMMANDS, FORMER, functions
 from cachesim.cli.main import main
-from cachesim.cli.mounts import MOUNTED
 from cachesim.errors import ContractError
 from cachesim.play import output_schema
 from cachesim.scenario import load
@@ -212,10 +211,10 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
     assert "the first decision that differs is in step C:" in out
     assert "the parked 703 tokens are loaded into slot 0; the entry leaves the prompt cache" in out
     assert "the parked 703 tokens are loaded into slot 0; the entry stays in the prompt" in out
-    assert main(["diff", "b9538", "b11549", DENSE, "--arithmetic", "ring"]) == 0
+    assert main(["compare", DENSE, "-p", "b9538", "-p", "b11549", "--arithmetic", "ring"]) == 0
 
 
-@pytest.mark.parametrize("command", sorted([*COMMANDS, *MOUNTED]))
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"real"}))
 def test_every_command_has_help_that_ends_with_an_example(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0
     assert "Example: cachesim" in spoken(capsys)[0]
@@ -228,7 +227,7 @@ def test_every_list_has_a_line_for_each_thing(kind: str, capsys: Capture) -> Non
 
 
 def test_the_program_itself_ends_quietly_when_its_reader_goes() -> None:
-    command = f"{sys.executable} -m cachesim schema | head -1"
+    command = f"{sys.executable} -m cachesim list schema | head -1"
 
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT
@@ -240,7 +239,7 @@ def test_the_program_itself_ends_quietly_when_its_reader_goes() -> None:
 
 def test_diff_ends_with_what_differs(capsys: Capture) -> None:
     words = ["llama.cpp-three-requests", "--arithmetic", "ring"]
-    assert 1 == main(["diff", "b9538", "b9538+erase-equal", *words])
+    assert 1 == main(["compare", "-p", "b9538", "-p", "b9538+erase-equal", *words])
     table = spoken(capsys)[0].partition("what differs:")[2]
     rows = [" ".join(line.split()) for line in table.splitlines()]
 
@@ -251,12 +250,12 @@ def test_diff_ends_with_what_differs(capsys: Capture) -> None:
 
 
 def test_diff_says_that_only_what_is_kept_differs(capsys: Capture) -> None:
-    assert 1 == main(["diff", "b9538", "b11549", *["llama.cpp-three-requests"]])
+    assert 1 == main(["compare", "-p", "b9538", "-p", "b11549", *["llama.cpp-three-requests"]])
     assert "only what is kept; every request is answered alike" in spoken(capsys)[0]
 
 
 def test_a_story_keeps_one_scale_and_folds_what_every_request_brings(capsys: Capture) -> None:
-    main(["explain", "llama.cpp-three-requests", "-p", "b11549", "--arithmetic", "ring"])
+    main(["run", "--explain", "llama.cpp-three-requests", "-p", "b11549", "--arithmetic", "ring"])
     out = spoken(capsys)[0]
 
     assert 1 == len(set(re.findall(r" x(\d+)$", out, re.MULTILINE)))
@@ -267,19 +266,58 @@ def test_a_story_keeps_one_scale_and_folds_what_every_request_brings(capsys: Cap
     assert "prompt       Frrrrrrrrr" in out
 
 
-def test_an_installed_program_says_where_benchmarks_are(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cachesim.cli.mounts._benchmarks_folder", lambda: None)
-
-    assert main(["bench", "memory"]) == 2
-    assert "they are run in a source tree" in spoken(capsys)[1]
-    assert main(["--help"]) == 0
-    assert "bench " not in spoken(capsys)[0]
+LOG = "docs/examples/hybrid.log"
 
 
 @pytest.mark.parametrize(
-    "words", [["hunt", "llama.cpp@b11549"], ["check", "llama.cpp@b11549"]], ids=lambda each: each[0]
+    ("former", "now"),
+    [
+        (f"explain {STALE} -p b9538 --step C", f"run {STALE} -p b9538 --explain --step C"),
+        (f"tune {LOG} --format json", f"why --tune {LOG} --format json"),
+        ("hunt llama.cpp", "check llama.cpp --prove"),
+        ("replay made:9 -p vllm@0.33.0", "compare made:9 -p vllm@0.33.0"),
+        (f"show {STALE} --raw", f"list {STALE} --raw"),
+        ("schema output", "list schema output"),
+        ("schema", "list schema"),
+        (
+            f"diff b9538 b9538+erase-equal {STALE} --set-one ctx_checkpoints=0 --arithmetic ring",
+            f"compare {STALE} -p b9538,ctx_checkpoints=0 -p b9538+erase-equal",
+        ),
+    ],
+    ids=lambda line: line.split()[0],
+)
+def test_a_former_command_names_the_present_one_and_works_as_before(
+    former: str, now: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    was = main(former.split()), *spoken(capsys)
+    present = main(now.split()), *spoken(capsys)
+
+    assert present[:2] == was[:2]
+    notice, _, rest = was[2].partition("\n")
+    name = former.split(maxsplit=1)[0]
+    assert f"cachesim: `cachesim {name}` is now `cachesim {now.split(maxsplit=1)[0]}" in notice
+    assert present[2] == rest
+
+
+def test_a_list_of_all_commands_names_eleven_and_no_former_one(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    listed = re.findall(r"^│ (\w+) ", spoken(capsys)[0], re.MULTILINE)
+
+    assert [*COMMANDS] == listed
+    assert 11 == len(listed)
+    assert not {*FORMER, "diff", "completion"} & {*listed}
+
+
+def test_the_list_of_all_commands_prints_the_first_line_of_each_help() -> None:
+    for name, command in functions():
+        assert (command.__doc__ or "").splitlines()[0] == COMMANDS[name][1], name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["check", "--prove", "llama.cpp@b11549"], ["check", "llama.cpp@b11549"]],
+    ids=lambda each: each[0],
 )
 def test_a_search_whose_findings_cannot_be_kept_does_not_begin(
     words: list[str], capsys: Capture, tmp_path: Path

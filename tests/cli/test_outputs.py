@@ -25,13 +25,13 @@ NEVER_REPLACED = [
 ]
 REPLACED = [
     ("run", STALE, "--arithmetic", "ring", "--report"),
-    ("explain", STALE, "--arithmetic", "ring", "-p", "b9538", "--report"),
+    ("run", "--explain", STALE, "--arithmetic", "ring", "-p", "b9538", "--report"),
     ("why", LOG, "--report"),
     ("why", RECORDED, "--report"),
     ("compare", STALE, "--plot"),
     ("compare", STALE, "--report"),
-    ("diff", "b9538", "b11549", STALE, "--arithmetic", "ring", "--report"),
-    ("replay", "made:9", "-p", "vllm@0.33.0", "--model", "dense", "--report"),
+    ("compare", STALE, "-p", "b9538", "-p", "b11549", "--arithmetic", "ring", "--report"),
+    ("compare", "made:9", "-p", "vllm@0.33.0", "--model", "dense", "--report"),
 ]
 
 
@@ -160,5 +160,5 @@ def test_a_log_that_is_followed_writes_no_file(tmp_path: Path, capsys: Capture) 
     file = tmp_path / "page.html"
 
     assert 2 == main(["why", LOG, "--follow", "--report", str(file)])
-    assert "--follow writes no file" in " ".join(capsys.readouterr().err.split())
+    assert "--report cannot be used with --follow" in " ".join(capsys.readouterr().err.split())
     assert not file.exists()

@@ -34,7 +34,7 @@ def shell(command: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["show", STALE], ["list", "presets"]])
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", STALE], ["list", "presets"]])
 def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(words=words)],
@@ -48,8 +48,8 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
     ("words", "engines"),
     [
         (["list"], set()),
-        (["show", "llama.cpp"], {"llamacpp"}),
-        (["show", "vllm@0.24.0"], {"vllm"}),
+        (["list", "llama.cpp"], {"llamacpp"}),
+        (["list", "vllm@0.24.0"], {"vllm"}),
         (["run", STALE, "--no-verify"], {"llamacpp"}),
     ],
 )

@@ -36,7 +36,7 @@ PAGES: Final = [
 ]
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SECTION: Final = re.compile(r"^## cachesim ([\w. -]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PLAYS: Final = {"run", "explain", "diff"}
+PLAYS: Final = {"run"}
 """Commands that take an arithmetic."""
 IN_ORDER: Final = "docs/quickstart.md"
 """The page whose commands use the files of those before them."""

@@ -9,9 +9,7 @@ from tests.end_to_end.documented import examples
 
 
 def test_every_kind_of_command_is_among_them() -> None:
-    assert {"run", "explain", "diff", "list", "show", "new", "learn", "check"} <= {
-        words[0] for words in commands()
-    }
+    assert {"run", "list", "new", "learn", "check", "compare"} <= {words[0] for words in commands()}
     assert 9 <= len(list(examples()))
 
 

@@ -3,10 +3,10 @@
 documented   the README, the guides, the lessons, the help texts: they run
 proofs       `prove it`: the real engine is as wrong as the simulator says, on the step that says so
 searches     what `check` and `new` print behind a finding and in a file: it runs
-hunts        reports of `hunt`, and reports of shipped scenarios: real servers, started by the
-             printed lines, answer the last request in another way than the cold server
-flags        advice of `why` and `tune`, and the flags of every release: accepted by the release's
-             own parser
+hunts        reports of `check --prove`, and reports of shipped scenarios: real servers, started by
+             the printed lines, answer the last request in another way than the cold server
+flags        advice of `why`, with and without `--tune`, and the flags of every release: accepted by
+             the release's own parser
 """
 
 import json
@@ -166,7 +166,7 @@ def run_searches() -> Result:
         text = (folder / "mine.toml").read_text(encoding="utf-8")
         run_all(result, re.findall(r"^#.*?(cachesim .*?)(?:;.*)?$", text, re.MULTILINE), folder)
     with folder_of(result, "message") as folder:
-        for words in ("run nosuch", "show nosuch", "list nosuch", "learn --check", "why", "run"):
+        for words in ("run nosuch", "list nosuch", "learn --check", "why", "run"):
             said = by_a_shell(f"cachesim {words}", folder, COLUMNS=WIDE).stderr
             lines = [
                 *re.findall(r"`(cachesim [^`]+)`", said),
@@ -220,7 +220,7 @@ def run_hunt(release: str, seed: int) -> Result:
     """A short hunt, and each of its reports as a reader pastes it."""
     result = Result()
     with folder_of(result, "hunt") as folder:
-        line = f"cachesim hunt llama.cpp@{release} --minutes 0.7 --seed {seed} --emit ."
+        line = f"cachesim check llama.cpp@{release} --prove --minutes 0.7 --seed {seed} --emit ."
         done = by_a_shell(line, folder, COLUMNS=WIDE)
         title = rf"^ *llama.cpp@{release}: [\d,]+ workloads?, [\d,]+ requests?, [\d,]+ seconds?$"
         counted = re.search(title, done.stdout, re.MULTILINE)
@@ -287,12 +287,12 @@ def likelihoods(answer: dict[str, Any]) -> list[dict[int, float]]:
 
 
 def run_advice() -> Result:
-    """What `why` and `tune` advise for the logs of the guides; the newest server accepts it."""
+    """Advice of `why` on the logs of the guides: the newest server accepts every flag."""
     result = Result()
     with folder_of(result, "advice") as folder:
         guide_folder(folder, "")
         found: dict[str, str] = {}
-        for command in ("why", "tune"):
+        for command in ("why", "why --tune"):
             for log in ("server.log", "docs/examples/recorded.jsonl"):
                 line = f"cachesim {command} {log}"
                 done = by_a_shell(line, folder, COLUMNS=WIDE)

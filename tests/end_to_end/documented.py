@@ -12,10 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cachesim.cli.app import COMMANDS
-from cachesim.cli.check import check
-from cachesim.cli.hunt import hunt_command
-from cachesim.cli.mounts import real_functions
+from cachesim.cli.app import functions, real_functions
 from cachesim.lab.real import commands as real
 from tests.end_to_end.program import PROGRAM
 
@@ -36,12 +33,12 @@ REDUCED: Final = (
     (r"(real (?:llama\.cpp|mlx-lm|vllm|sglang))$", r"\1 --workloads 2"),
     (r"(--agents|--arrivals)$", r"\1 --workloads 1"),
     (r"(real (?:vllm|sglang) --(?:settings|runner).*)$", r"\1 --workloads 3"),
-    (r"(hunt .*--minutes) \d+", r"\1 0.1"),
-    (r"(hunt \S+)$", r"\1 --minutes 0.1"),
+    (r"(--prove .*--minutes) \d+", r"\1 0.1"),
+    (r"(check \S+ --prove)$", r"\1 --minutes 0.1"),
     (r"(check .*--examples) \d+", r"\1 5"),
-    (r"(check (?!.*--examples)\S+@.*)$", r"\1 --examples 5"),
+    (r"(check (?!.*--(?:examples|prove))\S+@.*)$", r"\1 --examples 5"),
     (r"--require \w+", ""),
-    (r"^(cachesim (?:run|explain|diff) (?!.*--arithmetic).* ?.*)$", r"\1 --arithmetic ring"),
+    (r"^(cachesim run (?!.*--arithmetic).* ?.*)$", r"\1 --arithmetic ring"),
     (r" > docs/", " > "),
 )
 """Long commands in a short form: fewer workloads, fewer examples, exact arithmetic."""
@@ -51,7 +48,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"--fit ": "searches for minutes; tests/real/test_fit.py",
     r"--end-to-end": "installs 3.5 GB",
     r"^cachesim record ": "passes requests on until it is ended; tests.real_recorder",
-    r"^cachesim bench ": "measures time; python -m benchmarks",
     r"my-change": "stands for the reader's own patch",
     r"--traces FOLDER": "needs the published trace",
     r"plan\.toml": "needs the reader's own plan",
@@ -87,7 +83,8 @@ def documented() -> Iterator[str]:
 
 def examples() -> Iterator[str]:
     """The example of every help text."""
-    for command in (*COMMANDS.values(), check, hunt_command, *real_functions(real).values()):
+    commands = dict(functions()) | real_functions(real)
+    for command in commands.values():
         yield from re.findall(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
 
 
@@ -99,7 +96,7 @@ def left_out(line: str) -> str:
 def runnable(line: str) -> str:
     """The line as it is run: a command's bare name asks for its help."""
     words = line.split()
-    if len(words) == 2 and words[1] not in {"list", "schema", "new"}:
+    if len(words) == 2 and words[1] not in {"list", "new"}:
         return f"{line} --help"
     for pattern, other in (*PLACEHOLDERS, *REDUCED):
         line = re.sub(pattern, other, line)

@@ -105,22 +105,22 @@ def of_headers(seed: int) -> Result:
             _tuned(place, written(keys), number)
             for file, data in damaged(written(keys), rng):
                 place.put(file, data)
-                words = ["tune", "server.log", "--gguf", file]
+                words = ["why", "--tune", "server.log", "--gguf", file]
                 place.try_(Case(words=words, form="--gguf", statuses=DAMAGED))
     with bench("header", result) as place:
         place.put("server.log", log)
         for depth in (1, 50, 5_000):
             place.put("nested.gguf", nested(depth))
-            words = ["tune", "server.log", "--gguf", "nested.gguf"]
+            words = ["why", "--tune", "server.log", "--gguf", "nested.gguf"]
             place.try_(Case(words=words, form="--gguf", statuses=frozenset({2})))
-        words = ["tune", "server.log", "--gguf", "missing.gguf"]
+        words = ["why", "--tune", "server.log", "--gguf", "missing.gguf"]
         place.try_(Case(words=words, form="--gguf", statuses=frozenset({2})))
     return result
 
 
 def _tuned(place: Bench, data: bytes, number: int) -> None:
     place.put(FILE, data)
-    words = ["tune", "server.log", "--gguf", FILE]
+    words = ["why", "--tune", "server.log", "--gguf", FILE]
     match number % 3:
         case 0:
             place.try_(Case(words=words, form="--gguf"))

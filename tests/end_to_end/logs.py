@@ -1,4 +1,4 @@
-"""Logs of real llama.cpp servers: `why`, `tune`, `bisect`, and what they write, run again.
+"""Logs of real llama.cpp servers: `why`, `bisect`, `compare`, and what they write, run again.
 
 `why --format json` reads every log together with others; so many of them are read alone, by command
 lines that take turns, so that each of these meets each release, verbosity and kind of life.
@@ -128,7 +128,7 @@ def _trace(place: Bench, life: Life) -> None:
     ran = place.try_(Case(words=words, form="--trace", writes=("t.jsonl",), statuses=DAMAGED))
     if ran.status != 0:
         return
-    replay = ["replay", "t.jsonl", "--profile", f"llama.cpp@{life.release}", "--model", "dense"]
+    replay = ["compare", "t.jsonl", "--profile", f"llama.cpp@{life.release}", "--model", "dense"]
     for form in ("text", "json", "jsonl"):
         place.try_(Case(words=[*replay, "--format", form], form=form, statuses=PLAYED))
 
@@ -153,12 +153,12 @@ def _scenario_elsewhere(place: Bench, _life: Life) -> None:
     if ran.status != 0:
         return
     quick = ["--arithmetic", "ring"]
-    place.try_(Case(words=["explain", "s.toml", *quick], statuses=PLAYED))
-    page = ["explain", "s.toml", *quick, "--report", "explained.html"]
+    place.try_(Case(words=["run", "--explain", "s.toml", *quick], statuses=PLAYED))
+    page = ["run", "--explain", "s.toml", *quick, "--report", "explained.html"]
     place.try_(Case(words=page, form="--report", writes=("explained.html",), statuses=PLAYED))
     (own,) = tomllib.loads((place.folder / "s.toml").read_text())["engine"]["profiles"]
     newest = "b11549" if own != "b11549" else "b11063"
-    place.try_(Case(words=["diff", own, newest, "s.toml", *quick], statuses=PLAYED))
+    place.try_(Case(words=["compare", "s.toml", "-p", own, "-p", newest, *quick], statuses=PLAYED))
 
 
 def _scenario_compared(place: Bench, _life: Life) -> None:
@@ -170,7 +170,7 @@ def _scenario_compared(place: Bench, _life: Life) -> None:
     place.try_(Case(words=["compare", "s.toml", "--format", "json"], form="json", statuses=PLAYED))
     plot = ["compare", "s.toml", "--rows", "policies", "--plot", "c.svg"]
     place.try_(Case(words=plot, form="--plot", writes=("c.svg",), statuses=PLAYED))
-    place.try_(Case(words=["tune", "s.toml", "--format", "json"], form="json"))
+    place.try_(Case(words=["why", "--tune", "s.toml", "--format", "json"], form="json"))
 
 
 def _what_if(place: Bench, _life: Life) -> None:
@@ -228,7 +228,7 @@ def _excerpt(place: Bench, life: Life) -> None:
     for form in ("text", "json"):
         words = ["why", "excerpt.log", "--format", form]
         place.try_(Case(words=words, form=form, statuses=DAMAGED))
-    place.try_(Case(words=["tune", "excerpt.log"], statuses=DAMAGED))
+    place.try_(Case(words=["why", "--tune", "excerpt.log"], statuses=DAMAGED))
 
 
 def _damaged(place: Bench, life: Life) -> None:
@@ -264,15 +264,17 @@ def _wrapped(place: Bench, life: Life) -> None:
 
 
 def _tune(place: Bench, _life: Life) -> None:
-    place.try_(Case(words=["tune", LOG], statuses=DAMAGED))
+    place.try_(Case(words=["why", "--tune", LOG], statuses=DAMAGED))
 
 
 def _tune_json(place: Bench, _life: Life) -> None:
-    place.try_(Case(words=["tune", LOG, "--format", "json"], form="json", statuses=DAMAGED))
+    place.try_(
+        Case(words=["why", "--tune", LOG, "--format", "json"], form="json", statuses=DAMAGED)
+    )
 
 
 def _tune_page(place: Bench, _life: Life) -> None:
-    words = ["tune", LOG, "--report", "tune.html"]
+    words = ["why", "--tune", LOG, "--report", "tune.html"]
     place.try_(Case(words=words, form="--report", writes=("tune.html",), statuses=DAMAGED))
 
 

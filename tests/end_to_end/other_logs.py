@@ -233,7 +233,7 @@ def read(place: Bench, log: bytes, answers: tuple[Answer, ...], number: int) -> 
             page = ["why", LOG, "--report", "why.html"]
             place.try_(Case(words=page, form="--report", writes=("why.html",)))
         case 1:
-            place.try_(Case(words=["tune", LOG], statuses=DAMAGED))
+            place.try_(Case(words=["why", "--tune", LOG], statuses=DAMAGED))
         case 2:
             trace = ["why", LOG, "--trace", "t.jsonl"]
             place.try_(Case(words=trace, form="--trace", writes=("t.jsonl",), statuses=DAMAGED))

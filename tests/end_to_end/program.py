@@ -30,7 +30,7 @@ MEMORY: Final = 4 << 30
 """Bytes of address space that one command line may take."""
 
 
-COMMANDS: Final = ("app", "bisect", "compare", "diff", "explain", "record", "run", "tune", "why")
+COMMANDS: Final = ("app", "bisect", "compare", "record", "run", "why")
 """Modules whose import takes longest."""
 
 

@@ -217,7 +217,7 @@ def _trace(place: Bench) -> None:
     words = ["why", FILE, "--trace", "t.jsonl"]
     ran = place.try_(Case(words=words, form="--trace", writes=("t.jsonl",), statuses=DAMAGED))
     if ran.status == 0:
-        replay = ["replay", "t.jsonl", "-p", "vllm@0.33.0", "--model", "dense"]
+        replay = ["compare", "t.jsonl", "-p", "vllm@0.33.0", "--model", "dense"]
         place.try_(Case(words=replay, statuses=PLAYED))
         place.try_(Case(words=[*replay, "--format", "json"], form="json", statuses=PLAYED))
 
@@ -243,15 +243,17 @@ def _stdin(place: Bench) -> None:
 
 
 def _tune(place: Bench) -> None:
-    place.try_(Case(words=["tune", FILE], statuses=DAMAGED))
+    place.try_(Case(words=["why", "--tune", FILE], statuses=DAMAGED))
 
 
 def _tune_json(place: Bench) -> None:
-    place.try_(Case(words=["tune", FILE, "--format", "json"], form="json", statuses=DAMAGED))
+    place.try_(
+        Case(words=["why", "--tune", FILE, "--format", "json"], form="json", statuses=DAMAGED)
+    )
 
 
 def _tune_page(place: Bench) -> None:
-    words = ["tune", FILE, "--report", "tune.html"]
+    words = ["why", "--tune", FILE, "--report", "tune.html"]
     place.try_(Case(words=words, form="--report", writes=("tune.html",), statuses=DAMAGED))
 
 

@@ -79,16 +79,16 @@ def _adds_up(ran: Ran) -> Iterator[str]:
 
 
 def _look(place: Bench, name: str, number: int) -> None:
-    place.try_(Case(words=["show", name]))
-    raw = place.try_(Case(words=["show", name, "--raw"], form="--raw"))
+    place.try_(Case(words=["list", name]))
+    raw = place.try_(Case(words=["list", name, "--raw"], form="--raw"))
     place.put("mine.toml", raw.out.encode())
     place.try_(Case(words=["run", "mine.toml", *QUICK], statuses=PLAYED))
     place.try_(Case(words=["run", "-", *QUICK], form="stdin", stdin=raw.out.encode(),
                     statuses=PLAYED))  # fmt: skip
     match number % 3:
         case 0:
-            place.try_(Case(words=["explain", name, *QUICK], statuses=PLAYED))
-            page = ["explain", name, *QUICK, "--report", "e.html"]
+            place.try_(Case(words=["run", "--explain", name, *QUICK], statuses=PLAYED))
+            page = ["run", "--explain", name, *QUICK, "--report", "e.html"]
             place.try_(Case(words=page, form="--report", writes=("e.html",), statuses=PLAYED))
         case 1:
             place.try_(Case(words=["compare", name], statuses=PLAYED))
@@ -98,12 +98,14 @@ def _look(place: Bench, name: str, number: int) -> None:
             place.try_(Case(words=words, form="--plot", writes=("c.svg",), statuses=PLAYED))
         case _:
             place.try_(Case(words=["bisect", name], statuses=ANY))
-            place.try_(Case(words=["tune", name], statuses=ANY))
-            place.try_(Case(words=["tune", name, "--format", "json"], form="json", statuses=ANY))
+            place.try_(Case(words=["why", "--tune", name], statuses=ANY))
+            place.try_(
+                Case(words=["why", "--tune", name, "--format", "json"], form="json", statuses=ANY)
+            )
 
 
 def _search(place: Bench, engine: str) -> None:
-    """`check` and `diff` on the engine's newest releases."""
+    """`check` on the engine's newest releases."""
     listed = place.try_(Case(words=["list", "releases", "--format", "json"], form="json"))
     names = [each["name"] for each in _rows(listed) if str(each["name"]).startswith(f"{engine}@")]
     for profile in names[-1:]:
@@ -111,8 +113,8 @@ def _search(place: Bench, engine: str) -> None:
         place.try_(Case(words=words, statuses=PLAYED))
         emit = [*words, "--emit", "found"]
         place.try_(Case(words=emit, form="--emit", statuses=PLAYED))
-        place.try_(Case(words=["show", profile]))
-        place.try_(Case(words=["show", profile, "--flags"], form="--flags"))
+        place.try_(Case(words=["list", profile]))
+        place.try_(Case(words=["list", profile, "--flags"], form="--flags"))
 
 
 def _rows(ran: Ran) -> Sequence[dict[str, str]]:
@@ -123,7 +125,7 @@ def _rows(ran: Ran) -> Sequence[dict[str, str]]:
 
 
 def of_lists() -> Result:
-    """`list`, `show`, `schema`, `completion`, `new`, `learn` in all their forms."""
+    """`list`, `completion`, `new`, `learn` in all their forms."""
     result = Result()
     with bench("no input", result) as place:
         for what in ("scenarios", "engines", "releases", "patches", "presets"):
@@ -132,9 +134,9 @@ def of_lists() -> Result:
         words = ["list", "scenarios", "--symptom", "every turn reprocesses the whole prompt"]
         place.try_(Case(words=words, form="--symptom"))
         for name in ("hybrid", "dense", "llama.cpp", "vllm", "llama.cpp@b11549"):
-            place.try_(Case(words=["show", name]))
+            place.try_(Case(words=["list", name]))
         for what in ("scenario", "output", "why", "requests"):
-            place.try_(Case(words=["schema", what], form="json"))
+            place.try_(Case(words=["list", "schema", what], form="json"))
         for shell in ("bash", "zsh", "fish"):
             place.try_(Case(words=["completion", shell], form=shell))
         place.try_(Case(words=["new"]))
@@ -168,7 +170,7 @@ def of_damaged(seed: int) -> Result:
             place.try_(Case(words=words, form=form, statuses=ANY))
             page = ["run", "s.toml", *QUICK, "--timeout", "20", "--report", "r.html"]
             place.try_(Case(words=page, form="--report", writes=("r.html",), statuses=ANY))
-            place.try_(Case(words=["explain", "s.toml", *QUICK], statuses=ANY))
+            place.try_(Case(words=["run", "--explain", "s.toml", *QUICK], statuses=ANY))
             place.try_(Case(words=["compare", "s.toml"], statuses=ANY))
     return result
 
@@ -179,12 +181,16 @@ def of_words() -> Result:
     with bench("wrong words", result) as place:
         for line in (
             "nonsense", "run missing.toml", "run nonsense", "why", "why missing.log",
-            "why --worst x a.log", "tune missing.log", "show nonsense", "list nonsense",
-            "schema nonsense", "completion nonsense", "diff b9538 nonsense llama.cpp-24143-hybrid",
-            "explain nonsense", "bisect nonsense", "compare nonsense", "check nonsense",
-            "check llama.cpp@b11549 --model nonsense", "hunt nonsense", "hunt llama.cpp",
-            "replay missing.jsonl -p vllm@0.33.0", "replay made:0 -p vllm@0.33.0",
-            "replay made:5 -p nonsense", "sweep missing.toml", "learn 99", "new --from nonsense",
+            "why --worst x a.log", "why --tune missing.log", "list nonsense",
+            "list schema nonsense", "completion nonsense", "tune missing.log", "show nonsense",
+            "schema nonsense", "hunt nonsense", "replay made:0 -p vllm@0.33.0", "explain nonsense",
+            "diff b9538 nonsense llama.cpp-24143-hybrid",
+            "compare llama.cpp-24143-hybrid -p b9538 -p nonsense",
+            "run --explain nonsense", "bisect nonsense", "compare nonsense", "check nonsense",
+            "check llama.cpp@b11549 --model nonsense", "check --prove nonsense",
+            "check --prove llama.cpp",
+            "compare missing.jsonl -p vllm@0.33.0", "compare made:0 -p vllm@0.33.0",
+            "compare made:5 -p nonsense", "sweep missing.toml", "learn 99", "new --from nonsense",
             "record --upstream nonsense://x", "record --upstream http://127.0.0.1:1 --listen x",
             "real nonsense", "real llama.cpp --release b1", "real vllm --release 9",
             "real mlx-lm --release 9", "real sglang --release 9", "real gguf nonsense -o x.gguf",

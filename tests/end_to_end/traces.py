@@ -124,14 +124,14 @@ def of_form(name: str, seed: int) -> Result:
 
 def _replayed(place: Bench, data: bytes, lines: list[Line], profile: str) -> None:
     place.put("trace.jsonl", data)
-    words = ["replay", "trace.jsonl", "-p", profile, "-p", "vllm@0.33.0", "--model", "dense"]
+    words = ["compare", "trace.jsonl", "-p", profile, "-p", "vllm@0.33.0", "--model", "dense"]
     for form in FORMS:
         law = _counts_all(lines) if form == "json" else None
         asked = [*words, "--format", form]
         place.try_(Case(words=asked, form=form, statuses=PLAYED, extra=law))
-    verify = ["replay", "trace.jsonl", "-p", profile, "--verify", "2", "--first", "9"]
+    verify = ["compare", "trace.jsonl", "-p", profile, "--verify", "2", "--first", "9"]
     place.try_(Case(words=verify, form="--verify", statuses=PLAYED))
-    turn = ["replay", "trace.jsonl", "-p", profile, "--turn", "100", "--remember", "50"]
+    turn = ["compare", "trace.jsonl", "-p", profile, "--turn", "100", "--remember", "50"]
     place.try_(Case(words=turn, form="--turn", statuses=PLAYED))
 
 
@@ -162,10 +162,10 @@ def _from_elsewhere(place: Bench, data: bytes, number: int) -> None:
     """From a pipe, and compressed."""
     profile = ["-p", PROFILES[(number + 3) % len(PROFILES)], "--model", "dense"]
     json_too = ["--format", "json"]
-    place.try_(Case(words=["replay", "-", *profile, *json_too], form="json", stdin=data,
+    place.try_(Case(words=["compare", "-", *profile, *json_too], form="json", stdin=data,
                     statuses=PLAYED))  # fmt: skip
     place.put("trace.jsonl.gz", gzip.compress(data))
-    words = ["replay", "trace.jsonl.gz", *profile]
+    words = ["compare", "trace.jsonl.gz", *profile]
     place.try_(Case(words=words, statuses=PLAYED))
     place.try_(Case(words=[*words, *json_too], form="json", statuses=PLAYED))
 
@@ -178,7 +178,7 @@ def _damaged(place: Bench, data: bytes, rng: Random) -> None:
     place.put("cut.jsonl.gz", gzip.compress(data)[: -rng.randint(1, 40)])
     for name in ("damaged.jsonl", "cut.jsonl", "cut.jsonl.gz"):
         for form in ("text", "json"):
-            words = ["replay", name, "-p", "llama.cpp@b11549", "--format", form]
+            words = ["compare", name, "-p", "llama.cpp@b11549", "--format", form]
             place.try_(Case(words=words, form=form, statuses=DAMAGED))
 
 
@@ -213,7 +213,7 @@ def of_made() -> Result:
     for profile in PROFILES:
         with bench("trace made", result) as place:
             for form in FORMS:
-                words = ["replay", "made:60:3", "-p", profile, "--format", form]
+                words = ["compare", "made:60:3", "-p", profile, "--format", form]
                 law = _counts_all([{}]) if form == "json" else None
                 place.try_(Case(words=words, form=form, statuses=PLAYED, extra=law))
     return result

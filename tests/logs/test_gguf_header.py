@@ -96,10 +96,10 @@ def test_tune_ends_with_status_2(data: bytes, tmp_path: Path, capsys: Capture) -
     file = tmp_path / "model.gguf"
     file.write_bytes(data)
 
-    assert 2 == main(["tune", LOG, "--gguf", str(file)])
+    assert 2 == main(["why", "--tune", LOG, "--gguf", str(file)])
     assert f"--gguf {file}" in " ".join(capsys.readouterr().err.split()).replace("\n", "")
 
 
 def test_a_model_that_is_not_there_is_named(capsys: Capture) -> None:
-    assert 2 == main(["tune", LOG, "--gguf", "no.gguf"])
+    assert 2 == main(["why", "--tune", LOG, "--gguf", "no.gguf"])
     assert "--gguf no.gguf: cannot be read: No such file" in capsys.readouterr().err

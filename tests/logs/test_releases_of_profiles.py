@@ -23,5 +23,5 @@ def test_the_release_is_told_from_its_patches(profile: str, release: str) -> Non
 def test_a_scenario_is_tuned_on_a_release_without_a_patch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert 0 == main(["tune", "llama.cpp-16382-no-checkpoints"])
+    assert 0 == main(["why", "--tune", "llama.cpp-16382-no-checkpoints"])
     assert "2 requests played" in capsys.readouterr().out

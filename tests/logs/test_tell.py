@@ -130,13 +130,13 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
     why = json.loads(output(capsys, "why", LOG, "--format", "json"))
-    tune = json.loads(output(capsys, "tune", LOG, "--format", "json"))
+    tune = json.loads(output(capsys, "why", "--tune", LOG, "--format", "json"))
 
     assert {"ubatch_size": 1024} == tune["recommended"]["changes"]
     assert {name: tune[name] for name in why["tuned"]} == why["tuned"]
     own, held = why["what_if"][0], ("processed", "peak_bytes", "context_bytes")
     assert [tune["own"][name] for name in held] == [own[name] for name in held]
-    for shown in (output(capsys, "why", LOG), output(capsys, "tune", LOG)):
+    for shown in (output(capsys, "why", LOG), output(capsys, "why", "--tune", LOG)):
         assert "prefills 25 % fewer tokens (4,701 instead of 6,253)" in " ".join(shown.split())
 
 
@@ -246,22 +246,22 @@ def test_a_long_log_is_played_elsewhere_on_request_only(
 
 
 def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(output(capsys, "tune", LOG, "--format", "json"))
+    found = json.loads(output(capsys, "why", "--tune", LOG, "--format", "json"))
 
     assert found["recommended"]["processed"] <= found["own"]["processed"]
     held = [each["peak_bytes"] + each["context_bytes"] for each in found["front"]]
     assert held == sorted(held, reverse=True)
     assert found["command"].startswith("llama-server ")
-    assert "recommended" in output(capsys, "tune", LOG)
+    assert "recommended" in output(capsys, "why", "--tune", LOG)
 
 
 def test_tune_takes_recorded_requests_from_standard_input_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from_file = json.loads(output(capsys, "tune", RECORDED, "--format", "json"))
+    from_file = json.loads(output(capsys, "why", "--tune", RECORDED, "--format", "json"))
     with Path(RECORDED).open() as file:
         monkeypatch.setattr("sys.stdin", file)
-        piped = json.loads(output(capsys, "tune", "-", "--format", "json"))
+        piped = json.loads(output(capsys, "why", "--tune", "-", "--format", "json"))
 
     assert piped | {"source": RECORDED} == from_file
     assert from_file["requests"] == 4
@@ -283,7 +283,7 @@ def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
             lines.append(json.dumps({"request": {"messages": messages}, "usage": usage}))
     file.write_text("\n".join(lines))
     words = ("--profile", "mlx-lm@0.32.2", "--model", "dense", "--set", "prompt_cache_size=1")
-    found = json.loads(output(capsys, "tune", str(file), *words, "--format", "json"))
+    found = json.loads(output(capsys, "why", "--tune", str(file), *words, "--format", "json"))
 
     assert found["recommended"]["changes"] == {"prompt_cache_size": 5}
     assert found["recommended"]["processed"] < found["own"]["processed"] / 2
@@ -309,7 +309,9 @@ def test_tune_plays_a_scenario_with_all_that_its_steps_do(
     (run,) = json.loads(output(capsys, "run", name, "--profile", "b9538", "--format", "json"))[
         "runs"
     ]
-    found = json.loads(output(capsys, "tune", name, "--profile", "b9538", "--format", "json"))
+    found = json.loads(
+        output(capsys, "why", "--tune", name, "--profile", "b9538", "--format", "json")
+    )
 
     assert found["own"]["processed"] == sum(step["processed"] for step in run["steps"])
     assert found["requests"] == len(run["steps"])

@@ -199,7 +199,9 @@ def test_a_hunt_that_finds_nothing_counts_what_it_played(
     nothing = Survey(report=Report(profile=OCTOBER, model="dense", workloads=25, requests=80))
     monkeypatch.setattr(room, "survey", lambda *_, **__: nothing)
 
-    assert 0 == main(["hunt", "llama.cpp@b11549", "--minutes", "0.001", "--emit", str(tmp_path)])
+    assert 0 == main(
+        ["check", "--prove", "llama.cpp@b11549", "--minutes", "0.001", "--emit", str(tmp_path)]
+    )
     assert [] == caught
     assert re.search(
         r"b11549: [\d,]+ workloads, [\d,]+ requests, 0 seconds", capsys.readouterr().out
@@ -216,5 +218,5 @@ def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: pytest.CaptureFixtur
         (["llama.cpp@b11549", "--minutes", "0"], "above 0"),
         (["llama.cpp@b11549", "--models", "hybird"], "no preset 'hybird'"),
     ):
-        assert 2 == main(["hunt", *words])
+        assert 2 == main(["check", "--prove", *words])
         assert why in capsys.readouterr().err

@@ -279,7 +279,7 @@ def test_the_command_writes_a_page_and_prints_what_it_prints_without(
 def test_explain_writes_a_page_too_and_a_place_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["explain", "llama.cpp-three-requests-dense", "--profile", "b9538", "--report"]
+    words = ["run", "--explain", "llama.cpp-three-requests-dense", "--profile", "b9538", "--report"]
     done = main([*words, str(tmp_path / "out.html")])
     refused = main([*words, str(tmp_path / "no" / "out.html")])
 

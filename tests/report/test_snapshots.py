@@ -19,13 +19,13 @@ PAGES = {
     "first-screen": "run llama.cpp-three-requests",
     "consumed-entry": "run llama.cpp-24143-load-consumes-entry",
     "stale-neighbour": "run llama.cpp-stale-neighbour-hybrid --arithmetic ring",
-    "window": "explain llama.cpp-24411-window-beyond --profile b9538",
+    "window": "run --explain llama.cpp-24411-window-beyond --profile b9538",
     "refused": "run llama.cpp-context-limit --arithmetic ring --profile b9538",
-    "explain": "explain llama.cpp-three-requests --profile b11549",
-    "diff": "diff b9538 b9538+24143 llama.cpp-24143-hybrid --arithmetic ring",
+    "explain": "run --explain llama.cpp-three-requests --profile b11549",
+    "diff": "compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143 --arithmetic ring",
     "many": "run llama.cpp-three-requests-dense llama.cpp-26191-f-keep --arithmetic ring",
     "list-presets": "list presets",
-    "show-patch": "show erase-equal",
+    "show-patch": "list erase-equal",
     "introduction": "",
 }
 

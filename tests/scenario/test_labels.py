@@ -105,8 +105,8 @@ def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
         (f"run {THREE} -p b11549", f"evidence {CONFIRMED}"),
         (f"run {THREE} -p b11549 --seed 3", f"evidence {SOURCE}"),
         (f"run {THREE} -p b11549 --format json", f'"evidence": "{CONFIRMED}"'),
-        (f"diff b11549 b11549+erase-equal {THREE}", f"evidence {CONFIRMED}"),
-        (f"explain {THREE} --profile b11549", f"evidence {CONFIRMED}"),
+        (f"compare {THREE} -p b11549 -p b11549+erase-equal", f"evidence {CONFIRMED}"),
+        (f"run --explain {THREE} --profile b11549", f"evidence {CONFIRMED}"),
         (f"bisect {THREE}", f"C: wrong answer ({CONFIRMED})"),
         (f"compare {THREE}", f"wrong answers of llama.cpp@b11549: {CONFIRMED}"),
         (f"run {THREE} llama.cpp-26191-f-keep --brief", "confirmed on the real engine"),
@@ -119,7 +119,7 @@ def test_each_command_prints_the_label(
     monkeypatch.setenv("COLUMNS", "160")
     words = command.split()
 
-    main([*words, "--arithmetic", "ring"] if words[0] in {"run", "diff"} else words)
+    main([*words, "--arithmetic", "ring"] if words[0] == "run" else words)
 
     assert seen in " ".join(capsys.readouterr().out.split())
 

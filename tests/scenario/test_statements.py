@@ -180,7 +180,8 @@ def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
     sides: tuple[str, str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["diff", *profiles, name, "--arithmetic", "ring"])
+    one, other = profiles
+    main(["compare", name, "-p", one, "-p", other])
     printed = " ".join(capsys.readouterr().out.split())
     _, _, parting = printed.partition(f"the first decision that differs is in step {step}: ")
     one, _, other = parting.partition(f"llama.cpp@{profiles[1]} ")

@@ -326,12 +326,12 @@ def test_standard_input_is_played_on_every_server(
 ) -> None:
     path = written(tmp_path, CHAT)
     servers = ("-p", "vllm@0.33.0", "-p", "mlx-lm@0.32.2", "--model", "dense")
-    assert 0 == main(["replay", str(path), *servers, "--format", "json"])
+    assert 0 == main(["compare", str(path), *servers, "--format", "json"])
     of_file = json.loads(capsys.readouterr().out)
 
     stdin = io.TextIOWrapper(io.BytesIO(pack(path.read_bytes())))
     monkeypatch.setattr("sys.stdin", stdin)
-    assert 0 == main(["replay", "-", *servers, "--format", "json"])
+    assert 0 == main(["compare", "-", *servers, "--format", "json"])
     of_stdin = json.loads(capsys.readouterr().out)
 
     assert [each | {"trace": "standard input"} for each in of_file] == of_stdin
@@ -352,7 +352,7 @@ def test_no_process_is_left_where_a_trace_is_wrong(
     path.write_text('{"timestamp": -1, "input_length": 512, "hash_ids": [1]}\n')
 
     for _ in range(5):
-        assert 2 == main(["replay", str(path), "-p", "bound", "-p", "bound", "--jobs", "2"])
+        assert 2 == main(["compare", str(path), "-p", "bound", "-p", "bound", "--jobs", "2"])
         assert [] == active_children()
     assert "timestamp is -1" in capsys.readouterr().err
 
@@ -362,7 +362,7 @@ def test_messages_of_standard_input_name_it(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n")))
 
-    assert 2 == main(["replay", "-", "-p", "bound"])
+    assert 2 == main(["compare", "-", "-p", "bound"])
     assert "standard input:1: not JSON" in capsys.readouterr().err
 
 

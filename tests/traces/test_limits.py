@@ -97,7 +97,7 @@ def test_evictions_for_bytes_are_counted_on_every_engine(
 
 
 def test_whose_bytes_were_counted_stands_in_every_format(capsys: Capture, tmp_path: Path) -> None:
-    asked = ("replay", "made:60", "-p", LLAMA, "--model", "dense")
+    asked = ("compare", "made:60", "-p", LLAMA, "--model", "dense")
     small = "counts what a small network takes, 16 bytes a token of the trace"
 
     for form in ("text", "json", "jsonl"):
@@ -165,7 +165,7 @@ def test_a_models_file_has_the_bytes_of_its_layers(
     write_model(preset(model), file)
     spec = preset(model)
 
-    asked = ("replay", "made:20", "-p", LLAMA, "--gguf", str(file), "--format", "json")
+    asked = ("compare", "made:20", "-p", LLAMA, "--gguf", str(file), "--format", "json")
     assert 0 == main([*asked, "--model", model])
     _, found = json.loads(capsys.readouterr().out)
 

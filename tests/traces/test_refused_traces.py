@@ -33,7 +33,7 @@ def test_one_request_is_told_in_the_singular(tmp_path: Path, capsys: Capture) ->
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(LINE) + "\n")
 
-    assert 0 == main(["replay", str(path), "-p", "vllm@0.33.0", "--model", "dense"])
+    assert 0 == main(["compare", str(path), "-p", "vllm@0.33.0", "--model", "dense"])
     assert "trace.jsonl: 1 request, scaled down 32:1" in capsys.readouterr().out
 
 
@@ -43,8 +43,8 @@ def test_a_trace_in_place_of_a_scenario_is_sent_to_the_command_for_it(
     path = tmp_path / "trace.jsonl"
     path.write_text(2 * (json.dumps(LINE) + "\n"))
 
-    assert 2 == main(["compare", str(path)])
-    assert "`cachesim replay` plays traces" in " ".join(capsys.readouterr().err.split())
+    assert 2 == main(["run", str(path)])
+    assert "`cachesim compare` plays traces" in " ".join(capsys.readouterr().err.split())
 
 
 def test_parquet_is_refused_before_anything_is_played(

@@ -77,7 +77,7 @@ def test_a_server_that_ends_plays_no_more_and_the_replay_says_where(
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     shift = ["--set", "ctx_size=256", "--set", "context_shift=true", "--model", "hybrid-swa"]
-    command = ["replay", str(path), "-p", "llama.cpp@b11549", *shift, "--format", "json"]
+    command = ["compare", str(path), "-p", "llama.cpp@b11549", *shift, "--format", "json"]
 
     status = main([*command, "--turn", str(turn), "--verify", "9"])
     _, row = json.loads(capsys.readouterr().out)

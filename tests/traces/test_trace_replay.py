@@ -96,7 +96,7 @@ def test_a_later_request_with_too_few_blocks_is_named(tmp_path: Path) -> None:
 def test_the_command_plays_a_trace_on_several_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["replay", str(trace(tmp_path)), "-p", "vllm@0.33.0", "-p", "llama.cpp@b11549"]
+    words = ["compare", str(trace(tmp_path)), "-p", "vllm@0.33.0", "-p", "llama.cpp@b11549"]
 
     status = main([*words, "--model", "dense", "--format", "json"])
 

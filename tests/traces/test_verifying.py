@@ -41,7 +41,7 @@ def test_a_state_that_is_reused_where_it_does_not_belong_is_found(profile: str) 
 
 
 def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["replay", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"]
+    words = ["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"]
 
     assert 1 == main(words)
     told = " ".join(capsys.readouterr().out.split())
@@ -52,7 +52,7 @@ def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: pytest.CaptureFix
 def test_right_answers_end_with_status_0_and_are_in_the_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["replay", "made:60:4", "-p", "vllm@0.33.0", "--verify", "3", "--format", "json"]
+    words = ["compare", "made:60:4", "-p", "vllm@0.33.0", "--verify", "3", "--format", "json"]
 
     assert 0 == main(words)
     bound, row = json.loads(capsys.readouterr().out)

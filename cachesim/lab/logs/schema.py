@@ -94,7 +94,7 @@ def why_schema() -> dict[str, Any]:
             "what_if": {"type": "array"},
             "tuned": {
                 "type": ["object", "null"],
-                "description": "What `cachesim tune` finds; null where nothing was tried.",
+                "description": "What `cachesim why --tune` finds; null where nothing was tried.",
             },
         },
         ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],

@@ -158,12 +158,12 @@ PRINTED, BOUNDED, ASSUMED, GIVEN = "printed", "bounded", "assumed", "given"
 
 WHOSE: Final = {
     ASSUMED: (
-        "Memory figures are for a small network with the same layer types; `cachesim tune "
+        "Memory figures are for a small network with the same layer types; `cachesim why --tune "
         "--gguf FILE` takes your model's."
     ),
     BOUNDED: (
         "Memory figures count a checkpoint as the log prints it, and an attention token as in a "
-        "small network; `cachesim tune --gguf FILE` takes your model's."
+        "small network; `cachesim why --tune --gguf FILE` takes your model's."
     ),
 }
 """Notes on byte counts that are not the user's model's."""

@@ -1,0 +1,53 @@
+"""Options that several commands have: one name and one meaning each."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from cyclopts import Parameter
+
+from cachesim.cli import Format
+from cachesim.model import ArithmeticName
+
+Profiles: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        name=["--profile", "-p"],
+        negative="",
+        help="A release with its patches, as b9538+24143 or vllm@0.33.0; may be repeated.",
+    ),
+]
+Profile: TypeAlias = Annotated[
+    str | None, Parameter(name=["--profile", "-p"], help="The server's release, as b9538.")
+]
+Settings: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        name=["--set", "-s"],
+        negative="",
+        help="A flag of the server, as ctx_checkpoints=0; may be repeated.",
+    ),
+]
+Arithmetic: TypeAlias = Annotated[
+    ArithmeticName,
+    Parameter(
+        help="float: a real network; ring: exact 64-bit integers (no rounding); "
+        "counts: no answers, not judged."
+    ),
+]
+Seed: TypeAlias = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
+Jobs: TypeAlias = Annotated[
+    int | None, Parameter(help="Number of processes; all processors by default.")
+]
+Dask: TypeAlias = Annotated[
+    str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
+]
+Gguf: TypeAlias = Annotated[
+    Path | None, Parameter(help="The model's file, for the bytes of its memory.")
+]
+AnyFormat: TypeAlias = Annotated[Format, Parameter(name="--format", help="How to print.")]
+TextOrJson: TypeAlias = Annotated[
+    Literal["text", "json"], Parameter(name="--format", help="How to print.")
+]
+Page: TypeAlias = Annotated[
+    Path | None, Parameter(name="--report", help="Write the report as one HTML page.")
+]
