@@ -3,9 +3,9 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from cachesim.cli.diff import diff
 from cachesim.cli.jobs import changed, setting
 from cachesim.cli.options import AnyFormat, Jobs, Page, Seed, Settings
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
-from cachesim.cli.replay import TOY, WHOLE, SizeFlags, TraceFlags, replay
+from cachesim.cli.replay import WHOLE, TraceFlags, replay
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PLOT, Output
 from cachesim.model.arithmetic import ArithmeticName
@@ -32,33 +32,38 @@ NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
 MADE: Final = "made:"
 
 
+Workload: TypeAlias = Annotated[
+    str,
+    Parameter(
+        help="A scenario: a file, or the name of a shipped one. Or a trace: a file of JSON Lines, "
+        "compressed or not, - for standard input, made:REQUESTS for a synthetic one.",
+        allow_leading_hyphen=True,
+    ),
+]
+Sides: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        name=["--profile", "-p"],
+        negative="",
+        help="A release with its patches and flags, as b9538+24143 or sglang@0.5.23,page_size=16; "
+        "may be repeated. Two are compared step by step.",
+    ),
+]
+Rows: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        help="Instead of --profile. engines: each at its newest release; releases: all of them; "
+        "policies: those for windows and recurrent states, with the flags that matter; or a file "
+        "of rows. [default: engines]"
+    ),
+]
+
+
 def compare_command(
-    workload: Annotated[
-        str,
-        Parameter(
-            help="A scenario: a file, or the name of a shipped one. Or a trace: a file of JSON "
-            "Lines, compressed or not, - for standard input, made:REQUESTS for a synthetic one.",
-            allow_leading_hyphen=True,
-        ),
-    ],
+    workload: Workload,
     *,
-    profile: Annotated[
-        list[str] | None,
-        Parameter(
-            name=["--profile", "-p"],
-            negative="",
-            help="A release with its patches and flags, as b9538+24143 or "
-            "sglang@0.5.23,page_size=16; may be repeated. Two are compared step by step.",
-        ),
-    ] = None,
-    rows: Annotated[
-        str | None,
-        Parameter(
-            help="Instead of --profile. engines: each at its newest release; releases: all of them;"
-            " policies: those for windows and recurrent states, with the flags that matter; or a"
-            " file of rows. [default: engines]"
-        ),
-    ] = None,
+    profile: Sides = None,
+    rows: Rows = None,
     row: Annotated[
         list[str] | None, Parameter(negative="", help="One more of --rows, written as --profile.")
     ] = None,
@@ -72,21 +77,7 @@ def compare_command(
         ),
     ] = "ring",
     plot: Annotated[Path | None, Parameter(help="Write a picture of the table, as SVG.")] = None,
-    model: Annotated[
-        str | None,
-        Parameter(
-            group="Of a trace",
-            help="A preset of `cachesim list presets`; hybrid by default. A scenario has its own.",
-        ),
-    ] = None,
-    part: TraceFlags = WHOLE,
-    sizes: SizeFlags = TOY,
-    verify: Annotated[
-        int | None,
-        Parameter(
-            group="Of a trace", help="How many answers to compute, with the cache and without."
-        ),
-    ] = None,
+    trace: TraceFlags = WHOLE,
     jobs: Jobs = None,
     format: AnyFormat = "text",
     report: Page = None,
@@ -103,8 +94,8 @@ def compare_command(
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
-    page, flags = page_at(report), dict(map(setting, settings or ()))
-    wanted = list(map(row_of, profile or ()))
+    page, picture = page_at(report), output_at(plot, "--plot", PLOT)
+    flags, wanted = dict(map(setting, settings or ())), list(map(row_of, profile or ()))
     if is_trace(workload):
         _refuse(
             f"{workload} is a trace",
@@ -117,19 +108,13 @@ def compare_command(
         return replay(
             workload,
             profiles=profile or (),
-            model=model or "hybrid",
-            part=part,
-            sizes=sizes,
+            flags=trace,
             settings=flags,
-            verify=verify,
             jobs=jobs,
             format=format,
             page=page,
         )
-    _refuse(
-        f"{workload} is a scenario",
-        {"--model": model, "--verify": verify} | _given(part, WHOLE) | _given(sizes, TOY),
-    )
+    _refuse(f"{workload} is a scenario", dict.fromkeys(trace.given(), True))
     if len(wanted) == 2 and not (rows or row or plot):
         return diff(
             workload,
@@ -147,20 +132,13 @@ def compare_command(
         msg = "--set is for the servers that --profile names; rows have flags of their own"
         raise InputError(msg)
     scenario = _scenario(workload, seed)
-    chosen = [
-        replace(
-            each,
-            profile=str(full_profile(scenario.engine.name, each.profile)),
-            options={**flags, **each.options},
-        )
-        for each in wanted
-    ]
+    chosen = _named(scenario, wanted, flags) or rows_of(rows or "engines")
     return _table(
         scenario,
-        [*(chosen or rows_of(rows or "engines")), *map(row_of, row or ())],
+        [*chosen, *map(row_of, row or ())],
         arithmetic=arithmetic,
         format=format,
-        picture=output_at(plot, "--plot", PLOT),
+        picture=picture,
         page=page,
     )
 
@@ -212,13 +190,6 @@ def _begins_as_toml() -> bool:
     return re.match(rb"\s*(#|\[|[\w\"'.-]+\s*=|$)", head) is not None
 
 
-def _given(flags: TraceFlags | SizeFlags, default: TraceFlags | SizeFlags) -> dict[str, bool]:
-    return {
-        f"--{each.name.replace('_', '-')}": getattr(flags, each.name) != getattr(default, each.name)
-        for each in fields(flags)
-    }
-
-
 def _refuse(what: str, others: Mapping[str, Any]) -> None:
     """Raise InputError where an option is given that is not for this workload."""
     for flag in (flag for flag, value in others.items() if value):
@@ -232,6 +203,19 @@ def _scenario(name: str, seed: int | None) -> Scenario:
         msg = f"{name} is {len(loaded)} scenarios: name one"
         raise ScenarioError(msg)
     return changed(loaded[0][1], seed, {})
+
+
+def _named(scenario: Scenario, rows: Sequence[Row], flags: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Rows of profiles, which may leave out the scenario's engine."""
+    engine = scenario.engine.name
+    return tuple(
+        replace(
+            each,
+            profile=str(full_profile(engine, each.profile)),
+            options={**flags, **each.options},
+        )
+        for each in rows
+    )
 
 
 def _table(

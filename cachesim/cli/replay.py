@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from shutil import copyfileobj
@@ -40,44 +40,31 @@ MOST_WRONG: Final = 5
 @Parameter(name="*", group="Of a trace")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlags:
-    """Flags of a trace: part, scale, clock."""
+    """Flags of a trace: model, part, scale, clock, and bytes of the user's model."""
 
+    model: Annotated[
+        str, Parameter(help="A preset of `cachesim list presets`; a scenario has its own.")
+    ] = "hybrid"
     scale: Annotated[
         int | None, Parameter(help="Trace tokens per simulated one; by default a block becomes 16.")
     ] = None
     unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0
-    first: Annotated[int | None, Parameter(help="How many requests; all if left out.")] = None
+    first: Annotated[int | None, Parameter(help="Number of requests; all by default.")] = None
     replies: Annotated[
-        int | None, Parameter(help="Tokens of every reply; as in the trace if left out.")
+        int | None, Parameter(help="Tokens of every reply; by default as in the trace.")
     ] = None
     turn: Annotated[
         int, Parameter(help="Milliseconds per turn of the server; 0: only the order counts.")
     ] = 0
     remember: Annotated[
-        int | None, Parameter(help="How many blocks count as seen before; all if left out.")
+        int | None, Parameter(help="Number of blocks that count as seen before; all by default.")
     ] = None
     timestamps: Annotated[
-        Clock | None,
-        Parameter(help="What timestamps count; as the form of the trace has it if left out."),
+        Clock | None, Parameter(help="Unit of timestamps; by default that of the trace's form.")
     ] = None
     rank: Annotated[
-        int | None, Parameter(help="Of KV events, one data-parallel rank; all if left out.")
+        int | None, Parameter(help="Of KV events, one data-parallel rank; all by default.")
     ] = None
-
-    def of(self, trace: str, file: str = "") -> Source:
-        """The trace, read that way."""
-        return Source(name=trace, file=file, **asdict(self))
-
-
-WHOLE: Final = TraceFlags()
-"""All of a trace, as it is."""
-
-
-@Parameter(name="*", group="Of a trace")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeFlags:
-    """Bytes of the user's model, for limits in bytes."""
-
     gguf: Gguf = None
     token_bytes: Annotated[
         int | None, Parameter(help="Bytes of a token in all layers with full attention.")
@@ -88,6 +75,22 @@ class SizeFlags:
     state_bytes: Annotated[
         int | None, Parameter(help="Bytes of a sequence's recurrent state, all layers.")
     ] = None
+    verify: Annotated[
+        int | None, Parameter(help="Number of answers to compute, with the cache and without.")
+    ] = None
+
+    def given(self) -> list[str]:
+        """The flags whose value is not the default, as they are written."""
+        return [
+            f"--{each.name.replace('_', '-')}"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        ]
+
+    def source(self, trace: str, file: str = "") -> Source:
+        """The trace, read that way."""
+        names = ("scale", "unit", "first", "replies", "turn", "remember", "timestamps", "rank")
+        return Source(name=trace, file=file, **{name: getattr(self, name) for name in names})
 
     def measured(self) -> Measured | None:
         """The sizes, if any are given."""
@@ -106,19 +109,16 @@ class SizeFlags:
         return Measured.of_gguf(self.gguf)
 
 
-TOY: Final = SizeFlags()
-"""The small network's own bytes."""
+WHOLE: Final = TraceFlags()
+"""All of a trace, as it is."""
 
 
 def replay(
     trace: str,
     *,
     profiles: Sequence[str],
-    model: str,
-    part: TraceFlags,
-    sizes: SizeFlags,
+    flags: TraceFlags,
     settings: Mapping[str, Any],
-    verify: int | None,
     jobs: int | None,
     format: Format,
     page: Output | None,
@@ -127,17 +127,17 @@ def replay(
     if not profiles:
         msg = f"{trace} is a trace: name a profile to play it on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    measured = sizes.measured()
+    measured = flags.measured()
     with _kept(trace) as (name, file):
-        source = part.of(name, file)
-        bound = Cell(source=source, profile=BOUND, model=model)
+        source = flags.source(name, file)
+        bound = Cell(source=source, profile=BOUND, model=flags.model)
         server = replace(bound, options=tuple(settings.items()), measured=measured)
         cells = [bound, *(replace(server, profile=each) for each in profiles)]
         for cell in cells:
             cell.check()
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
-        held = [] if verify is None else _verified(cells[1:], verify, jobs)
+        held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
     parts = [*sweep_report(found, f"cachesim compare {trace}"), *_said(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)
     for row, each in zip(found[1:], held, strict=False):
