@@ -434,10 +434,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True while any request is not done."""
-        return bool(self.waiting or self.running.reqs or self.chunked or self._of_last())
-
-    def _of_last(self) -> bool:
-        return self.last is not None and any(not req.finished for req in self.last.reqs)
+        return bool(self.waiting or self.running.reqs or self.chunked or self.last is not None and any(not req.finished for req in self.last.reqs))
 
     def add(self, req: Req) -> None:
         """A request at the end of the queue. Follows `_add_request_to_queue`."""

@@ -584,19 +584,15 @@ class Connector:
                     zip(self.manager.groups, chunk.blocks, strict=True)
                 ):
                     if spec.kind in self.loads:
-                        self._fill(chunk.request, group, table, span)
-
-    def _fill(
-        self, request: Request, group: int, table: Sequence[int], span: tuple[int, int]
-    ) -> None:
-        size, unit = self.manager.groups[group].block, self.manager.sizes.hash_block
-        for index in range(span[0] // size, span[1] // size):
-            if table[index] == NULL:
-                continue
-            content = self.kept.get((request.hashes[(index + 1) * size // unit - 1], group))
-            if content is not None:
-                self.pages.reach(table[index])
-                self.pages.fill(group, table[index], content)
+                        request = chunk.request
+                        size, unit = self.manager.groups[group].block, self.manager.sizes.hash_block
+                        for index in range(span[0] // size, span[1] // size):
+                            if table[index] == NULL:
+                                continue
+                            content = self.kept.get((request.hashes[(index + 1) * size // unit - 1], group))
+                            if content is not None:
+                                self.pages.reach(table[index])
+                                self.pages.fill(group, table[index], content)
 
     def save(self, request: Request) -> None:
         """Keep every block that a request has published and written."""

@@ -198,11 +198,8 @@ class BatchKVCache(BatchCache, batches=KVCache):
     def state(self) -> State:
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.left_padding, self._idx
-        keys, values = self.keys_and_values() if self._idx < rows_of(self.keys) else self._buffers()
+        keys, values = self.keys_and_values() if self._idx < rows_of(self.keys) else (some(self.keys), some(self.values))
         return keys, values, self.offset, self.left_padding
-
-    def _buffers(self) -> tuple[Array, Array]:
-        return some(self.keys), some(self.values)
 
     def put_state(self, state: State, meta_state: State) -> None:
         """Follows the setter of `state`; the field for pending padding is not made (an oddity)."""
