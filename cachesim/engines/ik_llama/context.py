@@ -423,27 +423,7 @@ class Context:
 
         The cells are one contiguous run from `head`; without such a run the sequence stays empty.
         """
-        self._check(state)
-        self.cells.seq_rm(seq, -1, -1)
-        if self.recurrent:
-            where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
-            raise UpstreamAbort(where, why)
-        count = len(state.positions)
-        if count:
-            start = self.cells.find_slot(count)
-            if start is None:
-                return False
-            positions: Integers = np.array(state.positions, dtype=np.int64)
-            self.cells.place(start, positions, [seq] * count)
-            self.cells.born[start : start + count] = state.born
-            self._write(start, count, state)
-            self.cells.head = start + count if start + count < self.cells.size else 0
-        for layer, row in state.rows.items():
-            self.rows[layer][seq] = row
-        return True
-
-    def _check(self, state: SequenceState) -> None:
-        """A state of another model, or of no model, is damage; upstream compares less of it."""
+        # A state of another model, or of no model, is damage; upstream compares less of it.
         count = len(state.positions)
         fits = len(state.born) == count
         for kept, data in ((state.keys, self.keys), (state.values, self.values)):
@@ -462,6 +442,23 @@ class Context:
         if not fits:
             msg = "the saved state has different layers than this model"
             raise BlobError(msg)
+        self.cells.seq_rm(seq, -1, -1)
+        if self.recurrent:
+            where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
+            raise UpstreamAbort(where, why)
+        count = len(state.positions)
+        if count:
+            start = self.cells.find_slot(count)
+            if start is None:
+                return False
+            positions: Integers = np.array(state.positions, dtype=np.int64)
+            self.cells.place(start, positions, [seq] * count)
+            self.cells.born[start : start + count] = state.born
+            self._write(start, count, state)
+            self.cells.head = start + count if start + count < self.cells.size else 0
+        for layer, row in state.rows.items():
+            self.rows[layer][seq] = row
+        return True
 
     def _write(self, start: int, count: int, state: SequenceState) -> None:
         for kept, data in ((state.keys, self.keys), (state.values, self.values)):

@@ -108,7 +108,27 @@ class Selection:
         if not self.enabled or not self._cache.entries:
             return
         self._copy(slot)
-        self._load(slot, prompt)
+        # Move the most similar entry into the slot (`server_prompt_cache::load`).
+        score = np.float32(0)
+        if slot.cached_prompt.tokens:
+            score = self._cache.similarity(slot.cached_prompt, prompt)
+        best, best_prefix = -1, 0
+        for index, entry in enumerate(self._cache.entries):
+            if not self._admitted(entry, prompt):
+                continue
+            candidate = self._cache.similarity(entry, prompt)
+            prefix = self._cache.match(entry, prompt).left
+            longer = self._rules.ram_ties_to_longer_prefix and best >= 0
+            if candidate > score or (longer and candidate == score and prefix > best_prefix):
+                best, score, best_prefix = index, candidate, prefix
+        if self._cache.tags is None and not self._rules.clones_token_lists:
+            # The scan moved every list out, the slot's and the winner's too (an oddity).
+            for entry in self._cache.entries:
+                entry.tokens = []
+            slot.list_moved_out = bool(slot.cached_prompt.tokens)
+            slot.cached_prompt.tokens = []
+        if best >= 0:
+            self._take(slot, best, score)
         for entry in self._cache.update():
             self._record.append(events.PromptEvicted(n_tokens=len(entry.tokens), size=entry.size))
         slot.cache_tokens = list(slot.cached_prompt.tokens)
@@ -154,29 +174,6 @@ class Selection:
                 checkpoints=len(entry.checkpoints),
             )
         )
-
-    def _load(self, slot: Slot, prompt: Tokens) -> None:
-        """Move the most similar entry into the slot (`server_prompt_cache::load`)."""
-        score = np.float32(0)
-        if slot.cached_prompt.tokens:
-            score = self._cache.similarity(slot.cached_prompt, prompt)
-        best, best_prefix = -1, 0
-        for index, entry in enumerate(self._cache.entries):
-            if not self._admitted(entry, prompt):
-                continue
-            candidate = self._cache.similarity(entry, prompt)
-            prefix = self._cache.match(entry, prompt).left
-            longer = self._rules.ram_ties_to_longer_prefix and best >= 0
-            if candidate > score or (longer and candidate == score and prefix > best_prefix):
-                best, score, best_prefix = index, candidate, prefix
-        if self._cache.tags is None and not self._rules.clones_token_lists:
-            # The scan moved every list out, the slot's and the winner's too (an oddity).
-            for entry in self._cache.entries:
-                entry.tokens = []
-            slot.list_moved_out = bool(slot.cached_prompt.tokens)
-            slot.cached_prompt.tokens = []
-        if best >= 0:
-            self._take(slot, best, score)
 
     def _admitted(self, entry: PromptEntry, prompt: Tokens) -> bool:
         rules, match = self._rules, self._cache.match(entry, prompt).left

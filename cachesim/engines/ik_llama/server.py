@@ -278,13 +278,6 @@ class IkLlama(Engine):
         while self._queue:
             ticket, request = self._queue.popleft()
             self._process_task(ticket, request)
-        self._release_marked()
-        if all(slot.available for slot in self.slots):
-            return bool(self._queue)
-        self._update_slots()
-        return True
-
-    def _release_marked(self) -> None:
         for slot in self.slots:
             if slot.command is Command.RELEASE:
                 slot.state, slot.command = State.IDLE, Command.NONE
@@ -300,12 +293,32 @@ class IkLlama(Engine):
                 )
                 self._queue.extend(self._deferred)
                 self._deferred.clear()
+        if all(slot.available for slot in self.slots):
+            return bool(self._queue)
+        self._batch = []
+        for slot in self._generating():
+            self._shift(slot)
+        for slot in self._generating():
+            self._add_sampled(slot)
+        for slot in self.slots:
+            if slot.prefilling:
+                self._add_prompt(slot)
+        if self._batch:
+            self._process()
+        return True
 
     # -- tasks -------------------------------------------------------------------------------
 
     def _process_task(self, ticket: Ticket, request: Request) -> None:
         """Choose a slot and launch (`process_single_task`)."""
-        ledger = self._ledger(request)
+        best, where = Count(0), "nothing"
+        held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
+        held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
+        for name, tokens in held:
+            equal = get_common_prefix(tokens, request.prompt)
+            if equal > best:
+                best, where = equal, name
+        ledger = Ledger(best, where)
         if request.slot >= 0:
             named = self.slots[request.slot % len(self.slots)]
             slot = named if named.available else None
@@ -331,33 +344,11 @@ class IkLlama(Engine):
         slot.command = Command.LOAD_PROMPT
         self.checkpointing.launched()
 
-    def _ledger(self, request: Request) -> Ledger:
-        best, where = Count(0), "nothing"
-        held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
-        held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
-        for name, tokens in held:
-            equal = get_common_prefix(tokens, request.prompt)
-            if equal > best:
-                best, where = equal, name
-        return Ledger(best, where)
-
     def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
         """Answer and mark the slot for release."""
         self._replies.setdefault(slot.id_task, slot.reply(error, message))
         if slot.state is State.PROCESSING:
             slot.command = Command.RELEASE
-
-    def _update_slots(self) -> None:
-        self._batch = []
-        for slot in self._generating():
-            self._shift(slot)
-        for slot in self._generating():
-            self._add_sampled(slot)
-        for slot in self.slots:
-            if slot.prefilling:
-                self._add_prompt(slot)
-        if self._batch:
-            self._process()
 
     def _generating(self) -> list[Slot]:
         return [

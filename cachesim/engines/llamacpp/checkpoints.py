@@ -151,7 +151,31 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
     """
     erasure = server.rules.reuse.erasure
     if erasure == "trimmed":
-        _cut_checkpoints(server, slot, task, prefix)
+        # Cut the numbers of each checkpoint that reaches beyond the prefix, as #24797 would have
+        # done.
+        #
+        # Trap: what it saved stays as it is.
+        #
+        # a checkpoint    0 ──────────────────── 596    the state of 596 tokens
+        # the new prompt  0 ───────── 480 ── x          480 match
+        # called now      0 ───────── 480               still the state of 596
+        pos_next, last = Count(prefix.pos_next), Pos(prefix.pos_next - 1)
+        for index, cur in enumerate(slot.prompt.checkpoints):
+            if cur.pos_max <= last:
+                continue
+            cut = replace(cur, n_tokens=pos_next, pos_min=min(cur.pos_min, last), pos_max=last)
+            slot.prompt.checkpoints[index] = cut
+            server.emit(
+                CheckpointCut(
+                    slot=slot.id,
+                    task=task.id,
+                    **cur.as_dict(),
+                    cut_min=cut.pos_min,
+                    cut_max=cut.pos_max,
+                    cut_tokens=cut.n_tokens,
+                    pos_next=pos_next,
+                )
+            )
         return
     if erasure == "diverged" and not server.is_exact:
         erasure = "beyond"
@@ -187,34 +211,6 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
                 )
             )
     slot.prompt.checkpoints = kept
-
-
-def _cut_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
-    """Cut the numbers of each checkpoint that reaches beyond the prefix, as #24797 would have done.
-
-    Trap: what it saved stays as it is.
-
-    a checkpoint    0 ──────────────────── 596    the state of 596 tokens
-    the new prompt  0 ───────── 480 ── x          480 match
-    called now      0 ───────── 480               still the state of 596
-    """
-    pos_next, last = Count(prefix.pos_next), Pos(prefix.pos_next - 1)
-    for index, cur in enumerate(slot.prompt.checkpoints):
-        if cur.pos_max <= last:
-            continue
-        cut = replace(cur, n_tokens=pos_next, pos_min=min(cur.pos_min, last), pos_max=last)
-        slot.prompt.checkpoints[index] = cut
-        server.emit(
-            CheckpointCut(
-                slot=slot.id,
-                task=task.id,
-                **cur.as_dict(),
-                cut_min=cut.pos_min,
-                cut_max=cut.pos_max,
-                cut_tokens=cut.n_tokens,
-                pos_next=pos_next,
-            )
-        )
 
 
 def create_checkpoint(
@@ -269,7 +265,12 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
             ]
             victim = min(gaps, default=(0, 0))[1]
         elif eviction == "densest":
-            victim = _densest(checkpoints)
+            # The interior one whose neighbours lie closest together (#24035); else the oldest.
+            spans = [
+                (checkpoints[i + 1].n_tokens - checkpoints[i - 1].n_tokens, i)
+                for i in range(1, len(checkpoints) - 1)
+            ]
+            victim = min(spans, default=(0, 0))[1]
         _drop(server, slot, checkpoints[victim], "full")
 
 
@@ -287,15 +288,6 @@ def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
             _drop(server, slot, checkpoint, "too-close")
         else:
             last = checkpoint.n_tokens
-
-
-def _densest(checkpoints: list[Checkpoint]) -> int:
-    """The interior one whose neighbours lie closest together (#24035); else the oldest."""
-    spans = [
-        (checkpoints[i + 1].n_tokens - checkpoints[i - 1].n_tokens, i)
-        for i in range(1, len(checkpoints) - 1)
-    ]
-    return min(spans, default=(0, 0))[1]
 
 
 def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str) -> None:

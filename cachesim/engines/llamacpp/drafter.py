@@ -74,7 +74,12 @@ class NgramCache:
         before is not taken in at all, a longer one from there on.
         """
         if self.size < len(tokens) + 1:
-            self._learn([*tokens[self.size :], sampled])
+            # Follows `common_ngram_cache_update`; n-grams across the seam are not counted (a trap).
+            new = [*tokens[self.size :], sampled]
+            for length in range(1, LONGEST + 1):
+                for end in range(length, len(new)):
+                    part = self.after.setdefault(tuple(new[end - length : end]), {})
+                    part[new[end]] = part.get(new[end], 0) + 1
             self.size = len(tokens) + 1
         text = [*tokens[-LONGEST:], sampled]
         if len(tokens) + 1 < STATIC:
@@ -86,13 +91,6 @@ class NgramCache:
                 break
             drafted.append(token)
         return drafted[:most]
-
-    def _learn(self, new: Sequence[Token]) -> None:
-        """Follows `common_ngram_cache_update`; n-grams across the seam are not counted (a trap)."""
-        for length in range(1, LONGEST + 1):
-            for end in range(length, len(new)):
-                part = self.after.setdefault(tuple(new[end - length : end]), {})
-                part[new[end]] = part.get(new[end], 0) + 1
 
     def _following(self, text: Sequence[Token]) -> Token | None:
         """The token that followed the longest n-gram often enough. Follows `try_draft`."""

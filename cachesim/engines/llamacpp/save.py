@@ -58,15 +58,10 @@ def run_slot_action(
             )
         )
         return done(server, slot)
-    return _restore(server, slot, task, store)
-
-
-def _restore(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Reply:
-    """Take state and tokens from a file, and since #26004 the checkpoints.
-
-    Traps: until the checkpoint list is emptied here, checkpoints of the slot's former prompt stay
-    and may be restored for the new one; the companion gets what the newest checkpoint has of it.
-    """
+    # Take state and tokens from a file, and since #26004 the checkpoints.
+    #
+    # Traps: until the checkpoint list is emptied here, checkpoints of the slot's former prompt stay
+    # and may be restored for the new one; the companion gets what the newest checkpoint has of it.
     data = store.get(task.name)
     if data is None:
         return refuse(server, slot, task, f"unable to restore slot, no file {task.name!r}")

@@ -248,7 +248,26 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
     if threshold != 0:
         best, sim = _most_similar(server, task, pinned, threshold)
         if best is not None:
-            return _by_similarity(server, task, best, sim)
+            # A slot that keeps half of its tokens or more is taken as it is (upstream: `f_keep`).
+            kept = np.float32(sim * np.float32(task.n_tokens))
+            f_keep = quotient(kept, np.float32(best.prompt.n_tokens))
+            if sim > 0:
+                server.emit(
+                    SlotChosenBySimilarity(
+                        slot=best.id,
+                        task=task.id,
+                        similarity=float(sim),
+                        threshold=float(np.float32(server.options.slot_prompt_similarity)),
+                        f_keep=float(f_keep),
+                    )
+                )
+            return Choice(
+                slot=best,
+                road="similarity" if task.id_slot < 0 else "id",
+                update=bool(f_keep < HALF),
+                sim=sim,
+                f_keep=f_keep,
+            )
     if pinned is not None:
         return Choice(slot=pinned, road="id", update=False)
     oldest = _least_recently_used(server)
@@ -256,29 +275,6 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
         return None
     server.emit(SlotChosenByAge(slot=oldest.id, task=task.id, t_last_used=oldest.t_last_used))
     return Choice(slot=oldest, road="age", update=True)
-
-
-def _by_similarity(server: ServerContext, task: Task, slot: Slot, sim: Float32) -> Choice:
-    """A slot that keeps half of its tokens or more is taken as it is (upstream: `f_keep`)."""
-    kept = np.float32(sim * np.float32(task.n_tokens))
-    f_keep = quotient(kept, np.float32(slot.prompt.n_tokens))
-    if sim > 0:
-        server.emit(
-            SlotChosenBySimilarity(
-                slot=slot.id,
-                task=task.id,
-                similarity=float(sim),
-                threshold=float(np.float32(server.options.slot_prompt_similarity)),
-                f_keep=float(f_keep),
-            )
-        )
-    return Choice(
-        slot=slot,
-        road="similarity" if task.id_slot < 0 else "id",
-        update=bool(f_keep < HALF),
-        sim=sim,
-        f_keep=f_keep,
-    )
 
 
 def _most_similar(

@@ -134,9 +134,6 @@ class ServerContext:
         if self.rules.slots.processed_is_reset:
             slot.n_prompt_tokens_processed = 0
         slot.task = None
-        self._pop_deferred(slot)
-
-    def _pop_deferred(self, slot: Slot) -> None:
         if not self.deferred:
             return
         pinned = (task for task in self.deferred if task.id_slot == slot.id)

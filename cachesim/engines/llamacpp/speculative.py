@@ -151,7 +151,19 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
     slot.i_batch = NO_ROW
     if rollback > 0 and needs_checkpoint(server, rollback):
         _report(server, slot, accepted, "checkpoint")
-        _go_back(server, slot, accepted)
+        # The memory cannot be cut: restore where the draft began, and run the accepted again.
+        #
+        # Upstream: `spec_ckpt.load_tgt`, `spec_ckpt.load_dft`.
+        checkpoint, contexts = slot.spec_checkpoint, server.contexts
+        if checkpoint is None:
+            msg = f"slot {slot.id} verifies a draft that has no beginning"
+            raise ContractError(msg)
+        contexts.load_target(checkpoint.target, slot.id, partial=True)
+        contexts.load_companion(checkpoint.companion, slot.id, partial=True)
+        contexts.seq_rm(slot.id, checkpoint.pos_max + 1, -1)
+        slot.prompt.keep_first(checkpoint.n_tokens)
+        slot.draft = accepted
+        slot.spec_is_replay = True
         return
     _report(server, slot, accepted, "cut" if rollback else "nothing")
     slot.draft = []
@@ -189,23 +201,6 @@ def _accepted(
         if k == len(slot.draft) or token != slot.draft[k]:
             break
     return accepted, rows
-
-
-def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:
-    """The memory cannot be cut: restore where the draft began, and run the accepted again.
-
-    Upstream: `spec_ckpt.load_tgt`, `spec_ckpt.load_dft`.
-    """
-    checkpoint, contexts = slot.spec_checkpoint, server.contexts
-    if checkpoint is None:
-        msg = f"slot {slot.id} verifies a draft that has no beginning"
-        raise ContractError(msg)
-    contexts.load_target(checkpoint.target, slot.id, partial=True)
-    contexts.load_companion(checkpoint.companion, slot.id, partial=True)
-    contexts.seq_rm(slot.id, checkpoint.pos_max + 1, -1)
-    slot.prompt.keep_first(checkpoint.n_tokens)
-    slot.draft = accepted
-    slot.spec_is_replay = True
 
 
 def _count_accepted(server: ServerContext, slot: Slot, accepted: int) -> None:

@@ -126,23 +126,18 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     batch = ServerBatch()
     for slot in server.slots:  # in order of their ids, upstream: `handle_last_sampled_token`
         if slot.state is SlotState.GENERATING and batch.admits(slot):
-            _check_room(server, batch, slot)
+            # End the process where sampled and drafted tokens exceed a batch (`common_batch_add`).
+            #
+            # Trap: nothing asks for room before the drafts are made. Seen on the wheels from b9294
+            # to b9873, and on b11549 with another message; where recurrent states keep planes, a
+            # single draft that is longer than the batch ends the process before, as it is split.
+            if len(batch) + 1 + len(slot.draft) > max(server.n_batch, len(server.slots)):
+                where, why = "common_batch_add", "llama_batch size exceeded"
+                raise UpstreamAbort(where, why)
             slot.i_batch = batch.add(slot, [slot.sampled, *slot.draft], output=True)
     if server.options.cont_batching or not batch.length:
         add_prompts(server, batch)
     return batch
-
-
-def _check_room(server: ServerContext, batch: ServerBatch, slot: Slot) -> None:
-    """End the process where sampled and drafted tokens exceed a batch (`common_batch_add`).
-
-    Trap: nothing asks for room before the drafts are made. Seen on the wheels from b9294 to b9873,
-    and on b11549 with another message; where recurrent states keep planes, a single draft that is
-    longer than the batch ends the process before, as it is split.
-    """
-    if len(batch) + 1 + len(slot.draft) > max(server.n_batch, len(server.slots)):
-        where, why = "common_batch_add", "llama_batch size exceeded"
-        raise UpstreamAbort(where, why)
 
 
 def shift_context(server: ServerContext, slot: Slot) -> None:
@@ -443,7 +438,27 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         server.finish(slot, "error", "exceed_context_size_error", message)
         return False
     n_past = _common_prefix(server, slot, task)
-    n_past = _usable_prefix(server, slot, task, n_past)
+    # The part of a common prefix that memory or a checkpoint can resume.
+    #
+    # Upstream: from `pos_next` to the erasure. Trap: for a window the depth test fails whenever the
+    # prefix is no longer than the window, although every cell is there. For a recurrent state it
+    # fails unless the prompt only adds tokens.
+    rules = server.rules.reuse
+    has_new_tokens = n_past < task.n_tokens  # #24110
+    spares = rules.thold_spares_one
+    spared = 1 if spares == "always" or (spares != "never" and not has_new_tokens) else 0
+    prefix = Prefix(
+        n_past=n_past,
+        pos_next=n_past,
+        prefix_end=n_past,
+        pos_min_thold=max(0, n_past - server.n_swa - spared),
+        n_prompt=task.n_tokens,
+    )
+    most = slot.prompt.n_tokens - (1 if rules.depth_test_skips_extensions else 0)
+    if 0 < n_past <= most:
+        prefix = _deep_enough(server, slot, task, prefix)
+    erase_checkpoints(server, slot, task, prefix)
+    n_past = prefix.n_past
     if n_past == task.n_tokens:  # [TAG_PROMPT_LOGITS]
         server.emit(
             OneTokenNeeded(slot=slot.id, task=task.id, n_past=n_past, n_tokens=task.n_tokens)
@@ -557,31 +572,6 @@ def _matching(tokens: Sequence[Token], head_c: int, prompt: Sequence[Token], hea
     while n_match < most and tokens[head_c + n_match] == prompt[head_p + n_match]:
         n_match += 1
     return n_match
-
-
-def _usable_prefix(server: ServerContext, slot: Slot, task: Task, n_past: int) -> int:
-    """The part of a common prefix that memory or a checkpoint can resume.
-
-    Upstream: from `pos_next` to the erasure. Trap: for a window the depth test fails whenever the
-    prefix is no longer than the window, although every cell is there. For a recurrent state it
-    fails unless the prompt only adds tokens.
-    """
-    rules = server.rules.reuse
-    has_new_tokens = n_past < task.n_tokens  # #24110
-    spares = rules.thold_spares_one
-    spared = 1 if spares == "always" or (spares != "never" and not has_new_tokens) else 0
-    prefix = Prefix(
-        n_past=n_past,
-        pos_next=n_past,
-        prefix_end=n_past,
-        pos_min_thold=max(0, n_past - server.n_swa - spared),
-        n_prompt=task.n_tokens,
-    )
-    most = slot.prompt.n_tokens - (1 if rules.depth_test_skips_extensions else 0)
-    if 0 < n_past <= most:
-        prefix = _deep_enough(server, slot, task, prefix)
-    erase_checkpoints(server, slot, task, prefix)
-    return prefix.n_past
 
 
 def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> Prefix:

@@ -264,9 +264,47 @@ class Tree:
         if self.bootstrap is None:
             self.bootstrap = self.options.bootstrap_multiplier * len(self.hits)
         if self.policy == "lru":
-            self._evict_oldest(wanted)
+            # Leaves, the one used longest ago first. Follows `evict_v1`.
+            #
+            # Trap: a lookup that reuses nothing refreshes the nodes on its way all the same.
+            heap = [node for node in self.all() if not node.children]
+            heapq.heapify(heap)
+            gone = 0
+            while gone < wanted and heap:
+                node = heapq.heappop(heap)
+                gone += self.costs.state_bytes() + self.costs.keys_bytes(len(node.key))
+                parent = node.parent
+                self._delete(node)
+                if parent is not None and parent is not self.root and not parent.children:
+                    heapq.heappush(heap, parent)
         else:
-            self._evict_least_worth(wanted)
+            # Nodes with one child at most: an inner one loses its state and becomes one with its
+            # child. Follows `evict_v2`.
+            #
+            # Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so
+            # it may evict more or less than was wanted.
+            gone = 0
+            while gone < wanted and self.nodes:
+                candidates = [node for node in self.all() if len(node.children) < 2]
+                worth = normalised([self._saved_per_byte(node) for node in candidates])
+                recent = normalised([1 / (self.time - node.last_access) for node in candidates])
+                scores = [self.weight * a + b for a, b in zip(worth, recent, strict=True)]
+                node = candidates[scores.index(min(scores))]
+                gone += self.costs.state_bytes()
+                if node.children:
+                    if self.on_merged is not None:
+                        self.on_merged(node)
+                    [child] = node.children.values()
+                    child.key = node.key + child.key
+                    child.parent = node.parent
+                    child.last_access = max(node.last_access, child.last_access)
+                    if node.parent is not None:
+                        node.parent.children[child.key[0]] = child
+                    self.nodes -= 1
+                    continue
+                counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
+                gone += self.costs.keys_bytes(len(counted.key))
+                self._delete(node)
 
     def all(self) -> Iterator[Node]:
         """All nodes but the root, depth first."""
@@ -275,52 +313,6 @@ class Tree:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children.values()))
-
-    def _evict_oldest(self, wanted: int) -> None:
-        """Leaves, the one used longest ago first. Follows `evict_v1`.
-
-        Trap: a lookup that reuses nothing refreshes the nodes on its way all the same.
-        """
-        heap = [node for node in self.all() if not node.children]
-        heapq.heapify(heap)
-        gone = 0
-        while gone < wanted and heap:
-            node = heapq.heappop(heap)
-            gone += self.costs.state_bytes() + self.costs.keys_bytes(len(node.key))
-            parent = node.parent
-            self._delete(node)
-            if parent is not None and parent is not self.root and not parent.children:
-                heapq.heappush(heap, parent)
-
-    def _evict_least_worth(self, wanted: int) -> None:
-        """Nodes with one child at most: an inner one loses its state and becomes one with its
-        child. Follows `evict_v2`.
-
-        Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so it may
-        evict more or less than was wanted.
-        """
-        gone = 0
-        while gone < wanted and self.nodes:
-            candidates = [node for node in self.all() if len(node.children) < 2]
-            worth = normalised([self._saved_per_byte(node) for node in candidates])
-            recent = normalised([1 / (self.time - node.last_access) for node in candidates])
-            scores = [self.weight * a + b for a, b in zip(worth, recent, strict=True)]
-            node = candidates[scores.index(min(scores))]
-            gone += self.costs.state_bytes()
-            if node.children:
-                if self.on_merged is not None:
-                    self.on_merged(node)
-                [child] = node.children.values()
-                child.key = node.key + child.key
-                child.parent = node.parent
-                child.last_access = max(node.last_access, child.last_access)
-                if node.parent is not None:
-                    node.parent.children[child.key[0]] = child
-                self.nodes -= 1
-                continue
-            counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
-            gone += self.costs.keys_bytes(len(counted.key))
-            self._delete(node)
 
     def _saved_per_byte(self, node: Node) -> float:
         """Computation saved beyond the parent's, per byte of a prefix that ends here.

@@ -255,7 +255,29 @@ class HiRadixCache(RadixCache):
         for number in self.loads.done():
             self.unlock(self.loaded.pop(number))
         if self.stores:
-            self._look_at_storage()
+            # Follows `drain_storage_control_queues`, after a turn of the threads.
+            self.looks += 1
+            backups = self.backups.due()
+            for backup in backups:
+                self._store(backup)
+            for each in [each for each in self.prefetches.due() if self._query(each)]:
+                # Follows `_page_transfer`: one that nobody waits for any more gets nothing.
+                if not each.terminated:
+                    for index, key in enumerate(each.keys):
+                        if self.on_fetch is not None:
+                            place = self._place(self.storage.places[key])
+                            self.on_fetch(FULL, self._page(each.wanted, index), place)
+                    each.completed = len(each.wanted)
+                self._release(each.wanted[each.completed :])
+            for request in self.revoked:
+                gone = self.ongoing.pop(request, None)
+                if gone is not None:
+                    gone.node.locks[HOST + FULL] -= 1
+                    self.occupied = max(0, self.occupied - len(gone.tokens))
+            for backup in backups:
+                backup.node.locks[HOST + FULL] -= 1
+            self.host.free(joined(self.released))
+            self.revoked, self.released = [], []
 
     def held_by_host(self) -> Iterator[Node]:
         """Nodes that are locked because a copy is under way."""
@@ -476,37 +498,9 @@ class HiRadixCache(RadixCache):
         each.wanted = each.slots[:count]
         return True
 
-    def _fetch(self, each: Prefetch) -> None:
-        """Follows `_page_transfer`: one that nobody waits for any more gets nothing."""
-        if not each.terminated:
-            for index, key in enumerate(each.keys):
-                if self.on_fetch is not None:
-                    place = self._place(self.storage.places[key])
-                    self.on_fetch(FULL, self._page(each.wanted, index), place)
-            each.completed = len(each.wanted)
-        self._release(each.wanted[each.completed :])
-
     def _release(self, slots: Integers) -> None:
         if len(slots):
             self.released.append(slots)
-
-    def _look_at_storage(self) -> None:
-        """Follows `drain_storage_control_queues`, after a turn of the threads."""
-        self.looks += 1
-        backups = self.backups.due()
-        for backup in backups:
-            self._store(backup)
-        for each in [each for each in self.prefetches.due() if self._query(each)]:
-            self._fetch(each)
-        for request in self.revoked:
-            gone = self.ongoing.pop(request, None)
-            if gone is not None:
-                gone.node.locks[HOST + FULL] -= 1
-                self.occupied = max(0, self.occupied - len(gone.tokens))
-        for backup in backups:
-            backup.node.locks[HOST + FULL] -= 1
-        self.host.free(joined(self.released))
-        self.revoked, self.released = [], []
 
     def fetched(self, req: Req) -> bool:
         """Return true once a request need not wait. Follows `check_prefetch_progress`."""

@@ -234,7 +234,24 @@ class HostTier:
         """Make room; how much there was to drop. Follows `drive_host_eviction`."""
         gone = [0, 0, 0]
         if part != FULL:
-            self._evict_part(part, count, gone)
+            lru = self.lru(part)
+            node = lru.oldest()
+            while gone[part] < count and node is not None and node in lru:
+                following = lru.before(node)
+                if node in self.leaves:
+                    self._drop_leaf(node, gone)
+                else:
+                    self.tell("dropped", part, node)
+                    self.drop(node, part, gone)
+                    if (
+                        part == PART
+                        and node.host_state is not None
+                        and not node.locks[HOST + STATE]
+                    ):
+                        self.tell("dropped", STATE, node)
+                        self.drop(node, STATE, gone)
+                    self.tree.update_leaf(node)
+                node = following
             return gone[part]
         if self.shape.writes_back:
             self._reclaim_twice(count, gone)
@@ -274,23 +291,6 @@ class HostTier:
             if above is not None:
                 self.tree.update_leaf(above)
             at = above
-
-    def _evict_part(self, part: int, count: int, gone: list[int]) -> None:
-        """The copies used longest ago; a leaf goes with everything, an inner node stays."""
-        lru = self.lru(part)
-        node = lru.oldest()
-        while gone[part] < count and node is not None and node in lru:
-            following = lru.before(node)
-            if node in self.leaves:
-                self._drop_leaf(node, gone)
-            else:
-                self.tell("dropped", part, node)
-                self.drop(node, part, gone)
-                if part == PART and node.host_state is not None and not node.locks[HOST + STATE]:
-                    self.tell("dropped", STATE, node)
-                    self.drop(node, STATE, gone)
-                self.tree.update_leaf(node)
-            node = following
 
     def _reclaim_twice(self, count: int, gone: list[int]) -> None:
         """With `write_back`: what the device has too goes first, leaves of the device last.
@@ -433,7 +433,16 @@ class HostTier:
         for number in self.writes.done():
             self._written(number)
         for number in self.loads.done():
-            self._came(number)
+            # A load is done. Follows `loading_check` and `finish_load_back`.
+            done, held = self.loaded.pop(number)
+            self.tree.unlock(done.node, done.held)
+            self.release(held)
+            for each in done.node.path():
+                if self.shape.writes_back:
+                    if each.loading != number:
+                        continue
+                    each.loading = None
+                self.track_twice(each)
 
     def settle(self) -> None:
         """Wait for everything that is being written. Follows `writing_check(write_back=True)`."""
@@ -704,15 +713,3 @@ class HostTier:
     def _load(self, part: int, at: Integers | None, to: Integers) -> None:
         if self.on_load is not None and at is not None:
             self.on_load(part, at, to)
-
-    def _came(self, number: int) -> None:
-        """A load is done. Follows `loading_check` and `finish_load_back`."""
-        done, held = self.loaded.pop(number)
-        self.tree.unlock(done.node, done.held)
-        self.release(held)
-        for each in done.node.path():
-            if self.shape.writes_back:
-                if each.loading != number:
-                    continue
-                each.loading = None
-            self.track_twice(each)

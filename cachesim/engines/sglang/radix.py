@@ -570,21 +570,17 @@ class MambaRadixCache(Tree):
                     following = self.full_lru.oldest(leaves=True)
                 node = following
         if states > 0:
-            self._evict_states(states)
-
-    def _evict_states(self, states: int) -> None:
-        """A leaf goes with its state; of an inner node only the state does (a tombstone)."""
-        evicted, node = 0, self.state_lru.oldest()
-        while evicted < states and node is not None and node in self.state_lru:
-            if node.children:
-                following = self.state_lru.before(node)
-                self.state_lru.remove(node)
-                self._drop_state(node)
-                self.lost("state", node)
-            else:
-                _, _, following = self._evict_leaf(node, from_states=True)
-            evicted += 1
-            node = following
+            evicted, node = 0, self.state_lru.oldest()
+            while evicted < states and node is not None and node in self.state_lru:
+                if node.children:
+                    following = self.state_lru.before(node)
+                    self.state_lru.remove(node)
+                    self._drop_state(node)
+                    self.lost("state", node)
+                else:
+                    _, _, following = self._evict_leaf(node, from_states=True)
+                evicted += 1
+                node = following
 
     def _drop_state(self, node: Node) -> None:
         if node.state is not None:

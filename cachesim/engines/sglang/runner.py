@@ -279,7 +279,12 @@ class Runner:
             logits = self._extend(req) if batch.reads(req) else self._decode(req)
             tokens.append(judge(req, logits[-1]) if len(logits) else 0)
         if batch.extend and self.rules.offset_of_first:
-            self._track_by_first(batch)
+            for req in batch.reqs:
+                if req.track_at is None or req.tracks is None or req.kept_track is None:
+                    continue
+                at = -(-(req.track_at - req.prefix) // CHUNK) - 1
+                if at < len(self.chunk_states):
+                    self.contents.put_state(req.tracks[req.kept_track], self.chunk_states[at])
         for source, target in late:
             self.contents.copy_state(source, target)
         return tokens
@@ -334,15 +339,6 @@ class Runner:
             self.chunk_states.append(self.contents.state(slot))
         elif at == req.track_at and req.kept_track is not None:
             self.contents.copy_state(slot, req.tracks[req.kept_track])
-
-    def _track_by_first(self, batch: Batch) -> None:
-        """Every request's tracked state is looked up from where the first one's states begin."""
-        for req in batch.reqs:
-            if req.track_at is None or req.tracks is None or req.kept_track is None:
-                continue
-            at = -(-(req.track_at - req.prefix) // CHUNK) - 1
-            if at < len(self.chunk_states):
-                self.contents.put_state(req.tracks[req.kept_track], self.chunk_states[at])
 
     # -- decode ------------------------------------------------------------------------------------
 

@@ -110,19 +110,18 @@ class Allocation:
             length = req.num_tokens - 1
             if not steps:
                 if req.decode_steps % window == 1:
-                    self._let_go(req, self.pool, length - window)
+                    # Follows `_evict_swa` of 0.5.9.
+                    pool = self.pool
+                    until = length - window
+                    start = max(req.window_evicted, req.protected)
+                    end = max(start, until) // pool.page * pool.page
+                    req.window_evicted = start
+                    if end > start:
+                        pool.free_window(req.row[start:end].copy())
+                        req.window_evicted = end
             elif req.decode_steps >= 1 and length - window >= req.window_evicted + steps:
                 self.tree.let_windows_go(req, length)
         self.pool.end_group()
-
-    def _let_go(self, req: Req, pool: WindowPool, until: int) -> None:
-        """Follows `_evict_swa` of 0.5.9."""
-        start = max(req.window_evicted, req.protected)
-        end = max(start, until) // pool.page * pool.page
-        req.window_evicted = start
-        if end > start:
-            pool.free_window(req.row[start:end].copy())
-            req.window_evicted = end
 
     def _rows(self, reqs: Sequence[Req], longest: int) -> None:
         """A row for each request, and its states. Follows `alloc_req_slots`."""
@@ -434,7 +433,12 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True while any request is not done."""
-        return bool(self.waiting or self.running.reqs or self.chunked or self.last is not None and any(not req.finished for req in self.last.reqs))
+        return bool(
+            self.waiting
+            or self.running.reqs
+            or self.chunked
+            or (self.last is not None and any(not req.finished for req in self.last.reqs))
+        )
 
     def add(self, req: Req) -> None:
         """A request at the end of the queue. Follows `_add_request_to_queue`."""

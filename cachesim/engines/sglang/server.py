@@ -619,10 +619,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             if self._idle > MOST_IDLE and self.scheduler.busy:
                 where = "Scheduler.event_loop_normal"
                 raise UpstreamEndless(where, "a request waits for more memory than there is")
-            busy = self.scheduler.busy
-            if not busy and self.options.strict_mem_check_during_idle:
-                self._check_pools()
-            return busy
+            return self._goes_on()
         self._idle = 0
         self._begin(batch)
         tokens = self.runner.run(batch, self._sample)
@@ -634,6 +631,12 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._of_req[req.id].done = True
             self._tell(happened.RequestFinished(task=req.id, generated=Count(req.num_output)))
         return True
+
+    def _goes_on(self) -> bool:
+        busy = self.scheduler.busy
+        if not busy and self.options.strict_mem_check_during_idle:
+            self._check_pools()
+        return busy
 
     def _check_pools(self) -> None:
         """At rest, free slots and the tree's are all there are. Follows `_check_all_pools`."""

@@ -218,11 +218,31 @@ class Threads:
     def run(self) -> None:
         """Run the threads' functions on what is due."""
         for backup in self.backups.due():
-            self._save(backup)
+            # Follows `_page_backup`; what the storage has already is not written again.
+            for each in backup.parts:
+                fresh = False
+                for index, key in enumerate(each.keys):
+                    place = self.storage.put(key, each.part)
+                    fresh = fresh or place is not None
+                    if place is not None and self.on_store is not None:
+                        self.on_store(each.part, _page(each, index), _place(each, place))
+                if fresh:
+                    self.stored.append(("stored", each.part, backup.node))
+            self.saved.append(backup)
         for fetch in self.queries.due():
-            self._query(fetch)
+            # Follows `prefetch_thread_func`: the longest span that can be gone on from.
+            if not fetch.terminated:
+                keys = self.keys_of(fetch)
+                count = len(keys) if fetch.assumed else self._restorable(keys, fetch.parts)
+                fetch.keys, fetch.hit = keys[:count], count * self.page
+            self.found.append(fetch)
         for fetch in self.transfers.due():
-            self._transfer(fetch)
+            # Follows `prefetch_io_aux_func`: what nobody waits for any more gets nothing.
+            whole = self._transfer_attention(fetch)
+            if fetch.parts:
+                hits = self._transfer_parts(fetch) if whole and not fetch.terminated else {}
+                self.untold.append(Ack(fetch, hits=hits))
+            self.untold.append(Ack(fetch, done=True))
         count = self.shape.acks or len(self.untold)
         self.news += self.untold[:count]
         del self.untold[:count]
@@ -239,19 +259,6 @@ class Threads:
 
     # -- to the storage ----------------------------------------------------------------------------
 
-    def _save(self, backup: NodeBackup) -> None:
-        """Follows `_page_backup`; what the storage has already is not written again."""
-        for each in backup.parts:
-            fresh = False
-            for index, key in enumerate(each.keys):
-                place = self.storage.put(key, each.part)
-                fresh = fresh or place is not None
-                if place is not None and self.on_store is not None:
-                    self.on_store(each.part, _page(each, index), _place(each, place))
-            if fresh:
-                self.stored.append(("stored", each.part, backup.node))
-        self.saved.append(backup)
-
     # -- from the storage --------------------------------------------------------------------------
 
     def keys_of(self, fetch: Fetch) -> list[bytes]:
@@ -265,14 +272,6 @@ class Threads:
         keys = hashes_of(whole, namespace(extra), self.page, bigrams=self.bigrams)
         return self.storage.known(keys) * self.page
 
-    def _query(self, fetch: Fetch) -> None:
-        """Follows `prefetch_thread_func`: the longest span that can be gone on from."""
-        if not fetch.terminated:
-            keys = self.keys_of(fetch)
-            count = len(keys) if fetch.assumed else self._restorable(keys, fetch.parts)
-            fetch.keys, fetch.hit = keys[:count], count * self.page
-        self.found.append(fetch)
-
     def _restorable(self, keys: list[bytes], parts: Sequence[PartFetch]) -> int:
         """Pages up to the last one at which every part is there. Follows `batch_exists_v2`."""
         for count in range(self.storage.known(keys), 0, -1):
@@ -282,14 +281,6 @@ class Threads:
             ):
                 return count
         return 0
-
-    def _transfer(self, fetch: Fetch) -> None:
-        """Follows `prefetch_io_aux_func`: what nobody waits for any more gets nothing."""
-        whole = self._transfer_attention(fetch)
-        if fetch.parts:
-            hits = self._transfer_parts(fetch) if whole and not fetch.terminated else {}
-            self.untold.append(Ack(fetch, hits=hits))
-        self.untold.append(Ack(fetch, done=True))
 
     def _transfer_attention(self, fetch: Fetch) -> bool:
         goes_on, count = not fetch.terminated, 0

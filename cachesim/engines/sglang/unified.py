@@ -214,13 +214,9 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return count, req.state if req.finished else None, None
         if not req.finished:
             return req.tracked or 0, None, None
-        return self._track_to_donate(req, until)
-
-    def _track_to_donate(self, req: Req, until: int) -> tuple[int, int | None, int | None]:
-        """The last track, or the one before where that lies beyond what is committed.
-
-        Follows `_select_finished_checkpoint`.
-        """
+        # The last track, or the one before where that lies beyond what is committed.
+        #
+        # Follows `_select_finished_checkpoint`.
         length, kept = req.tracked or 0, req.kept_track
         if length > until:
             before = req.tracked_before

@@ -112,7 +112,15 @@ class UnifiedTreeCore(Tree):
         slots = joined(found[:usable])
         if not tiered:
             beyond, reach = best, len(slots)
-        self._used(beyond)
+        # Follows `_match_post_processor`: only what was used counts as used.
+        if self.has_windows:
+            self.window_lru.use_path(self.near(beyond))
+        if self.has_states:
+            if self.rules.tree.uses_path_states:
+                self.state_lru.use_path(beyond.path())
+            elif beyond in self.state_lru:
+                self.state_lru.use(beyond)
+        self._used_path(beyond)
         on_host = self.host.tokens_between(best, beyond) if self.host is not None else 0
         boundary = len(slots) + on_host
         return Match(
@@ -138,17 +146,6 @@ class UnifiedTreeCore(Tree):
     def _beyond(attention: int, grid: int, usable: int) -> int | None:
         aligned = attention // grid * grid
         return aligned if aligned > usable else None
-
-    def _used(self, best: Node) -> None:
-        """Follows `_match_post_processor`: only what was used counts as used."""
-        if self.has_windows:
-            self.window_lru.use_path(self.near(best))
-        if self.has_states:
-            if self.rules.tree.uses_path_states:
-                self.state_lru.use_path(best.path())
-            elif best in self.state_lru:
-                self.state_lru.use(best)
-        self._used_path(best)
 
     def near(self, node: Node) -> Iterator[Node]:
         """A node and those above it, as far as a window and a page reach."""
@@ -260,17 +257,14 @@ class UnifiedTreeCore(Tree):
                     self.host.save_inner(part, node)
                 self.drop(node, part, gone)
                 self._gave_up(part, node)
-                self._cascade(node, part, gone)
+                # An inner node loses the parts of less worth, too. Follows `_cascade_evict`.
+                if part == PART and node.state is not None and not node.locks[STATE]:
+                    self.drop(node, STATE, gone)
+                    self._gave_up(STATE, node)
+                self.update_leaf(node)
             if following is not None and following not in lru:
                 following = lru.oldest()
             node = following
-
-    def _cascade(self, node: Node, part: int, gone: list[int]) -> None:
-        """An inner node loses the parts of less worth, too. Follows `_cascade_evict`."""
-        if part == PART and node.state is not None and not node.locks[STATE]:
-            self.drop(node, STATE, gone)
-            self._gave_up(STATE, node)
-        self.update_leaf(node)
 
     def _gave_up(self, part: int, node: Node) -> None:
         """Say that a window or a state is gone, or that the host still has it."""

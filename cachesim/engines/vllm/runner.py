@@ -322,7 +322,14 @@ class Runner:
                 self._postprocess(chunk)
         elif mode == "all":
             for chunk in step.chunks:
-                self._postprocess_all(chunk)
+                # Note the block of the last token of a step with all its drafts.
+                #
+                # Follows `postprocess_mamba_all`.
+                whole = (
+                    chunk.end - chunk.start == 1 + self._state.speculative_blocks and chunk.drafts
+                )
+                last = (chunk.end - 1) // self._state.block
+                self.held[chunk.request.id].last_scheduled = last if whole else None
         return sampled
 
     def _known(self, chunk: Chunk, judge: Judge) -> list[int]:
@@ -391,15 +398,6 @@ class Runner:
             self._move(held, held.state_index, bias, target)
         if held.state_index == target:
             held.accepted = 1
-
-    def _postprocess_all(self, chunk: Chunk) -> None:
-        """Note the block of the last token of a step with all its drafts.
-
-        Follows `postprocess_mamba_all`.
-        """
-        whole = chunk.end - chunk.start == 1 + self._state.speculative_blocks and chunk.drafts
-        last = (chunk.end - 1) // self._state.block
-        self.held[chunk.request.id].last_scheduled = last if whole else None
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -589,7 +587,9 @@ class Connector:
                         for index in range(span[0] // size, span[1] // size):
                             if table[index] == NULL:
                                 continue
-                            content = self.kept.get((request.hashes[(index + 1) * size // unit - 1], group))
+                            content = self.kept.get(
+                                (request.hashes[(index + 1) * size // unit - 1], group)
+                            )
                             if content is not None:
                                 self.pages.reach(table[index])
                                 self.pages.fill(group, table[index], content)

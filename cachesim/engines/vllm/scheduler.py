@@ -59,38 +59,6 @@ class Scheduler:
         """Hand out the step's tokens and blocks. Follows `schedule`."""
         self.manager.new_step_starts()
         step = Step()
-        budget = self._schedule_running(step)
-        if not step.preempted:
-            self._schedule_waiting(step, budget)
-        if self.external is not None and self.rules.scheduler.pins_tails:
-            self.manager.pin_tails()
-        step.copies = self.manager.take_copies()
-        if step.copies:
-            ends = (block for _, *pair in step.copies for block in pair)
-            self.manager.pool.free_blocks(ends)
-        for chunk in step.chunks:
-            self._goes_out(chunk)
-        return step
-
-    def _goes_out(self, chunk: Chunk) -> None:
-        """Count a chunk as computed; where steps overlap, also what it will say as said.
-
-        Follows `_update_after_schedule`, and that of `AsyncScheduler`.
-        """
-        request = chunk.request
-        request.num_computed += chunk.count
-        request.in_flight += chunk.count
-        known = request.num_tokens + request.placeholders
-        request.is_prefill_chunk = request.num_computed < known
-        if self.limits.overlaps and not request.is_prefill_chunk:
-            request.placeholders += 1 + len(chunk.drafts)
-            request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
-
-    def _surely_ends(self, request: Request) -> bool:
-        least = request.num_computed + 2 - request.placeholders
-        return request.placeholders > 0 and least >= request.num_prompt + request.max_tokens
-
-    def _schedule_running(self, step: Step) -> int:
         limits = self.limits
         turn = _Turn(step, budget=limits.budget)
         while turn.index < len(self.running) and turn.budget > 0:
@@ -123,7 +91,32 @@ class Scheduler:
             )
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
-        return turn.budget
+        budget = turn.budget
+        if not step.preempted:
+            self._schedule_waiting(step, budget)
+        if self.external is not None and self.rules.scheduler.pins_tails:
+            self.manager.pin_tails()
+        step.copies = self.manager.take_copies()
+        if step.copies:
+            ends = (block for _, *pair in step.copies for block in pair)
+            self.manager.pool.free_blocks(ends)
+        for chunk in step.chunks:
+            # Count a chunk as computed; where steps overlap, also what it will say as said.
+            #
+            # Follows `_update_after_schedule`, and that of `AsyncScheduler`.
+            request = chunk.request
+            request.num_computed += chunk.count
+            request.in_flight += chunk.count
+            known = request.num_tokens + request.placeholders
+            request.is_prefill_chunk = request.num_computed < known
+            if self.limits.overlaps and not request.is_prefill_chunk:
+                request.placeholders += 1 + len(chunk.drafts)
+                request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
+        return step
+
+    def _surely_ends(self, request: Request) -> bool:
+        least = request.num_computed + 2 - request.placeholders
+        return request.placeholders > 0 and least >= request.num_prompt + request.max_tokens
 
     def _allocate_or_preempt(
         self, request: Request, new: int, turn: "_Turn"
@@ -407,7 +400,28 @@ class Splitter:
         if start >= end_of_prefill:
             return new
         if self.manager.rules.scheduler.chunk_split in {"stops", "early-stops"}:
-            return self._at_stops(request, new, start, end_of_prefill)
+            size = self.size
+            last = self._last_boundary(request)
+            end = start + new
+            early = self.manager.rules.scheduler.chunk_split == "early-stops"
+            if early:  # may leave nothing of a chunk: a budget below a block waits for ever
+                end = end // size * size if end < last else end
+            elif end < end_of_prefill:
+                aligned = end // size * size
+                if aligned > start or size <= self.budget:
+                    end = aligned
+            tail = self._tail_boundary(request) if self.partial_states else 0
+            junction = request.shared_prefix_boundary
+            boundary = (start // size + 1) * size
+            stops = (
+                boundary if start % size and (not early or boundary <= last) else 0,
+                last,
+                tail if last < tail < request.num_prompt else 0,
+                start + (junction - start) // size * size if start < junction < end else 0,
+                self._next_of_interval(start),
+            )
+            end = min((stop for stop in stops if start < stop < end), default=end)
+            return max(end - start, 0)
         size = self.size
         last = self._last_boundary(request)
         after = start + new
@@ -441,30 +455,6 @@ class Splitter:
             return self._checkpoint(request.num_prompt, unit)
         boundary = request.num_prompt // unit * unit
         return max(boundary - unit, 0) if eagle and rule == "prompt-eagle" else boundary
-
-    def _at_stops(self, request: Request, new: int, start: int, end_of_prefill: int) -> int:
-        size = self.size
-        last = self._last_boundary(request)
-        end = start + new
-        early = self.manager.rules.scheduler.chunk_split == "early-stops"
-        if early:  # may leave nothing of a chunk: a budget below a block waits for ever
-            end = end // size * size if end < last else end
-        elif end < end_of_prefill:
-            aligned = end // size * size
-            if aligned > start or size <= self.budget:
-                end = aligned
-        tail = self._tail_boundary(request) if self.partial_states else 0
-        junction = request.shared_prefix_boundary
-        boundary = (start // size + 1) * size
-        stops = (
-            boundary if start % size and (not early or boundary <= last) else 0,
-            last,
-            tail if last < tail < request.num_prompt else 0,
-            start + (junction - start) // size * size if start < junction < end else 0,
-            self._next_of_interval(start),
-        )
-        end = min((stop for stop in stops if start < stop < end), default=end)
-        return max(end - start, 0)
 
     def _next_of_interval(self, start: int) -> int:
         """The next position at which retention would keep a state, if there were one."""

@@ -432,37 +432,33 @@ class AttentionCache:
             if seq == -1:
                 self._read_whole_stream(reader, s, count)
             else:
-                self._read_sequence(reader, seq, count)
-
-    def _read_sequence(self, reader: Reader, seq: int, count: int) -> None:
-        """Cells of any owner become private cells of `seq`, placed in saved cell order.
-
-        The search is the ordinary one: it may reclaim window cells of other sequences, and its
-        outcome depends on the head.
-        """
-        stream = self.streams.of(seq, "state_read")
-        if self.rules.checks_count_first and count > self.streams.size:
-            self.seq_rm(seq, -1, -1)
-            msg = "the state has more cells than the cache"
-            raise BlobError(msg)
-        self.seq_rm(seq, -1, -1)
-        listed = reader.take(CellList)
-        if not listed.has_one_owner_each:
-            msg = "a cell of the state does not have exactly one sequence"
-            raise BlobError(msg)
-        ubatch = Ubatch(
-            rows=tuple(range(count)),
-            n_seqs=1,
-            n_seq_tokens=count,
-            positions=listed.positions.tolist(),
-            seqs=((seq,),) * count,
-        )
-        slot = find_slot(self.streams, ubatch)
-        if slot is None:
-            msg = "there are not enough free cells for the state"
-            raise BlobError(msg)
-        apply_ubatch(self.streams, slot, ubatch)
-        self._read_rows(reader, seq, stream, slot.cells[0])
+                # Cells of any owner become private cells of `seq`, placed in saved cell order.
+                #
+                # The search is the ordinary one: it may reclaim window cells of other sequences,
+                # and its outcome depends on the head.
+                stream = self.streams.of(seq, "state_read")
+                if self.rules.checks_count_first and count > self.streams.size:
+                    self.seq_rm(seq, -1, -1)
+                    msg = "the state has more cells than the cache"
+                    raise BlobError(msg)
+                self.seq_rm(seq, -1, -1)
+                listed = reader.take(CellList)
+                if not listed.has_one_owner_each:
+                    msg = "a cell of the state does not have exactly one sequence"
+                    raise BlobError(msg)
+                ubatch = Ubatch(
+                    rows=tuple(range(count)),
+                    n_seqs=1,
+                    n_seq_tokens=count,
+                    positions=listed.positions.tolist(),
+                    seqs=((seq,),) * count,
+                )
+                slot = find_slot(self.streams, ubatch)
+                if slot is None:
+                    msg = "there are not enough free cells for the state"
+                    raise BlobError(msg)
+                apply_ubatch(self.streams, slot, ubatch)
+                self._read_rows(reader, seq, stream, slot.cells[0])
 
     def _read_whole_stream(self, reader: Reader, stream: int, count: int) -> None:
         """Fill a stream from cell 0 with what was saved.
@@ -558,21 +554,18 @@ class Writer:
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the ubatch's keys and values into its cells; then what each row may look at."""
         if not self._plans:
-            self._plan()
+            first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
+            for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
+                rows, n = self.cache.rows[stream], len(cells)
+                part = None if one else slice(first, first + n)
+                self._parts.append((rows, rows.places(cells), part))
+                first += n
+            for plan in plan_lanes(self.cache.streams, self.ubatch):
+                rows, top = self.cache.rows[plan.stream], plan.top_cell
+                if top >= rows.reach:
+                    rows.cover(top)
+                self._plans.append((plan, rows))
         for rows, to, part in self._parts:
             rows.keys[layer][to] = keys if part is None else keys[part]
             rows.values[layer][to] = values if part is None else values[part]
         return tuple([plan.pick(rows, layer) for plan, rows in self._plans])
-
-    def _plan(self) -> None:
-        first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
-        for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
-            rows, n = self.cache.rows[stream], len(cells)
-            part = None if one else slice(first, first + n)
-            self._parts.append((rows, rows.places(cells), part))
-            first += n
-        for plan in plan_lanes(self.cache.streams, self.ubatch):
-            rows, top = self.cache.rows[plan.stream], plan.top_cell
-            if top >= rows.reach:
-                rows.cover(top)
-            self._plans.append((plan, rows))

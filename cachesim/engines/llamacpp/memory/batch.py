@@ -207,7 +207,11 @@ class Splitter:
         pools = self._pools(n_ubatch, sequential=sequential)
         if not pools:
             return None
-        taken = self._rounds(pools, n_ubatch)
+        # The number of tokens from each pool: one per round, the first round unconditional.
+        #
+        # Trap: with more sets than n_ubatch the first round alone exceeds it.
+        shortest = min(map(len, pools))
+        taken = [max(1, min(shortest, n_ubatch // len(pools)))] * len(pools)
         if keep_tail:
             taken = keep_tails(pools, taken, n_ubatch, keep_tail)
         firsts = (pool[:n] for pool, n in zip(pools, taken, strict=False))
@@ -246,15 +250,6 @@ class Splitter:
             if not self.used[row] and sets[row] in seen:
                 pools[sets[row]].append(row)
         return list(pools.values())
-
-    @staticmethod
-    def _rounds(pools: list[Sequence[int]], n_ubatch: int) -> list[int]:
-        """The number of tokens from each pool: one per round, the first round unconditional.
-
-        Trap: with more sets than n_ubatch the first round alone exceeds it.
-        """
-        shortest = min(map(len, pools))
-        return [max(1, min(shortest, n_ubatch // len(pools)))] * len(pools)
 
     def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
         first, end, n_seq_tokens = rows[0], rows[0] + len(rows), len(rows) // n_seqs

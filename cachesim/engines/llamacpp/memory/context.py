@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model import store as network_side
-from cachesim.model.arithmetic import Network, Output
+from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Array
 
@@ -305,7 +305,10 @@ class Context:
                 return self._give_up(ubatch, code)
             asked = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
             output = self.network.run(network_ubatch(ubatch, tokens, asked, batch.hidden), store)
-            self._keep_outputs(ubatch, asked, output)
+            for i, logits in zip(asked, output.logits, strict=True):
+                self._logits[ubatch.rows[i]] = logits
+            if output.hidden is not None:
+                self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
         return OK
 
     def pass_over(self, put: Callable[[Memory], bool]) -> bool:
@@ -336,12 +339,6 @@ class Context:
         self._logits: dict[int, Array] = {}
         self._hidden: dict[int, Array] = {}
         self._unseen = False  # the last tokens went past the network
-
-    def _keep_outputs(self, ubatch: Ubatch, asked: list[int], output: Output) -> None:
-        for i, logits in zip(asked, output.logits, strict=True):
-            self._logits[ubatch.rows[i]] = logits
-        if output.hidden is not None:
-            self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
 
     def logits(self, row: int) -> Array:
         """The logits of one token of the last batch, which must have asked for them."""

@@ -161,7 +161,15 @@ class RecurrentCells:
             self.seqs[low + k] = set(ids)
             for seq in ids:
                 self.tail[seq] = low + k
-        self._freeze_sources(low, high)
+        # Set the source row of each cell of the window: `rs_z`, zeroed first, for new states.
+        unnamed = [cell for cell in range(low, high + 1) if cell not in self.src]
+        self.rs_z = unnamed[0] if unnamed else NONE
+        for cell in range(low, high + 1):
+            if self.src[cell] < 0 and self.rs_z < 0:
+                where = "llama_memory_recurrent::find_slot"
+                raise UpstreamAbort(where, "rs_z >= 0")
+            self.src0[cell] = self.rs_z if self.src[cell] < 0 else self.src[cell]
+            self.src[cell] = cell
         self.head, self.n = low, high - low + 1
         self.used = sum(map(bool, self.seqs))
         return self.n >= n_seqs
@@ -219,17 +227,6 @@ class RecurrentCells:
         self.seqs[one], self.seqs[other] = self.seqs[other], self.seqs[one]
         trade = {one: other, other: one}
         self.tail = [trade.get(tail, tail) for tail in self.tail]
-
-    def _freeze_sources(self, low: int, high: int) -> None:
-        """Set the source row of each cell of the window: `rs_z`, zeroed first, for new states."""
-        unnamed = [cell for cell in range(low, high + 1) if cell not in self.src]
-        self.rs_z = unnamed[0] if unnamed else NONE
-        for cell in range(low, high + 1):
-            if self.src[cell] < 0 and self.rs_z < 0:
-                where = "llama_memory_recurrent::find_slot"
-                raise UpstreamAbort(where, "rs_z >= 0")
-            self.src0[cell] = self.rs_z if self.src[cell] < 0 else self.src[cell]
-            self.src[cell] = cell
 
     def check_integrity(self) -> None:
         """No two records of one sequence; the count of used cells never negative."""

@@ -198,7 +198,11 @@ class BatchKVCache(BatchCache, batches=KVCache):
     def state(self) -> State:
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.left_padding, self._idx
-        keys, values = self.keys_and_values() if self._idx < rows_of(self.keys) else (some(self.keys), some(self.values))
+        keys, values = (
+            self.keys_and_values()
+            if self._idx < rows_of(self.keys)
+            else (some(self.keys), some(self.values))
+        )
         return keys, values, self.offset, self.left_padding
 
     def put_state(self, state: State, meta_state: State) -> None:

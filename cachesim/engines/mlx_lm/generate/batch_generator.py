@@ -573,7 +573,12 @@ class OldBatchGenerator:
         for layer in cache:
             layer.finalize()
         if self.rules.checkpoint:
-            self._keep_checkpoints(prompts, cache, prompt_end)
+            # Hand every row's state to the server, one after the other.
+            #
+            # Until #976 the generators that cut the rows out were bound late: all to the last row.
+            for index, each in enumerate(prompts):
+                row = len(prompts) - 1 if self.rules.binds_late else index
+                self._keep_checkpoint(each.row.uid, prompt_end, partial(extract_cache, cache, row))
         if prompt_end > 1:
             self.model(inputs[:, : prompt_end - 1], cache)
         rows = [each.row for each in prompts]
@@ -583,17 +588,6 @@ class OldBatchGenerator:
         if self.rules.fresh_by_length:
             return not any(layer.size() for each in prompts for layer in each.cache)
         return all(each.cache[0].empty() for each in prompts)
-
-    def _keep_checkpoints(
-        self, prompts: Sequence[Unprocessed], cache: PromptCache, prompt_end: int
-    ) -> None:
-        """Hand every row's state to the server, one after the other.
-
-        Until #976 the generators that cut the rows out were bound late: all to the last row.
-        """
-        for index, each in enumerate(prompts):
-            row = len(prompts) - 1 if self.rules.binds_late else index
-            self._keep_checkpoint(each.row.uid, prompt_end, partial(extract_cache, cache, row))
 
     def _prefill_fresh(
         self, prompts: Sequence[Unprocessed], prompt_end: int

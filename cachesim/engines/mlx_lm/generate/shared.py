@@ -51,8 +51,16 @@ class Stopper:
         self.seen.append(token)
         if self.forced is not None and len(self.seen) < self.forced:
             return False
-        self.met = next((len(each) for each in self.sequences if bool(each) and tuple(self.seen[-len(each) :]) == tuple(each)), 0)
+        self.met = next(
+            (
+                len(each)
+                for each in self.sequences
+                if bool(each) and tuple(self.seen[-len(each) :]) == tuple(each)
+            ),
+            0,
+        )
         return self.met > 0
+
 
 PromptCache: TypeAlias = list[LayerCache]
 """Caches of the layers that keep state, in layer order."""

@@ -281,7 +281,17 @@ def job_of(
     rules: ServerRules,
 ) -> Job:
     """Read a request; what mlx-lm's server does not know is refused."""
-    _refuse_foreign(request, drafts=options.draft_model is not None)
+    drafts = options.draft_model is not None
+    foreign = {
+        "slot": request.slot != -1,
+        "cache_prompt": not request.cache_prompt,
+        "completions": request.completions != 1,
+        "drafts": request.drafts is not None and not drafts,
+    }
+    for name, present in foreign.items():
+        if present:
+            msg = f"a request to mlx-lm has no field {name!r}: leave it out"
+            raise OptionError(msg)
     tokenizer = _with_arguments(tokenizer, fields)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
@@ -341,19 +351,6 @@ def _with_arguments(tokenizer: ChatTokenizer, fields: Mapping[str, Any]) -> Chat
         raise OptionError(msg)
     bound: ChatTokenizer = tokenizer.with_arguments(tools, arguments)
     return bound
-
-
-def _refuse_foreign(request: Request, *, drafts: bool) -> None:
-    foreign = {
-        "slot": request.slot != -1,
-        "cache_prompt": not request.cache_prompt,
-        "completions": request.completions != 1,
-        "drafts": request.drafts is not None and not drafts,
-    }
-    for name, present in foreign.items():
-        if present:
-            msg = f"a request to mlx-lm has no field {name!r}: leave it out"
-            raise OptionError(msg)
 
 
 def _refuse_tokens(prompt: Tokens, network: Network) -> None:

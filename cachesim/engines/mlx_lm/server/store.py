@@ -228,25 +228,22 @@ class ServerStore:
         )
         self._tell(insertion)
         if self._rules.server.snapshots is not None:
-            self._tell_snapshots(job)
+            # Emit the content of copies that an insertion under #923 left behind.
+            for _, tokens, entry in self.cache.trie.items():
+                if not entry.is_snapshot or any(entry is each for each in self._snapshots):
+                    continue
+                self._snapshots.append(entry)
+                held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
+                self._tell(
+                    SnapshotTaken(
+                        task=job.ticket,
+                        length=Count(len(tokens)),
+                        state_is_key=all(each.sound for each in held) if held else None,
+                        held={each.place: each.tokens for each in held if not each.sound},
+                    )
+                )
         if self.watch is not None:
             self.watch(insertion, cache)
-
-    def _tell_snapshots(self, job: Job) -> None:
-        """Emit the content of copies that an insertion under #923 left behind."""
-        for _, tokens, entry in self.cache.trie.items():
-            if not entry.is_snapshot or any(entry is each for each in self._snapshots):
-                continue
-            self._snapshots.append(entry)
-            held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
-            self._tell(
-                SnapshotTaken(
-                    task=job.ticket,
-                    length=Count(len(tokens)),
-                    state_is_key=all(each.sound for each in held) if held else None,
-                    held={each.place: each.tokens for each in held if not each.sound},
-                )
-            )
 
     def trim(self, job: Job, generator: "HoldsBytes") -> None:
         """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""

@@ -167,19 +167,16 @@ class SegmentBatch(ServedBatch):
             self.serving.tell(PromptProgress(task=task, done=done, total=total))
             self._answered.append(prompt.uid)
         ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
-        self._keep_states([uid for uid in ended if self.jobs[uid].segment_types])
+        uids = [uid for uid in ended if self.jobs[uid].segment_types]
+        for uid, (cache, key) in self.generator.extract_cache(uids).items():
+            job = self.jobs[uid]
+            self.serving.store.insert(job, key, cache, job.segment_types.pop())
         for token in tokens:
             job = self.say(token)
             if token.finish_reason is not None and token.prompt_cache is not None:
                 self.serving.finish(job, token.finish_reason)
                 self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
                 del self.jobs[token.uid]
-
-    def _keep_states(self, uids: list[int]) -> None:
-        """Key and state travel together: the key is what the generator says it has fed."""
-        for uid, (cache, key) in self.generator.extract_cache(uids).items():
-            job = self.jobs[uid]
-            self.serving.store.insert(job, key, cache, job.segment_types.pop())
 
     def remove_stopped(self) -> None:
         gone = self.stopped()
@@ -525,7 +522,20 @@ class ResponseGenerator:
         try:
             return self._turn()
         except UpstreamRaise as error:
-            self._die(error)
+            # An exception that nobody catches ends the thread: whoever waits gets nothing more.
+            #
+            # A client has its last token before its state is stored, and may be served to the end.
+            self.dead = name_of(error)
+            self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
+            waiting = [*self.requests, *self._unprocessed]
+            waiting += self.batch.jobs.values() if self.batch is not None else ()
+            waiting += [] if self._admitting is None else [self._admitting]
+            for job in waiting:
+                if not job.done:
+                    job.error = f"worker died: {self.dead}"
+                    job.message = str(error)
+            self.requests.clear()
+            self._unprocessed.clear()
             return True
 
     def _turn(self) -> bool:
@@ -572,23 +582,6 @@ class ResponseGenerator:
     def _finish(self, job: Job, reason: str) -> None:
         job.finish_reason = reason
         self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
-
-    def _die(self, error: UpstreamRaise) -> None:
-        """An exception that nobody catches ends the thread: whoever waits gets nothing more.
-
-        A client has its last token before its state is stored, and may be served to the end.
-        """
-        self.dead = name_of(error)
-        self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
-        waiting = [*self.requests, *self._unprocessed]
-        waiting += self.batch.jobs.values() if self.batch is not None else ()
-        waiting += [] if self._admitting is None else [self._admitting]
-        for job in waiting:
-            if not job.done:
-                job.error = f"worker died: {self.dead}"
-                job.message = str(error)
-        self.requests.clear()
-        self._unprocessed.clear()
 
     def _turn_away(self) -> bool:
         """Requests to a dead worker: refused at once, or left without an answer."""
