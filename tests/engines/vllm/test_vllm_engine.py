@@ -99,6 +99,32 @@ def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
     assert verdict == judged.answer
 
 
+@pytest.mark.parametrize(
+    ("profile", "model", "verdict"),
+    [
+        ("0.33.0", "hybrid", "diverged"),
+        ("0.33.0", "hybrid-delta", "same"),
+        ("0.33.0+prefills-last", "hybrid", "same"),
+    ],
+)
+def test_a_prefill_chunk_as_long_as_a_decode_spoils_a_request_that_nothing_is_drafted_for(
+    profile: str, model: str, verdict: str
+) -> None:
+    engine = server(profile, model, speculative_method="ngram", num_speculative_tokens=2)
+    reply = text(400, 8)
+    drafted = engine.submit(
+        Request(prompt=text(300, 20), predict=8, reply=reply, drafts=(reply[1:3],))
+    )
+    for _ in range(3):
+        engine.step()  # two chunks of the prompt, then both drafts
+    engine.submit(Request(prompt=text(350, 3), predict=1))
+    engine.run()
+
+    found = engine.reply(drafted)
+    assert found is not None
+    assert verdict == judge_of(engine, found)
+
+
 @pytest.mark.parametrize("profile", ["0.33.0", "0.33.0+skips-aborted"])
 def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(
     profile: str,
