@@ -10,10 +10,7 @@ runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6
 
 @given(runs, runs, st.integers(-9, 40), st.integers(-9, 40))
 def test_it_grows_is_cut_and_sliced_like_a_list(
-    first: list[tuple[int, int, int]],
-    more: list[tuple[int, int, int]],
-    low: int,
-    high: int,
+    first: list[tuple[int, int, int]], more: list[tuple[int, int, int]], low: int, high: int
 ) -> None:
     rope, other = Rope(first), Rope(more)
     plain, others = list(rope), list(other)

@@ -80,9 +80,7 @@ class PromptLoadFailed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEvicted(
-    Event,
-    tone="loss",
-    says="the parked {n_tokens} tokens ({size} bytes) are evicted",
+    Event, tone="loss", says="the parked {n_tokens} tokens ({size} bytes) are evicted"
 ):
     """The oldest entry was dropped for its size."""
 
@@ -111,9 +109,7 @@ class PrefixMatched(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCreated(
-    CheckpointEvent,
-    tone="gain",
-    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved",
+    CheckpointEvent, tone="gain", says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved"
 ):
     """A state was saved."""
 
@@ -219,9 +215,7 @@ class FullReset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionReset(
-    Event,
-    tone="loss",
-    says="the companion cannot be cut at position {p0}: it alone is cleared",
+    Event, tone="loss", says="the companion cannot be cut at position {p0}: it alone is cleared"
 ):
     """Only the companion was emptied; the primary keeps its prefix."""
 
@@ -230,9 +224,7 @@ class CompanionReset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionRefused(
-    Event,
-    tone="loss",
-    says="the companion does not decode at position {position}: drafting stops",
+    Event, tone="loss", says="the companion does not decode at position {position}: drafting stops"
 ):
     """The companion would not decode: drafting stays off until it starts from position 0."""
 
@@ -242,9 +234,7 @@ class CompanionRefused(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftVerified(
-    Event,
-    tone="plain",
-    says="{accepted} of {drafted} drafted tokens are accepted",
+    Event, tone="plain", says="{accepted} of {drafted} drafted tokens are accepted"
 ):
     """A speculative step."""
 
@@ -264,9 +254,7 @@ class ContextShifted(Event, tone="loss", says=parent.ContextShifted.says):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRetried(
-    Event,
-    tone="plain",
-    says="no room: retried with at most {n_batch} tokens at once",
+    Event, tone="plain", says="no room: retried with at most {n_batch} tokens at once"
 ):
     """No room: the same tokens are tried in smaller pieces."""
 

@@ -8,18 +8,8 @@ from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
 from cachesim.units import Count
 
 RELEASES: Final[tuple[Release[Rules], ...]] = (
-    Release(
-        name="d2da6da05",
-        about="the base of #1889",
-        rules=SEED_ERA,
-        date="2026-05-26",
-    ),
-    Release(
-        name="8337e4cd3",
-        about="August 2026",
-        rules=LATER,
-        date="2026-08-15",
-    ),
+    Release(name="d2da6da05", about="the base of #1889", rules=SEED_ERA, date="2026-05-26"),
+    Release(name="8337e4cd3", about="August 2026", rules=LATER, date="2026-08-15"),
 )
 """The releases, oldest first: the project has commits and no tags."""
 

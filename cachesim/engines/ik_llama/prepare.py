@@ -362,11 +362,7 @@ class Preparation:
             )
         self._record.append(
             events.CheckpointReset(
-                slot=slot.id,
-                task=slot.id_task,
-                n_past=slot.n_past,
-                pos_min=pos_min,
-                thold=thold,
+                slot=slot.id, task=slot.id_task, n_past=slot.n_past, pos_min=pos_min, thold=thold
             )
         )
         slot.n_past = slot.n_past_prompt = 0

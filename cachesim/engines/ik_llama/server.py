@@ -101,10 +101,7 @@ class Checkpointing:
         slot.checkpoints.append(checkpoint)
         self._record.append(
             events.CheckpointCreated(
-                slot=slot.id,
-                task=slot.id_task,
-                **checkpoint.as_dict(),
-                size=checkpoint.size,
+                slot=slot.id, task=slot.id_task, **checkpoint.as_dict(), size=checkpoint.size
             )
         )
         return True
@@ -388,11 +385,7 @@ class IkLlama(Engine):
         slot.shifted = self._drops_tokens(slot)
         self.record(
             events.ContextShifted(
-                slot=slot.id,
-                task=slot.id_task,
-                n_keep=keep,
-                n_discard=drop,
-                n_past=slot.n_past,
+                slot=slot.id, task=slot.id_task, n_keep=keep, n_discard=drop, n_past=slot.n_past
             )
         )
 
@@ -660,11 +653,7 @@ class IkLlama(Engine):
     def _note(self, action: str, slot: Slot, name: str, ticket: Ticket) -> None:
         self.record(
             events.SlotAction(
-                slot=slot.id,
-                task=ticket,
-                action=action,
-                file=name,
-                n_tokens=len(slot.cache_tokens),
+                slot=slot.id, task=ticket, action=action, file=name, n_tokens=len(slot.cache_tokens)
             )
         )
 

@@ -116,12 +116,7 @@ class StrictTailCompanion:
         if p0 <= self.tail and (p1 < 0 or self.tail < p1):
             self.tail += delta
 
-    def decode(
-        self,
-        tokens: Sequence[Token],
-        first: Pos,
-        hidden: Sequence[Array],
-    ) -> Fed:
+    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
         """Take the batch's last position."""
         del hidden  # there is no network
         self.tail = first + len(tokens) - 1
@@ -165,12 +160,7 @@ class WindowCompanion:
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
         """Context shift is not supported on such caches; the server never calls it."""
 
-    def decode(
-        self,
-        tokens: Sequence[Token],
-        first: Pos,
-        hidden: Sequence[Array],
-    ) -> Fed:
+    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
         """Roll where needed; refuse a batch that does not begin at the end."""
         del hidden  # there is no network
         if first != self.base + self.live:

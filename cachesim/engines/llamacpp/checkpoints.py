@@ -48,16 +48,14 @@ class Accept:
 
 
 FIX_POS_MIN: Final = Accept(  # [TAG_CHECKPOINTS_FIX_POS_MIN], #24411
-    passes=lambda cur, p: not cur.pos_max > p.pos_next,
-    refused_if="pos_max > pos_next",
+    passes=lambda cur, p: not cur.pos_max > p.pos_next, refused_if="pos_max > pos_next"
 )
 THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510)
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
     refused_if="pos_min >= pos_min_thold",
 )
 BEFORE_21510: Final = Accept(  # Trap: where the threshold is 0 nothing passes
-    passes=lambda cur, p: cur.pos_min < p.pos_min_thold,
-    refused_if="pos_min >= pos_min_thold",
+    passes=lambda cur, p: cur.pos_min < p.pos_min_thold, refused_if="pos_min >= pos_min_thold"
 )
 ONE_KEY_MORE: Final = Accept(
     passes=lambda cur, p: cur.pos_max <= p.pos_next - 1 or p.n_past < p.n_prompt,

@@ -228,10 +228,7 @@ class MtpHead:
 
 
 def open_drafter(
-    options: Options,
-    params: ContextParams,
-    network: Network,
-    rules: ServerRules,
+    options: Options, params: ContextParams, network: Network, rules: ServerRules
 ) -> Drafter | None:
     """The companion that `--spec-type` asks for (`common_speculative_init`)."""
     if not options.drafts:

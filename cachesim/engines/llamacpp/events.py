@@ -52,9 +52,7 @@ class PromptCleared(Event, tone="loss", says="slot {slot} is cleared of {n_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPurged(
-    Event,
-    tone="loss",
-    says="idle slot {slot} is emptied of {n_tokens} tokens to make room",
+    Event, tone="loss", says="idle slot {slot} is emptied of {n_tokens} tokens to make room"
 ):
     """An idle slot was emptied because a unified cache is full."""
 
@@ -115,18 +113,14 @@ class DepthTested(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullReprocessing(
-    Event,
-    tone="loss",
-    says="no saved state is usable: the whole prompt is reprocessed",
+    Event, tone="loss", says="no saved state is usable: the whole prompt is reprocessed"
 ):
     """Full re-processing: the prompt is processed from its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneTokenNeeded(
-    Event,
-    tone="plain",
-    says="all {n_tokens} tokens are there; the last one is reprocessed",
+    Event, tone="plain", says="all {n_tokens} tokens are there; the last one is reprocessed"
 ):
     """Re-processing of the last token for its logits where the whole prompt is cached."""
 
@@ -189,9 +183,7 @@ class BatchRetried(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentCopied(
-    Event,
-    tone="gain",
-    says="slot {slot} takes over slot {parent}'s {n_tokens} tokens",
+    Event, tone="gain", says="slot {slot} takes over slot {parent}'s {n_tokens} tokens"
 ):
     """A child got a copy of its parent's state."""
 
@@ -214,9 +206,7 @@ class DraftVerified(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftMade(
-    Event,
-    tone="plain",
-    says="the companion drafts {n_tokens} tokens (at most {most})",
+    Event, tone="plain", says="the companion drafts {n_tokens} tokens (at most {most})"
 ):
     """The companion proposed tokens."""
 
@@ -226,9 +216,7 @@ class DraftMade(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionFailed(
-    Event,
-    tone="loss",
-    says="the companion cannot follow (decode returns {ret})",
+    Event, tone="loss", says="the companion cannot follow (decode returns {ret})"
 ):
     """The companion could not follow the batch."""
 
@@ -237,9 +225,7 @@ class CompanionFailed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReleased(
-    Event,
-    tone="plain",
-    says="slot {slot} is released with {n_tokens} tokens ({stop})",
+    Event, tone="plain", says="slot {slot} is released with {n_tokens} tokens ({stop})"
 ):
     """A request left its slot."""
 
@@ -258,9 +244,7 @@ class RequestRefused(Event, tone="loss", says="the server answers {error}"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSaved(
-    Event,
-    tone="gain",
-    says="slot {slot} is saved to {file}: {n_tokens} tokens, {n_bytes} bytes",
+    Event, tone="gain", says="slot {slot} is saved to {file}: {n_tokens} tokens, {n_bytes} bytes"
 ):
     """A slot's tokens and state were written to a file."""
 
@@ -392,9 +376,7 @@ class CheckpointCut(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDropped(
-    Event,
-    tone="loss",
-    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
+    Event, tone="loss", says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})"
 ):
     """A checkpoint goes because the list is full, another is close, or equal."""
 
@@ -426,18 +408,14 @@ class CheckpointCreated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheUpdateBegun(
-    Event,
-    tone="quiet",
-    says="slot {slot}'s prompt is swapped with the prompt cache",
+    Event, tone="quiet", says="slot {slot}'s prompt is swapped with the prompt cache"
 ):
     """The slot's prompt is about to be swapped with the prompt cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSaving(
-    Event,
-    tone="gain",
-    says="slot {slot}'s {n_tokens} tokens are saved to the prompt cache",
+    Event, tone="gain", says="slot {slot}'s {n_tokens} tokens are saved to the prompt cache"
 ):
     """A slot's prompt goes into the prompt cache."""
 
@@ -448,9 +426,7 @@ class PromptSaving(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAlreadyCached(
-    Event,
-    tone="plain",
-    says="the prompt cache already has all {n_tokens} tokens: nothing is saved",
+    Event, tone="plain", says="the prompt cache already has all {n_tokens} tokens: nothing is saved"
 ):
     """The prompt cache holds this prompt or a longer one."""
 
@@ -487,9 +463,7 @@ class CacheEntryTooLarge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntryDropped(
-    Event,
-    tone="loss",
-    says="the parked {n_tokens} tokens are evicted ({reason})",
+    Event, tone="loss", says="the parked {n_tokens} tokens are evicted ({reason})"
 ):
     """The oldest entry makes room for a new one, or a limit was reached."""
 
@@ -566,9 +540,7 @@ class CacheLoadFailed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheState(
-    Event,
-    tone="quiet",
-    says="the prompt cache holds {entries} conversations, {size} bytes",
+    Event, tone="quiet", says="the prompt cache holds {entries} conversations, {size} bytes"
 ):
     """The content of the prompt cache after an update."""
 

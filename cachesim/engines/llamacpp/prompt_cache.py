@@ -206,11 +206,7 @@ class PromptCache:
         entry = self.entries.pop(0)
         swap.emit(
             CacheEntryDropped(
-                slot=swap.slot,
-                reason=reason,
-                n_tokens=entry.n_tokens,
-                size=entry.size,
-                limit=limit,
+                slot=swap.slot, reason=reason, n_tokens=entry.n_tokens, size=entry.size, limit=limit
             )
         )
         return entry

@@ -12,12 +12,7 @@ import numpy as np
 
 from cachesim.engines import slot_file
 from cachesim.engines.base import ByteStore, Reply
-from cachesim.engines.llamacpp.events import (
-    RequestRefused,
-    SlotErased,
-    SlotRestored,
-    SlotSaved,
-)
+from cachesim.engines.llamacpp.events import RequestRefused, SlotErased, SlotRestored, SlotSaved
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState, Slot, Task

@@ -608,11 +608,7 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
 
 
 def _find_checkpoint(
-    server: ServerContext,
-    slot: Slot,
-    task: Task,
-    prefix: Prefix,
-    refused: list[dict[str, Any]],
+    server: ServerContext, slot: Slot, task: Task, prefix: Prefix, refused: list[dict[str, Any]]
 ) -> Checkpoint | None:
     """The newest checkpoint that passes (upstream: `std::find_if` from `rbegin`).
 

@@ -18,9 +18,7 @@ class PrefixMatched(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSaved(
-    Event,
-    tone="gain",
-    says="a state is saved where two prompts diverge, after {tokens} tokens",
+    Event, tone="gain", says="a state is saved where two prompts diverge, after {tokens} tokens"
 ):
     """An edge was divided, and got a state."""
 

@@ -76,10 +76,6 @@ FAMILY: Final[Family[Rules, MarconiOptions]] = Family(
     options=MarconiOptions,
     has_slots=False,
     may_decline=False,
-    exercised={
-        "node-evicted": "eviction",
-        "state-evicted": "eviction",
-        "sequence-kept": "save",
-    },
+    exercised={"node-evicted": "eviction", "state-evicted": "eviction", "sequence-kept": "save"},
     describes_model=("num_ssm_layers", "num_attn_layers", "d", "n"),
 )

@@ -8,10 +8,7 @@ import numpy as np
 from cachesim.engines import base, job
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
-from cachesim.engines.held import (
-    Amounts,
-    Held,
-)
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened

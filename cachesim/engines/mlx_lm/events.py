@@ -101,9 +101,7 @@ class SnapshotTaken(Event, tone="gain"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTrimmed(
-    Event,
-    tone="loss",
-    says="the store is cut from {before} to {after} bytes (limit {limit})",
+    Event, tone="loss", says="the store is cut from {before} to {after} bytes (limit {limit})"
 ):
     """`--prompt-cache-bytes`, at admission: what is at work counts against the store."""
 
@@ -170,9 +168,7 @@ class PromptCacheChange(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheInserted(
-    PromptCacheChange,
-    tone="gain",
-    says="a prompt of {n_tokens} tokens is stored ({cache_type})",
+    PromptCacheChange, tone="gain", says="a prompt of {n_tokens} tokens is stored ({cache_type})"
 ):
     """A prompt cache was put under its tokens."""
 
@@ -206,9 +202,7 @@ class PromptCachePruned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheEvicted(
-    PromptCacheChange,
-    tone="loss",
-    says="the stored prompt of {n_tokens} tokens is evicted",
+    PromptCacheChange, tone="loss", says="the stored prompt of {n_tokens} tokens is evicted"
 ):
     """An entry went because the store was too full."""
 

@@ -74,9 +74,7 @@ class StateEvicted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEvicted(
-    Event,
-    tone="loss",
-    says="tokens {start} to {end} of request {request} lose their window slots",
+    Event, tone="loss", says="tokens {start} to {end} of request {request} lose their window slots"
 ):
     """A node lost its window slots and stays."""
 

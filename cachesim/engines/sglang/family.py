@@ -161,11 +161,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     patches=PATCHES,
     options=SglangOptions,
     fields=(
-        asked(
-            "extra_key",
-            "text",
-            "separates this request's prefixes from those of other keys",
-        ),
+        asked("extra_key", "text", "separates this request's prefixes from those of other keys"),
         asked(
             "priority",
             "whole number",

@@ -676,13 +676,7 @@ class HostTier:
             return None
         return slots, to_window, state
 
-    def _commit(
-        self,
-        node: Node,
-        spec: Wanted,
-        slots: Slots,
-        req: Req,
-    ) -> None:
+    def _commit(self, node: Node, spec: Wanted, slots: Slots, req: Req) -> None:
         """Follows `commit_load_back`."""
         tree, (full, windows, _) = self.tree, spec
         to, to_window, state = slots

@@ -405,11 +405,7 @@ def _astray(
 
 
 def _cells(
-    place: Place,
-    nodes: list[tuple[Node, int]],
-    tree: Tree,
-    contents: Contents,
-    marks: Marks,
+    place: Place, nodes: list[tuple[Node, int]], tree: Tree, contents: Contents, marks: Marks
 ) -> CellsHeld:
     own = place == "window" and tree.has_windows
     numbers, positions, owners = [], [], []
@@ -510,9 +506,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         tokens = options.max_total_tokens // page * page
         windows = int(tokens * options.swa_full_tokens_ratio) // page * page
         self.sizes = sizes = Sizes(
-            tokens=tokens,
-            window_tokens=max(windows, page),
-            states=options.max_mamba_cache_size,
+            tokens=tokens, window_tokens=max(windows, page), states=options.max_mamba_cache_size
         )
         shape = Shape(
             page=page,

@@ -37,14 +37,7 @@ class GroupSpec:
     @property
     def shape(self) -> tuple[object, ...]:
         """Fields in which equal specs agree; the drafter's mark is none."""
-        return (
-            self.kind,
-            self.block,
-            self.window,
-            self.chunk,
-            self.mode,
-            self.speculative_blocks,
-        )
+        return (self.kind, self.block, self.window, self.chunk, self.mode, self.speculative_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,11 +240,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     patches=PATCHES,
     options=VllmOptions,
     fields=(
-        asked(
-            "cache_salt",
-            "text",
-            "separates this request's prefixes from those of other salts",
-        ),
+        asked("cache_salt", "text", "separates this request's prefixes from those of other salts"),
         asked(
             "lora",
             "any",

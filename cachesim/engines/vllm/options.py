@@ -425,12 +425,7 @@ class VllmOptions:
             block = self.block_size  # follows `_align_hybrid_block_size`
         if mode == "none":  # one running state, in one block for the whole sequence
             block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size
-        return GroupSpec(
-            kind="mamba",
-            block=block,
-            mode=mode,
-            speculative_blocks=self.drafts,
-        )
+        return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
 
     def _marked(self, rules: Rules) -> str:
         """The groups with the drafter's mark: all, one kind's, or the one with its layer."""

@@ -412,10 +412,7 @@ RULES_0230 = replace(
     lookup=replace(RULES_0240.lookup, reports_junction=False),
     retention=replace(RULES_0240.retention, thins_states=False),
     scheduler=replace(
-        RULES_0240.scheduler,
-        chunk_split="plain",
-        store_hit="agreed",
-        holds_before_taking=False,
+        RULES_0240.scheduler, chunk_split="plain", store_hit="agreed", holds_before_taking=False
     ),
 )
 

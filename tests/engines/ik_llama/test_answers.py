@@ -9,13 +9,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
-from tests.engines.ik_llama.worked_kit import (
-    BIG,
-    SEED_ERA,
-    Played,
-    Steps,
-    run_of,
-)
+from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
 
 
 def is_cold(server: Played, answer: Reply) -> bool:

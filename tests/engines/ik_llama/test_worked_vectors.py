@@ -3,10 +3,7 @@
 import pytest
 
 from cachesim.errors import OptionError
-from tests.engines.ik_llama.worked_kit import (
-    Played,
-    run_of,
-)
+from tests.engines.ik_llama.worked_kit import Played, run_of
 
 a = run_of(19000, 1400)
 

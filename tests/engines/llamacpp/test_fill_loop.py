@@ -59,9 +59,7 @@ def jumped(case: dict[str, Any]) -> int:
     server: Any = SimpleNamespace(
         n_batch=case["n_batch"],
         n_ubatch=case["n_ubatch"],
-        options=SimpleNamespace(
-            checkpoint_min_step=case["min_step"],
-        ),
+        options=SimpleNamespace(checkpoint_min_step=case["min_step"]),
         rules=SimpleNamespace(
             checkpoints=SimpleNamespace(
                 placement=case["placement"], cuts_heed_spacing=case["heeds_spacing"]

@@ -6,13 +6,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.family import Profile
-from cachesim.errors import (
-    ContractError,
-    InputError,
-    OptionError,
-    TokenError,
-    UpstreamAbort,
-)
+from cachesim.errors import ContractError, InputError, OptionError, TokenError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.units import as_tokens
 from tests.engines.llamacpp.play import Play, run

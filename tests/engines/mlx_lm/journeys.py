@@ -70,11 +70,7 @@ def play(
     watch: Watch | None = None,
 ) -> Journey:
     network = build(spec_of(workload["model"]), "ring")
-    more = {
-        "tokenizer": "words",
-        "chat_template": workload["template"],
-        "provenance": provenance,
-    }
+    more = {"tokenizer": "words", "chat_template": workload["template"], "provenance": provenance}
     profile = Profile("mlx-lm", workload["version"], patches)
     engine = MlxLm(profile, network=network, options=workload["options"] | more)
     if watch is not None:

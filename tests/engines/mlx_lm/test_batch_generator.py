@@ -182,8 +182,7 @@ def test_removal_at_every_stage_leaves_the_others_alone(stage: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "error"),
-    [("0.31.3", UpstreamIndexError), ("0.32.2", UpstreamValueError)],
+    ("release", "error"), [("0.31.3", UpstreamIndexError), ("0.32.2", UpstreamValueError)]
 )
 def test_a_sequence_without_segments_is_refused(release: str, error: type[Exception]) -> None:
     bench = Bench(release)

@@ -6,10 +6,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamAttributeError,
     UpstreamNotImplementedError,
 )
-from cachesim.engines.mlx_lm.caches.prompt_cache import (
-    KVCache,
-    RotatingKVCache,
-)
+from cachesim.engines.mlx_lm.caches.prompt_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.family import FAMILY
 from tests.engines.mlx_lm.cache_kit import RULES
 

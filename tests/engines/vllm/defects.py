@@ -54,9 +54,7 @@ DEFECTS: Final = (
         cured=f"0.24.0{EARLIER}+44243-agreed+46281",
     ),
     Defect(
-        about="the same, put back",
-        profile=f"0.28.0{EARLIER}+no-46281",
-        cured=f"0.28.0{EARLIER}",
+        about="the same, put back", profile=f"0.28.0{EARLIER}+no-46281", cured=f"0.28.0{EARLIER}"
     ),
     Defect(
         about="a group takes blocks before another one holds its hit (#33775)",

@@ -126,9 +126,7 @@ def test_a_prefill_chunk_as_long_as_a_decode_spoils_a_request_that_nothing_is_dr
 
 
 @pytest.mark.parametrize("profile", ["0.33.0", "0.33.0+skips-aborted"])
-def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(
-    profile: str,
-) -> None:
+def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(profile: str) -> None:
     engine = server(profile, "dense", async_scheduling=True)
     gone, stays = (
         engine.submit(Request(prompt=text(300 + 50 * at, 40), predict=2, reply=text(290, 2)))

@@ -102,10 +102,7 @@ class Splitter:
     """
 
     def __init__(
-        self,
-        positions: Sequence[int],
-        seqs: tuple[Ids, ...],
-        outputs: tuple[bool, ...],
+        self, positions: Sequence[int], seqs: tuple[Ids, ...], outputs: tuple[bool, ...]
     ) -> None:
         self.positions = positions
         self.seqs = seqs

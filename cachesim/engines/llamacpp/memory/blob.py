@@ -68,12 +68,7 @@ def row_bytes(spec: ModelSpec, layer: int, type_k: str = "f16", type_v: str = "f
     key, value = spec.key_bytes(layer), spec.value_bytes(layer)
     if spec.sizes is None:
         key, value = _as_kept(spec, key, type_k), _as_kept(spec, value, type_v)
-    return RowBytes(
-        key=key,
-        value=value,
-        r=spec.conv_bytes(layer),
-        s=spec.state_bytes(layer),
-    )
+    return RowBytes(key=key, value=value, r=spec.conv_bytes(layer), s=spec.state_bytes(layer))
 
 
 def _as_kept(spec: ModelSpec, f16: int, kept: str) -> int:

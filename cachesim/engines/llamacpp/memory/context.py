@@ -79,11 +79,7 @@ class BatchAllocr:
         return tuple(positions)
 
     def refusal(
-        self,
-        positions: Sequence[int],
-        seqs: tuple[Ids, ...],
-        distinct: set[Ids],
-        memory: Memory,
+        self, positions: Sequence[int], seqs: tuple[Ids, ...], distinct: set[Ids], memory: Memory
     ) -> str:
         """The consistency checks, in upstream's order; an empty string when all hold."""
         if not self.rules.checks_positions:

@@ -186,10 +186,7 @@ class HybridMemory:
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Recurrent cells, then attention cells; unlike a window pair alone, there is one try."""
         pieces = self.recurrent.cut(
-            split,
-            n_ubatch,
-            all_outputs=all_outputs,
-            sequential=not self.attention.streams.unified,
+            split, n_ubatch, all_outputs=all_outputs, sequential=not self.attention.streams.unified
         )
         found = None if pieces is None else self.recurrent.prepare(pieces)
         if pieces is None or found is None:
@@ -242,9 +239,7 @@ class HybridMemory:
         self.recurrent.check_integrity()
 
 
-def parts_of(
-    memory: object,
-) -> tuple[AttentionCache | WindowPair | None, RecurrentMemory | None]:
+def parts_of(memory: object) -> tuple[AttentionCache | WindowPair | None, RecurrentMemory | None]:
     """The attention part and the recurrent part of any memory; None for one it does not have."""
     match memory:
         case HybridMemory():

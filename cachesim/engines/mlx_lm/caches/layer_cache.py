@@ -475,11 +475,7 @@ class LayerCache:
         self.lacks("trim")
 
     def make_mask(
-        self,
-        columns: int,
-        *,
-        window_size: int | None = None,
-        return_array: bool = False,
+        self, columns: int, *, window_size: int | None = None, return_array: bool = False
     ) -> Mask:
         """Mask of the next forward pass."""
         return written_out(self.mask_of(columns, window_size=window_size))

@@ -372,10 +372,7 @@ class BatchGenerator:
         batch = self._prompt_batch.split(leaving).generate(last)
         responses = [
             PromptResponse(
-                uid=uid,
-                progress=(each.total, each.total),
-                end_of_segment=True,
-                end_of_prompt=True,
+                uid=uid, progress=(each.total, each.total), end_of_segment=True, end_of_prompt=True
             )
             for uid, each in zip(batch.uids, going, strict=True)
         ]
@@ -620,11 +617,7 @@ class OldBatchGenerator:
         return left_padded(last, prompt_end) if self.rules.tails == "padded" else as_columns(last)
 
     def _feed(
-        self,
-        prompts: Sequence[Unprocessed],
-        columns: Integers,
-        cache: PromptCache,
-        prompt_end: int,
+        self, prompts: Sequence[Unprocessed], columns: Integers, cache: PromptCache, prompt_end: int
     ) -> Integers:
         """Feed all but the last C columns, in steps; what is left of them."""
         done = 0

@@ -193,11 +193,7 @@ def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
 
 
 def _common_gather(
-    places: Integers,
-    visible: Array | Bounds | None,
-    rows: Integers,
-    low: Integers,
-    high: Integers,
+    places: Integers, visible: Array | Bounds | None, rows: Integers, low: Integers, high: Integers
 ) -> Gather | None:
     """The lane of all columns, if their masks show just the rows between `low` and `high`.
 

@@ -183,10 +183,7 @@ def message_boundaries(
 
 
 def snapshot_key(
-    rules: ServerRules,
-    tokenizer: ChatTokenizer,
-    messages: Sequence[Message],
-    prompt: Tokens,
+    rules: ServerRules, tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens
 ) -> tuple[Tokens, tuple[Count, ...]]:
     """Key of a prompt in the snapshot store, and the ends of its messages.
 

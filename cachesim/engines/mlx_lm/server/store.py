@@ -155,11 +155,7 @@ class ServerStore:
     """A `LRUPromptCache`, and what is to be told about it."""
 
     def __init__(
-        self,
-        network: Network,
-        options: MlxOptions,
-        rules: MlxRules,
-        tell: Callable[[Event], None],
+        self, network: Network, options: MlxOptions, rules: MlxRules, tell: Callable[[Event], None]
     ) -> None:
         self._network = network
         self._rules = rules

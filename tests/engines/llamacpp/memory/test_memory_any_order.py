@@ -98,9 +98,7 @@ def check_lanes(player: MemoryPlayer) -> None:
 @settings(max_examples=max(5, settings.default.max_examples // 2))
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
 @given(
-    st.lists(OPERATIONS, max_size=30),
-    st.booleans(),
-    st.sampled_from(["b9094", "b9509", "b11434"]),
+    st.lists(OPERATIONS, max_size=30), st.booleans(), st.sampled_from(["b9094", "b9509", "b11434"])
 )
 def test_any_order_of_operations_keeps_the_books(
     kind: str, steps: list[dict[str, Any]], unified: bool, build: str

@@ -12,11 +12,7 @@ both = pytest.mark.parametrize("rules", BOTH, ids=NAMES)
 def test_batches_must_continue_where_memory_ends(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=4, cells=32)
     assert (0, [5, 7]) == (b.decode(8, "0:5+3"), b.pos(0))
-    assert (-1, -1, -1) == (
-        b.decode(8, "0:9+1"),
-        b.decode(8, "0:7+1"),
-        b.decode(8, "0:8+2 0:11+1"),
-    )
+    assert (-1, -1, -1) == (b.decode(8, "0:9+1"), b.decode(8, "0:7+1"), b.decode(8, "0:8+2 0:11+1"))
 
     assert b.decode(8, "0:8+2 0:9+1") == 0
     assert ("5 6 7 8 9 9", [5, 9]) == (b.dump(ids=False), b.pos(0))

@@ -170,10 +170,7 @@ def share(part: int) -> settings:
 @share(4)
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 @given(
-    data=st.data(),
-    rules=st.sampled_from(RULES),
-    unified=st.booleans(),
-    n_rs_seq=st.integers(0, 2),
+    data=st.data(), rules=st.sampled_from(RULES), unified=st.booleans(), n_rs_seq=st.integers(0, 2)
 )
 def test_going_on_equals_a_cold_run(
     preset: str, data: st.DataObject, rules: MemoryRules, unified: bool, n_rs_seq: int

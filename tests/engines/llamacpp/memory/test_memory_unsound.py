@@ -186,9 +186,7 @@ def test_a_window_that_was_cut_back_lacks_keys_and_says_nothing(rules: MemoryRul
 
 
 @both
-def test_a_busy_sequence_reclaims_an_idle_ones_window_even_at_full_size(
-    rules: MemoryRules,
-) -> None:
+def test_a_busy_sequence_reclaims_an_idle_ones_window_even_at_full_size(rules: MemoryRules) -> None:
     lab = Lab("swa", rules, n_seq_max=2, n_ubatch=32, swa_cells=64)
     assert lab.go_on(0, 30)
     assert lab.go_on(1, 20)
@@ -234,10 +232,7 @@ def test_a_full_size_window_cache_still_reclaims(rules: MemoryRules) -> None:
 def test_two_cells_at_one_position_are_both_seen(rules: MemoryRules) -> None:
     lab = begun("dense", rules, 4)
     batch = Batch(
-        tokens=(300, 301, 302),
-        positions=(4, 4, 5),
-        seqs=((0,),) * 3,
-        outputs=(False, False, True),
+        tokens=(300, 301, 302), positions=(4, 4, 5), seqs=((0,),) * 3, outputs=(False, False, True)
     )
     assert lab.context.decode(batch) == 0
     cold = cold_logits(lab.network, as_tokens([*lab.said[0], 301, 302]), rows=[5])[0]
