@@ -1,9 +1,12 @@
 """Events: what happened, as small frozen values; an engine's only output besides replies.
 
-Each class declares, where it is defined, its tone and its sentence:
+Each class is declared once: its tone, its sentence as the docstring, its fields:
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class SlotPurged(Event, tone="loss", says="idle slot {slot} was emptied: {n_tokens} tokens"):
+    @event("loss")
+    class SlotPurged(Event):
+        '''idle slot {slot} was emptied of {n_tokens} tokens'''
+
+        n_tokens: int
 
 Reports, pages and lessons render both and know no event by name.
 """
@@ -12,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
 from cachesim.engines.words import filled
 
@@ -30,13 +33,6 @@ class Event:
 
     slot: int = -1
     task: int = -1
-
-    def __init_subclass__(cls, *, tone: Tone | None = None, says: str | None = None) -> None:
-        # `slots=True` makes each class twice; the second time nothing is given, and nothing changes
-        if tone is not None:
-            cls.tone = tone
-        if says is not None:
-            cls.says = says
 
     @classmethod
     @cache
@@ -65,9 +61,29 @@ class Event:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkEvent(Event, tone="plain", says="tokens {start} to {end} are computed in this step"):
-    """A request computes tokens `[start, end)`."""
+E = TypeVar("E", bound=Event)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def event(tone: Tone | None = None) -> Callable[[type[E]], type[E]]:
+    """Declare an event: a frozen value whose docstring is its sentence, over fields in braces."""
+
+    def declared(cls: type[E]) -> type[E]:
+        if tone is not None:
+            cls.tone = tone
+        if cls.__doc__ is None:
+            cls.__doc__ = cls.says
+        elif "sentence" not in vars(cls):
+            cls.says = cls.__doc__ if "\n" not in cls.__doc__ else " ".join(cls.__doc__.split())
+            cls.__doc__ = cls.says
+        return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+    return declared
+
+
+@event("plain")
+class ChunkEvent(Event):
+    """tokens {start} to {end} are computed in this step"""
 
     start: int
     end: int

@@ -1,12 +1,10 @@
 """What the fake server says that it did."""
 
-from dataclasses import dataclass
-
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestServed(Event, says="{cached} tokens were kept"):
-    """A request was answered."""
+@event()
+class RequestServed(Event):
+    """{cached} tokens were kept"""
 
     cached: int

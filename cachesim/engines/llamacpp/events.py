@@ -1,48 +1,41 @@
 """Events of llama-server in the order of its log, with the numbers of the real lines."""
 
-from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.events import Event, Tone
+from cachesim.engines.events import Event, Tone, event
 from cachesim.model.adapters import Strengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenById(Event, tone="plain", says="slot {slot} is chosen: the request names it"):
-    """The request named its slot."""
+@event("plain")
+class SlotChosenById(Event):
+    """slot {slot} is chosen: the request names it"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenBySimilarity(
-    Event,
-    tone="plain",
-    says=(
-        "slot {slot} is chosen: it shares {similarity} of the prompt (more than "
-        "{threshold}) and keeps {f_keep} of its tokens"
-    ),
-):
-    """The slot shares the largest part of the prompt."""
+@event("plain")
+class SlotChosenBySimilarity(Event):
+    """slot {slot} is chosen: it shares {similarity} of the prompt (more than {threshold}) and keeps
+    {f_keep} of its tokens"""
 
     similarity: float
     threshold: float
     f_keep: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenByAge(Event, tone="plain", says="slot {slot} is chosen: used least recently"):
-    """No slot was similar enough; this one was used least recently."""
+@event("plain")
+class SlotChosenByAge(Event):
+    """slot {slot} is chosen: used least recently"""
 
     t_last_used: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDeferred(Event, tone="plain", says="the request waits for a slot"):
-    """The slot is busy, or all are: the task waits."""
+@event("plain")
+class TaskDeferred(Event):
+    """the request waits for a slot"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCleared(Event, tone="loss", says="slot {slot} is cleared of {n_tokens} tokens"):
-    """A slot's memory was emptied."""
+@event("loss")
+class PromptCleared(Event):
+    """slot {slot} is cleared of {n_tokens} tokens"""
 
     n_tokens: int
 
@@ -50,54 +43,42 @@ class PromptCleared(Event, tone="loss", says="slot {slot} is cleared of {n_token
         return "loss" if self.n_tokens > 0 else "quiet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPurged(
-    Event, tone="loss", says="idle slot {slot} is emptied of {n_tokens} tokens to make room"
-):
-    """An idle slot was emptied because a unified cache is full."""
+@event("loss")
+class SlotPurged(Event):
+    """idle slot {slot} is emptied of {n_tokens} tokens to make room"""
 
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLaunched(Event, tone="plain", says="the request starts in slot {slot}"):
-    """A task got its slot."""
+@event("plain")
+class TaskLaunched(Event):
+    """the request starts in slot {slot}"""
 
     is_child: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptStarted(
-    Event,
-    tone="quiet",
-    says="slot {slot} starts on a prompt of {n_tokens} tokens (context {n_ctx_slot})",
-):
-    """A slot looks at its prompt for the first time."""
+@event("quiet")
+class PromptStarted(Event):
+    """slot {slot} starts on a prompt of {n_tokens} tokens (context {n_ctx_slot})"""
 
     n_ctx_slot: int
     n_keep: int
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkReused(Event, tone="gain", says="{size} tokens move from position {source} to {target}"):
-    """A moved part of the old prompt is kept under new positions."""
+@event("gain")
+class ChunkReused(Event):
+    """{size} tokens move from position {source} to {target}"""
 
     size: int
     source: int
     target: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthTested(
-    Event,
-    tone="plain",
-    says=(
-        "memory starts at position {pos_min}, {n_past} tokens match: refused if {rule}, "
-        "here {numbers}"
-    ),
-):
-    """Does the memory reach back far enough? Not where `pos_min >= threshold`."""
+@event("plain")
+class DepthTested(Event):
+    """memory starts at position {pos_min}, {n_past} tokens match: refused if {rule}, here
+    {numbers}"""
 
     n_past: int
     slot_tokens: int
@@ -111,24 +92,20 @@ class DepthTested(
         return "loss" if self.pos_min >= self.threshold else "plain"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullReprocessing(
-    Event, tone="loss", says="no saved state is usable: the whole prompt is reprocessed"
-):
-    """Full re-processing: the prompt is processed from its first token."""
+@event("loss")
+class FullReprocessing(Event):
+    """no saved state is usable: the whole prompt is reprocessed"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneTokenNeeded(
-    Event, tone="plain", says="all {n_tokens} tokens are there; the last one is reprocessed"
-):
-    """Re-processing of the last token for its logits where the whole prompt is cached."""
+@event("plain")
+class OneTokenNeeded(Event):
+    """all {n_tokens} tokens are there; the last one is reprocessed"""
 
     n_past: int
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class MemoryCut(Event):
     """The slot keeps its first tokens; the rest of the memory is removed."""
 
@@ -147,128 +124,102 @@ class MemoryCut(Event):
         return f"slot {self.slot} keeps {self.n_tokens} token{s}; what follows is removed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextShifted(
-    Event,
-    tone="loss",
-    says="the context is full: {n_discard} tokens after the first {n_keep} are discarded",
-):
-    """The middle of a full context was thrown away."""
+@event("loss")
+class ContextShifted(Event):
+    """the context is full: {n_discard} tokens after the first {n_keep} are discarded"""
 
     n_keep: int
     n_left: int
     n_discard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDecoded(Event, tone="quiet", says="the network processes {n_tokens} tokens"):
-    """A piece of the batch went through the network."""
+@event("quiet")
+class BatchDecoded(Event):
+    """the network processes {n_tokens} tokens"""
 
     n_tokens: int
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRetried(
-    Event,
-    tone="plain",
-    says="no room (decode returns {ret}): retried with at most {n_batch} tokens at once",
-):
-    """There was no room: the piece is tried again, after a purge or in half."""
+@event("plain")
+class BatchRetried(Event):
+    """no room (decode returns {ret}): retried with at most {n_batch} tokens at once"""
 
     offset: int
     n_batch: int
     ret: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentCopied(
-    Event, tone="gain", says="slot {slot} takes over slot {parent}'s {n_tokens} tokens"
-):
-    """A child got a copy of its parent's state."""
+@event("gain")
+class ParentCopied(Event):
+    """slot {slot} takes over slot {parent}'s {n_tokens} tokens"""
 
     parent: int
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftVerified(
-    Event,
-    tone="plain",
-    says="{accepted} of {drafted} drafted tokens are accepted; rolled back by: {rolled_back}",
-):
-    """Drafted tokens were checked against the target."""
+@event("plain")
+class DraftVerified(Event):
+    """{accepted} of {drafted} drafted tokens are accepted; rolled back by: {rolled_back}"""
 
     drafted: int
     accepted: int
     rolled_back: str  # "nothing", "cut", "checkpoint"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftMade(
-    Event, tone="plain", says="the companion drafts {n_tokens} tokens (at most {most})"
-):
-    """The companion proposed tokens."""
+@event("plain")
+class DraftMade(Event):
+    """the companion drafts {n_tokens} tokens (at most {most})"""
 
     n_tokens: int
     most: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompanionFailed(
-    Event, tone="loss", says="the companion cannot follow (decode returns {ret})"
-):
-    """The companion could not follow the batch."""
+@event("loss")
+class CompanionFailed(Event):
+    """the companion cannot follow (decode returns {ret})"""
 
     ret: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotReleased(
-    Event, tone="plain", says="slot {slot} is released with {n_tokens} tokens ({stop})"
-):
-    """A request left its slot."""
+@event("plain")
+class SlotReleased(Event):
+    """slot {slot} is released with {n_tokens} tokens ({stop})"""
 
     n_tokens: int
     truncated: bool
     stop: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRefused(Event, tone="loss", says="the server answers {error}"):
-    """The server answers with an error."""
+@event("loss")
+class RequestRefused(Event):
+    """the server answers {error}"""
 
     error: str
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSaved(
-    Event, tone="gain", says="slot {slot} is saved to {file}: {n_tokens} tokens, {n_bytes} bytes"
-):
-    """A slot's tokens and state were written to a file."""
+@event("gain")
+class SlotSaved(Event):
+    """slot {slot} is saved to {file}: {n_tokens} tokens, {n_bytes} bytes"""
 
     file: str
     n_tokens: int
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRestored(
-    Event,
-    tone="gain",
-    says="slot {slot} is restored from {file}: {n_tokens} tokens, {n_bytes} bytes",
-):
-    """A slot took tokens and state from a file."""
+@event("gain")
+class SlotRestored(Event):
+    """slot {slot} is restored from {file}: {n_tokens} tokens, {n_bytes} bytes"""
 
     file: str
     n_tokens: int
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotErased(Event, tone="loss", says="slot {slot} is erased: {n_tokens} tokens"):
-    """A slot was emptied on request."""
+@event("loss")
+class SlotErased(Event):
+    """slot {slot} is erased: {n_tokens} tokens"""
 
     n_tokens: int
 
@@ -277,7 +228,7 @@ ERASED: Final = "is erased. Rule: erase if {rule}. Here {numbers} is true"
 """Sentence for a checkpoint that is erased."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class CheckpointEvent(Event):
     """Something befalls a checkpoint; these are its numbers."""
 
@@ -286,19 +237,13 @@ class CheckpointEvent(Event):
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSpared(
-    CheckpointEvent,
-    tone="warn",
-    says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
-        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
-    ),
-):
-    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+@event("warn")
+class CheckpointSpared(CheckpointEvent):
+    """checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its tokens match.
+    Rule: erase if {rule}. Here {numbers} is false"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class CheckpointChecked(CheckpointEvent):
     """A checkpoint in the search; `refused` names the test it failed, or is empty."""
 
@@ -318,26 +263,18 @@ class CheckpointChecked(CheckpointEvent):
         return f"{shown} is refused if {self.refused}; here {self.numbers}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRestored(
-    CheckpointEvent,
-    tone="gain",
-    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)",
-):
-    """The memory went back to a saved state."""
+@event("gain")
+class CheckpointRestored(CheckpointEvent):
+    """checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)"""
 
     n_past: int
     size: int
     made_by: int  # the task that saved it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointErased(
-    CheckpointEvent,
-    tone="plain",
-    says=f"checkpoint {{n_tokens}}[{{pos_min}}..{{pos_max}}] {ERASED}",
-):
-    """A checkpoint that does not fit the new prompt goes."""
+@event("plain")
+class CheckpointErased(CheckpointEvent):
+    __doc__ = f"checkpoint {{n_tokens}}[{{pos_min}}..{{pos_max}}] {ERASED}"
 
     n_swa: int
     pos_next: int
@@ -346,10 +283,8 @@ class CheckpointErased(
     numbers: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class CheckpointKept(CheckpointSpared):
-    """The rule of this release kept it."""
-
     pos_next: int
     shared: int
     rule: str
@@ -357,16 +292,10 @@ class CheckpointKept(CheckpointSpared):
     made_by: int  # the task that saved it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCut(
-    CheckpointEvent,
-    tone="warn",
-    says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is relabelled "
-        "{cut_tokens}[{cut_min}..{cut_max}]; the state that it saved is not cut"
-    ),
-):
-    """A checkpoint beyond the new prompt's prefix gets smaller numbers, and keeps its state."""
+@event("warn")
+class CheckpointCut(CheckpointEvent):
+    """checkpoint {n_tokens}[{pos_min}..{pos_max}] is relabelled {cut_tokens}[{cut_min}..{cut_max}];
+    the state that it saved is not cut"""
 
     cut_min: int
     cut_max: int
@@ -374,11 +303,9 @@ class CheckpointCut(
     pos_next: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDropped(
-    Event, tone="loss", says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})"
-):
-    """A checkpoint goes because the list is full, another is close, or equal."""
+@event("loss")
+class CheckpointDropped(Event):
+    """checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})"""
 
     reason: str  # "full", "too-close", "superseded"
     pos_min: int
@@ -390,13 +317,9 @@ class CheckpointDropped(
         return "plain" if self.reason == "superseded" else "loss"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCreated(
-    Event,
-    tone="gain",
-    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
-):
-    """A state was saved along the prompt."""
+@event("gain")
+class CheckpointCreated(Event):
+    """checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}"""
 
     index: int
     most: int
@@ -406,51 +329,37 @@ class CheckpointCreated(
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheUpdateBegun(
-    Event, tone="quiet", says="slot {slot}'s prompt is swapped with the prompt cache"
-):
-    """The slot's prompt is about to be swapped with the prompt cache."""
+@event("quiet")
+class PromptCacheUpdateBegun(Event):
+    """slot {slot}'s prompt is swapped with the prompt cache"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSaving(
-    Event, tone="gain", says="slot {slot}'s {n_tokens} tokens are saved to the prompt cache"
-):
-    """A slot's prompt goes into the prompt cache."""
+@event("gain")
+class PromptSaving(Event):
+    """slot {slot}'s {n_tokens} tokens are saved to the prompt cache"""
 
     n_tokens: int
     size: int
     size_companion: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAlreadyCached(
-    Event, tone="plain", says="the prompt cache already has all {n_tokens} tokens: nothing is saved"
-):
-    """The prompt cache holds this prompt or a longer one."""
+@event("plain")
+class PromptAlreadyCached(Event):
+    """the prompt cache already has all {n_tokens} tokens: nothing is saved"""
 
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryObsolete(
-    Event,
-    tone="plain",
-    says="the parked {n_tokens} tokens are a prefix of the prompt that is saved, and are erased",
-):
-    """A cached prompt is a prefix of the one being saved and goes."""
+@event("plain")
+class CacheEntryObsolete(Event):
+    """the parked {n_tokens} tokens are a prefix of the prompt that is saved, and are erased"""
 
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryTooLarge(
-    Event,
-    tone="loss",
-    says="the prompt needs {size} bytes, and the prompt cache may hold {limit}: not saved",
-):
-    """The prompt alone is larger than the cache."""
+@event("loss")
+class CacheEntryTooLarge(Event):
+    """the prompt needs {size} bytes, and the prompt cache may hold {limit}: not saved"""
 
     size: int
     limit: int
@@ -461,11 +370,9 @@ class CacheEntryTooLarge(
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryDropped(
-    Event, tone="loss", says="the parked {n_tokens} tokens are evicted ({reason})"
-):
-    """The oldest entry makes room for a new one, or a limit was reached."""
+@event("loss")
+class CacheEntryDropped(Event):
+    """the parked {n_tokens} tokens are evicted ({reason})"""
 
     reason: str  # "room", "size", "tokens"
     n_tokens: int
@@ -478,27 +385,17 @@ class CacheEntryDropped(
         return self.reason != "tokens"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSearchBegun(
-    Event,
-    tone="plain",
-    says="the prompt cache is searched: an entry must beat keep {f_keep} and similarity {f_sim}",
-):
-    """Looking for a better prompt than the slot's own."""
+@event("plain")
+class CacheSearchBegun(Event):
+    """the prompt cache is searched: an entry must beat keep {f_keep} and similarity {f_sim}"""
 
     f_keep: float | None
     f_sim: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryCompared(
-    Event,
-    tone="plain",
-    says=(
-        "a parked conversation of {n_tokens} tokens shares {lcp}: keep {f_keep}, similarity {f_sim}"
-    ),
-):
-    """An entry in the search."""
+@event("plain")
+class CacheEntryCompared(Event):
+    """a parked conversation of {n_tokens} tokens shares {lcp}: keep {f_keep}, similarity {f_sim}"""
 
     n_tokens: int
     lcp: int
@@ -506,7 +403,7 @@ class CacheEntryCompared(
     f_sim: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class CacheEntryLoaded(Event):
     """A better prompt was found and is now the slot's."""
 
@@ -526,23 +423,17 @@ class CacheEntryLoaded(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLoadFailed(
-    Event,
-    tone="loss",
-    says="the parked state of the {part} does not load ({size} bytes): slot {slot} is cleared",
-):
-    """An entry's state did not load; the slot is cleared."""
+@event("loss")
+class CacheLoadFailed(Event):
+    """the parked state of the {part} does not load ({size} bytes): slot {slot} is cleared"""
 
     part: str  # "target" or "companion"
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheState(
-    Event, tone="quiet", says="the prompt cache holds {entries} conversations, {size} bytes"
-):
-    """The content of the prompt cache after an update."""
+@event("quiet")
+class CacheState(Event):
+    """the prompt cache holds {entries} conversations, {size} bytes"""
 
     entries: int
     size: int
@@ -551,45 +442,31 @@ class CacheState(
     estimate: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleSlotSaved(Event, tone="gain", says="idle slot {slot} is copied to the prompt cache"):
-    """A slot without a task was copied to the prompt cache."""
+@event("gain")
+class IdleSlotSaved(Event):
+    """idle slot {slot} is copied to the prompt cache"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersChanged(
-    Event,
-    tone="loss",
-    says="slot {slot} is emptied of {n_tokens} tokens: the request brings adapters of its own",
-):
-    """A request's own set of adapters is not the slot's."""
+@event("loss")
+class AdaptersChanged(Event):
+    """slot {slot} is emptied of {n_tokens} tokens: the request brings adapters of its own"""
 
     n_tokens: int
     lora: Strengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersSet(
-    Event, tone="plain", says="the strengths of the server's own adapters are changed"
-):
-    """The server's own set of adapters was replaced."""
+@event("plain")
+class AdaptersSet(Event):
+    """the strengths of the server's own adapters are changed"""
 
     lora: Strengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRestarted(
-    Event,
-    tone="loss",
-    says="the server is started again: slots and prompt cache are empty, slot files stay",
-):
-    """The process ended and another one was started with the same flags."""
+@event("loss")
+class ServerRestarted(Event):
+    """the server is started again: slots and prompt cache are empty, slot files stay"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSlept(
-    Event,
-    tone="loss",
-    says="the idle server sleeps: slots and prompt cache are empty when it wakes",
-):
-    """Sleep of the server after `--sleep-idle-seconds` without a request."""
+@event("loss")
+class ServerSlept(Event):
+    """the idle server sleeps: slots and prompt cache are empty when it wakes"""

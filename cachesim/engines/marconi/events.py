@@ -1,42 +1,34 @@
 """Events of Marconi's tree."""
 
-from dataclasses import dataclass
-
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, event
 from cachesim.units import Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMatched(
-    Event, tone="plain", says="nodes of {cached} tokens match to their end; {agreed} tokens match"
-):
-    """A request was looked up."""
+@event("plain")
+class PrefixMatched(Event):
+    """nodes of {cached} tokens match to their end; {agreed} tokens match"""
 
     cached: Count
     agreed: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchSaved(
-    Event, tone="gain", says="a state is saved where two prompts diverge, after {tokens} tokens"
-):
-    """An edge was divided, and got a state."""
+@event("gain")
+class BranchSaved(Event):
+    """a state is saved where two prompts diverge, after {tokens} tokens"""
 
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceKept(
-    Event, tone="gain", says="the tree keeps {tokens} tokens and a state after them"
-):
-    """A request with its reply went into the tree."""
+@event("gain")
+class SequenceKept(Event):
+    """the tree keeps {tokens} tokens and a state after them"""
 
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEvicted(Event, tone="loss", says="a leaf is evicted: {own} of {tokens} tokens"):
-    """A leaf went, with keys and state."""
+@event("loss")
+class NodeEvicted(Event):
+    """a leaf is evicted: {own} of {tokens} tokens"""
 
     tokens: Count
     own: Count
@@ -47,9 +39,9 @@ class NodeEvicted(Event, tone="loss", says="a leaf is evicted: {own} of {tokens}
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateEvicted(Event, tone="loss", says="the state after {tokens} tokens is evicted"):
-    """An inner node lost its state and became one with its child."""
+@event("loss")
+class StateEvicted(Event):
+    """the state after {tokens} tokens is evicted"""
 
     tokens: Count
 

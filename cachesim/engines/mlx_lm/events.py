@@ -1,10 +1,10 @@
 """Events of mlx-lm's server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
-from cachesim.engines.events import Event, Tone
+from cachesim.engines.events import Event, Tone, event
 from cachesim.units import Count, Tokens
 
 
@@ -17,8 +17,8 @@ def _stored(what: str, length: int, held: Mapping[str, Tokens]) -> str:
     return f"{stored}, but is not the key's: {astray}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestAdmitted(Event, tone="plain"):
+@event("plain")
+class RequestAdmitted(Event):
     """The prompt was looked up; what the server reports is decided here.
 
     A report is not the work saved: `sound` says whether the state handed over is the one that the
@@ -43,24 +43,24 @@ class RequestAdmitted(Event, tone="plain"):
         return found + (astray if self.sound is False else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCalled(Event, tone="quiet", says="the model is given {rows} rows of {columns} tokens"):
-    """A rectangle of tokens went through the model, padding included."""
+@event("quiet")
+class ModelCalled(Event):
+    """the model is given {rows} rows of {columns} tokens"""
 
     rows: int
     columns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptProgress(Event, tone="quiet", says="{done} of {total} tokens are processed"):
-    """Prompt progress sent to a streaming client."""
+@event("quiet")
+class PromptProgress(Event):
+    """{done} of {total} tokens are processed"""
 
     done: int
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insertion(Event, tone="gain"):
+@event("gain")
+class Insertion(Event):
     """A state was handed to the store under a key.
 
     `state_is_key` says whether every layer holds exactly the key's tokens; `held` says what the
@@ -83,8 +83,8 @@ class Insertion(Event, tone="gain"):
         return _stored("a state", self.length, self.held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotTaken(Event, tone="gain"):
+@event("gain")
+class SnapshotTaken(Event):
     """#923: a copy of a finished conversation was stored under the end of one of its messages."""
 
     length: Count
@@ -99,11 +99,9 @@ class SnapshotTaken(Event, tone="gain"):
         return _stored("a snapshot", self.length, self.held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreTrimmed(
-    Event, tone="loss", says="the store is cut from {before} to {after} bytes (limit {limit})"
-):
-    """`--prompt-cache-bytes`, at admission: what is at work counts against the store."""
+@event("loss")
+class StoreTrimmed(Event):
+    """the store is cut from {before} to {after} bytes (limit {limit})"""
 
     limit: int
     before: int
@@ -115,15 +113,15 @@ class StoreTrimmed(
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFinished(Event, tone="plain", says="the request has all its tokens ({reason})"):
-    """A request got all its tokens."""
+@event("plain")
+class RequestFinished(Event):
+    """the request has all its tokens ({reason})"""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestDropped(Event, tone="loss"):
+@event("loss")
+class RequestDropped(Event):
     """The client had gone, or the HTTP side saw a stop word; the state was stored or not."""
 
     stored: bool
@@ -135,29 +133,23 @@ class RequestDropped(Event, tone="loss"):
         return f"{why}; its state is {'stored' if self.stored else 'thrown away'}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStuck(
-    Event,
-    tone="loss",
-    says=(
-        "the generation thread waits forever: {left_over} requests that a stop word ended are "
-        "still listed in the batch that must end first"
-    ),
-):
-    """Before #741 the generation thread could wait for a batch that is never empty."""
+@event("loss")
+class WorkerStuck(Event):
+    """the generation thread waits forever: {left_over} requests that a stop word ended are still
+    listed in the batch that must end first"""
 
     left_over: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDied(Event, tone="loss", says="the generation thread ended: {error}"):
-    """The generation thread ended with an exception: no request is served any more."""
+@event("loss")
+class WorkerDied(Event):
+    """the generation thread ended: {error}"""
 
     error: str
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class PromptCacheChange(Event):
     """An entry came, went or was handed out."""
 
@@ -166,51 +158,31 @@ class PromptCacheChange(Event):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheInserted(
-    PromptCacheChange, tone="gain", says="a prompt of {n_tokens} tokens is stored ({cache_type})"
-):
-    """A prompt cache was put under its tokens."""
+@event("gain")
+class PromptCacheInserted(PromptCacheChange):
+    """a prompt of {n_tokens} tokens is stored ({cache_type})"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheRefused(
-    PromptCacheChange,
-    tone="loss",
-    says="a prompt of {n_tokens} tokens is stored already: the new state is thrown away",
-):
-    """The key was taken: the old object stayed, the new one was thrown away."""
+@event("loss")
+class PromptCacheRefused(PromptCacheChange):
+    """a prompt of {n_tokens} tokens is stored already: the new state is thrown away"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheReplaced(
-    PromptCacheChange,
-    tone="plain",
-    says="the stored prompt of {n_tokens} tokens is replaced by a new one",
-):
-    """An entry gave way to a new one under the same key."""
+@event("plain")
+class PromptCacheReplaced(PromptCacheChange):
+    """the stored prompt of {n_tokens} tokens is replaced by a new one"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCachePruned(
-    PromptCacheChange,
-    tone="loss",
-    says="the stored prompt of {n_tokens} tokens is dropped: a longer one covers it",
-):
-    """An entry went because a trimmable one covers it."""
+@event("loss")
+class PromptCachePruned(PromptCacheChange):
+    """the stored prompt of {n_tokens} tokens is dropped: a longer one covers it"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheEvicted(
-    PromptCacheChange, tone="loss", says="the stored prompt of {n_tokens} tokens is evicted"
-):
-    """An entry went because the store was too full."""
+@event("loss")
+class PromptCacheEvicted(PromptCacheChange):
+    """the stored prompt of {n_tokens} tokens is evicted"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheConsumed(
-    PromptCacheChange,
-    tone="loss",
-    says="the stored prompt of {n_tokens} tokens is handed out and leaves the store",
-):
-    """An entry was taken out by the request that used it."""
+@event("loss")
+class PromptCacheConsumed(PromptCacheChange):
+    """the stored prompt of {n_tokens} tokens is handed out and leaves the store"""

@@ -1,15 +1,14 @@
 """Events of SGLang's scheduler and tree."""
 
-from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.events import ChunkEvent, Event
+from cachesim.engines.events import ChunkEvent, Event, event
 from cachesim.engines.sglang.pools import Deed
 from cachesim.units import Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMatched(Event, tone="plain"):
+@event("plain")
+class PrefixMatched(Event):
     """A waiting request was looked up; `branch` is where this prefill will save a state."""
 
     cached: Count
@@ -29,61 +28,53 @@ class PrefixMatched(Event, tone="plain"):
         return words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class ChunkScheduled(ChunkEvent):
-    """A chunk of a prompt."""
+    pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixKept(
-    Event, tone="gain", says="the tree keeps {tokens} tokens of the request, {fresh} of them new"
-):
-    """The tokens of a request were inserted into the tree."""
+@event("gain")
+class PrefixKept(Event):
+    """the tree keeps {tokens} tokens of the request, {fresh} of them new"""
 
     tokens: Count
     fresh: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateKept(Event, tone="gain", says="the tree keeps a state after {tokens} tokens"):
-    """A node got a state."""
+@event("gain")
+class StateKept(Event):
+    """the tree keeps a state after {tokens} tokens"""
 
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEvicted(
-    Event, tone="loss", says="a node is evicted: tokens {start} to {end} of request {request}"
-):
-    """A node went, with everything in it."""
+@event("loss")
+class NodeEvicted(Event):
+    """a node is evicted: tokens {start} to {end} of request {request}"""
 
     request: int
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateEvicted(
-    Event, tone="loss", says="the state after {tokens} tokens of request {request} is evicted"
-):
-    """A node lost its state and stays."""
+@event("loss")
+class StateEvicted(Event):
+    """the state after {tokens} tokens of request {request} is evicted"""
 
     request: int
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowEvicted(
-    Event, tone="loss", says="tokens {start} to {end} of request {request} lose their window slots"
-):
-    """A node lost its window slots and stays."""
+@event("loss")
+class WindowEvicted(Event):
+    """tokens {start} to {end} of request {request} lose their window slots"""
 
     request: int
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event()
 class HostEvent(Event):
     """Something of a node moved between the device and the host."""
 
@@ -105,24 +96,24 @@ class HostEvent(Event):
         return f"{self.subject} {self.says}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedToHost(HostEvent, tone="gain", says="copied to the host"):
-    """The host has a copy now."""
+@event("gain")
+class CopiedToHost(HostEvent):
+    """copied to the host"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictedToHost(HostEvent, tone="plain", says="now on the host only"):
-    """The device gave something up that the host has."""
+@event("plain")
+class EvictedToHost(HostEvent):
+    """now on the host only"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedFromHost(HostEvent, tone="gain", says="loaded back from the host"):
-    """The device has it again."""
+@event("gain")
+class LoadedFromHost(HostEvent):
+    """loaded back from the host"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostEvicted(HostEvent, tone="loss", says="evicted from the host"):
-    """The host gave something up."""
+@event("loss")
+class HostEvicted(HostEvent):
+    """evicted from the host"""
 
     @property
     def for_bytes(self) -> bool:
@@ -130,14 +121,14 @@ class HostEvicted(HostEvent, tone="loss", says="evicted from the host"):
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedToStorage(HostEvent, tone="gain", says="copied to the storage"):
-    """The storage has what the host got."""
+@event("gain")
+class CopiedToStorage(HostEvent):
+    """copied to the storage"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedFromStorage(HostEvent, tone="gain", says="fetched from the storage to the host"):
-    """The host has what a waiting request asked the storage for."""
+@event("gain")
+class FetchedFromStorage(HostEvent):
+    """fetched from the storage to the host"""
 
 
 MOVED: Final[dict[Deed, type[HostEvent]]] = {
@@ -151,29 +142,27 @@ MOVED: Final[dict[Deed, type[HostEvent]]] = {
 """Sentence for each transfer of a node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRetracted(
-    Event, tone="loss", says="memory ran out: the request frees all of its memory and starts over"
-):
-    """Memory ran out in decode: the request waits again, and is computed from the start."""
+@event("loss")
+class RequestRetracted(Event):
+    """memory ran out: the request frees all of its memory and starts over"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestAborted(Event, tone="warn", says="the request is aborted; {why}"):
-    """The client went away, or memory ran out for the last request."""
+@event("warn")
+class RequestAborted(Event):
+    """the request is aborted; {why}"""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFinished(Event, tone="quiet", says="the request is done after {generated} tokens"):
-    """The request is done."""
+@event("quiet")
+class RequestFinished(Event):
+    """the request is done after {generated} tokens"""
 
     generated: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheFlushed(Event, tone="loss"):
+@event("loss")
+class CacheFlushed(Event):
     """The tree was emptied, or not, because requests were running."""
 
     done: bool
