@@ -85,7 +85,8 @@ class Stage:
         title = f"{name} on {self.family.name} {release}"
         table = Table(title=title, title_style="", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for head in ("step", "prompt", *self.heads, ""):
-            table.add_column(head, justify="left" if head in {"step", ""} else "right")
+            left = head in {"step", ""}
+            table.add_column(head, justify="left" if left else "right", no_wrap="answer" in head)
         for step in steps:
             verdict = "equal" if step.agrees else "DIFFERENT"
             table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells, verdict)
