@@ -126,7 +126,7 @@ class ScenarioItem(pytest.Item):
     def _emit(self) -> Path | None:
         """Write the scenario for this profile alone, where that was asked for."""
         from cachesim.scenario import full_profile
-        from cachesim.scenario.writing import to_toml
+        from cachesim.scenario.files import to_toml
 
         folder = self.config.getoption("--cachesim-emit")
         if folder is None:
@@ -169,7 +169,7 @@ class UnexpectedError(Exception):
         from cachesim.printable import printable
         from cachesim.report.consoles import plain_text
         from cachesim.report.findings import Line, one_scenario
-        from cachesim.scenario.acceptance import full_profile
+        from cachesim.scenario.checks import full_profile
 
         def proof(run: "Run", step: int) -> list[Line]:
             profile = full_profile(scenario.engine.name, run.profile)

@@ -33,17 +33,13 @@ from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.lab.real.llama_cpp.server import Played, RealServer
 from cachesim.lab.real.llama_cpp.workload import Release
-from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.layers.attention import Attention
-from cachesim.model.layers.conv import ShortConv
-from cachesim.model.layers.delta import Delta
-from cachesim.model.layers.mlp import Mlp
-from cachesim.model.layers.run import Layer
-from cachesim.model.layers.ssm import Ssm
-from cachesim.model.plain import PlainStore
+from cachesim.model.mixers import Attention, Delta, ShortConv, Ssm
+from cachesim.model.parts import Mlp
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
+from cachesim.model.tiles import Layer
 from cachesim.scenario.format import Step
 from cachesim.units import Array, Tokens
 

@@ -17,10 +17,9 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import CachesimError
 from cachesim.play.session import Session
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.writing import to_toml
-from cachesim.testing.search import workloads
-from cachesim.testing.shrink import shrink
+from cachesim.testing.search import shrink, workloads
 from cachesim.testing.workloads import Shape
 
 FOLDER: Final = Path(__file__).parent / "causes"

@@ -11,7 +11,7 @@ PROGRAM = """
 import hashlib
 import numpy as np
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.trace import Traced
 from cachesim.units import as_tokens

@@ -31,11 +31,18 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.document import FittingTable
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.labels import label_of_release
-from cachesim.scenario.writing import to_toml
-from cachesim.testing.against import Comparison, Side, compare
-from cachesim.testing.search import EXERCISED, Counterexample, Report, search
-from cachesim.testing.story import story
+from cachesim.testing.search import (
+    EXERCISED,
+    Comparison,
+    Counterexample,
+    Report,
+    Side,
+    compare,
+    search,
+    story,
+)
 from cachesim.testing.survey import (
     CHUNK,
     Cause,

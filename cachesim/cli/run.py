@@ -35,9 +35,8 @@ from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import PROVE, Line, heading, one_scenario
 from cachesim.report.story import story
 from cachesim.report.tables import by_class, by_evidence, closing, summary
-from cachesim.scenario.checks import tokens_at_most
+from cachesim.scenario.checks import spec_of, tokens_at_most
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.models import spec_of
 from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.shipped import STDIN
 from cachesim.verify.oracle import Oracle

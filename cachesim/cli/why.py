@@ -34,8 +34,8 @@ from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
 from cachesim.report.why import why_report
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.shipped import STDIN
-from cachesim.scenario.writing import to_toml
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:

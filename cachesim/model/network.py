@@ -16,17 +16,20 @@ import numpy as np
 
 from cachesim.errors import LimitError, PositionError, TokenError
 from cachesim.model.arithmetic import LayerShape, Output, Place
-from cachesim.model.layers.attention import Attention
-from cachesim.model.layers.conv import ShortConv
-from cachesim.model.layers.delta import Delta
-from cachesim.model.layers.ends import Embedding, Head, Intake, MtpIntake, embedding_table
-from cachesim.model.layers.mlp import Mlp
-from cachesim.model.layers.rope import Rotary, rotate
-from cachesim.model.layers.run import KeyMasks, Layer, Run
-from cachesim.model.layers.ssm import Ssm
-from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
+from cachesim.model.mixers import Attention, Delta, ShortConv, Ssm
+from cachesim.model.parts import (
+    Embedding,
+    Head,
+    Intake,
+    Mlp,
+    MtpIntake,
+    Rotary,
+    embedding_table,
+    rotate,
+)
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.model.store import BLOCK, Store, Ubatch
+from cachesim.model.tiles import KeyMasks, Layer, Run, attention_ladder_for, ladder_for
 from cachesim.model.weights import Weights, draw
 from cachesim.units import Array, Integers, Token
 

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Final
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
+    from cachesim.play.result import output_schema, scenario_schema
     from cachesim.play.runner import run, run_scenario, run_steps
-    from cachesim.play.schema import output_schema, scenario_schema
 
 HOMES: Final = {
-    "output_schema": "schema",
+    "output_schema": "result",
     "run": "runner",
     "run_scenario": "runner",
     "run_steps": "runner",
-    "scenario_schema": "schema",
+    "scenario_schema": "result",
 }
 """In which module each public name is defined."""
 

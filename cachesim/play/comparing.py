@@ -24,8 +24,7 @@ from cachesim.play.session import Session
 from cachesim.scenario.format import Model, Scenario, Server
 from cachesim.scenario.labels import Evidence, label_of, weakest
 from cachesim.typed import Json
-from cachesim.verify.explain import lost_below
-from cachesim.verify.ideal import IdealCache
+from cachesim.verify.explain import IdealCache, lost_below
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 

@@ -18,11 +18,9 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
 from cachesim.play.loop import EndlessError, Loop
 from cachesim.scenario import limits
-from cachesim.scenario.checks import DEFAULT_PREDICT
+from cachesim.scenario.checks import DEFAULT_PREDICT, Problem, spec_of
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
-from cachesim.scenario.reading import Problem
 from cachesim.typed import there_is
 from cachesim.units import Tokens
 from cachesim.verify.explain import Part

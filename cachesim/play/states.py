@@ -21,8 +21,7 @@ from cachesim.engines.held import (
     SlotHeld,
     TreeHeld,
 )
-from cachesim.model.histories import ROOT, NodeId
-from cachesim.model.trace import Traced
+from cachesim.model.trace import ROOT, NodeId, Traced
 from cachesim.play.session import Record
 from cachesim.units import Tokens
 

@@ -18,7 +18,7 @@ from cachesim.report.json_output import document
 from cachesim.report.picture import after, story
 from cachesim.report.svg import inline
 from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.writing import to_toml
+from cachesim.scenario.files import to_toml
 
 
 def choices() -> dict[str, Any]:

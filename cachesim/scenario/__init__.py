@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Final
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
-    from cachesim.scenario.acceptance import full_profile
-    from cachesim.scenario.checks import scenario_of
+    from cachesim.scenario.checks import full_profile, scenario_of
     from cachesim.scenario.files import load, load_stream, loads
     from cachesim.scenario.format import Scenario, Step
 
 HOMES: Final = {
     "Scenario": "format",
     "Step": "format",
-    "full_profile": "acceptance",
+    "full_profile": "checks",
     "load": "files",
     "load_stream": "files",
     "loads": "files",

@@ -1,26 +1,314 @@
 """Checks on the parts of a scenario: names, order, sizes, engines, expectations."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any, Final, get_args, get_origin
 
-from cachesim.engines.family import FAMILIES, Profile, did_you_mean
-from cachesim.errors import InputError, OptionError, ScenarioError
+from cattrs import Converter
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.gen import make_dict_structure_fn, override
+
+from cachesim.engines.base import Engine
+from cachesim.engines.family import FAMILIES, Profile, did_you_mean, family_of
+from cachesim.errors import InputError, OptionError, ScenarioError, SpecError, UpstreamAbort
+from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.scenario import limits
-from cachesim.scenario.acceptance import (
-    full_profile,
-    partner_of,
-    refused_option,
-    refused_profile,
-    wrong_profile,
+from cachesim.scenario.format import (
+    KEYS,
+    LEAVES,
+    LONGEST,
+    Expect,
+    Model,
+    Scenario,
+    Seen,
+    Step,
+    Turn,
+    key_of,
 )
-from cachesim.scenario.format import LEAVES, Expect, Scenario, Seen, Step, Turn
-from cachesim.scenario.models import bytes_needed, spec_of
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
-from cachesim.scenario.readers import Place, nearest, short
-from cachesim.scenario.reading import Problem, read, removable
+from cachesim.scenario.readers import Place, Reader, Wrong, found, nearest, short
+from cachesim.typed import Value, there_is
+
+# From the content of a file to a Scenario; whatever is wrong is said at once.
+#
+# cattrs walks the tables and collects every failure with its place. What is left when the wrong
+# parts are taken out is read once more, so that the checks of how the parts fit together can speak
+# in the same breath.
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A wrong value, and its place."""
+
+    path: Place
+    text: str
+    about: str = ""  # the span or reply that is not there
+
+    def __str__(self) -> str:
+        where = ""
+        for part in self.path:
+            where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
+        return f"{where}: {self.text}" if where else self.text
+
+
+def _reader_of(annotation: object) -> Reader | None:
+    if get_origin(annotation) is Annotated:
+        return next((each for each in get_args(annotation)[1:] if hasattr(each, "read")), None)
+    return None
+
+
+def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
+    reader = there_is(_reader_of(annotation))
+    return lambda value, _: reader.read(value)
+
+
+def _is_list_of_tables(annotation: object) -> bool:
+    return get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0])
+
+
+def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any, Any], Any]:
+    inner = get_args(annotation)[0]
+    tables: Any = list[inner]  # type: ignore[valid-type]
+    default = converter.get_structure_hook(tables)
+    longest = LONGEST[inner]
+
+    def structure(value: object, _: object) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            msg = f"must be a list of tables, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > longest:
+            msg = f"must hold at most {longest} tables, found {len(value)}"
+            raise Wrong(msg)
+        return tuple(default(value, tables))
+
+    return structure
+
+
+def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
+    settings: dict[str, Any] = {
+        name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
+    }
+    settings["_cattrs_forbid_extra_keys"] = True
+    settings["_cattrs_detailed_validation"] = True
+    default = make_dict_structure_fn(cls, converter, **settings)
+
+    def structure(value: object, _: object) -> Value:
+        if not isinstance(value, Mapping):
+            msg = f"must be a table, {found(value)}"
+            raise Wrong(msg)
+        return default(value, cls)
+
+    return structure
+
+
+def _converter() -> Converter:
+    converter = Converter(detailed_validation=True)
+    converter.register_structure_hook_factory(is_dataclass)(_structure_table)
+    converter.register_structure_hook_factory(_is_list_of_tables)(_structure_tables)
+    converter.register_structure_hook_factory(lambda each: _reader_of(each) is not None)(
+        _structure_with_reader
+    )
+    return converter
+
+
+CONVERTER: Final = _converter()
+
+
+def _unknown_keys(error: ForbiddenExtraKeysError, path: Place) -> Iterator[Problem]:
+    known = [key_of(error.cl, each.name) for each in fields(error.cl)]
+    for key in sorted(error.extra_fields, key=str):
+        hint = nearest(key, known) or f"; known here: {', '.join(known)}"
+        yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
+
+
+def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
+    if isinstance(error, ClassValidationError):
+        within, plain = error.group_exceptions()
+        for each, note in within:
+            yield from _problems(each, (*path, key_of(error.cl, note.name)))
+        for each in plain:
+            yield from _problems(each, path)
+    elif isinstance(error, IterableValidationError):
+        for each, place in error.group_exceptions()[0]:
+            yield from _problems(each, (*path, int(place.index)))
+    elif isinstance(error, ForbiddenExtraKeysError):
+        yield from _unknown_keys(error, path)
+    elif isinstance(error, Wrong):
+        yield from (Problem((*path, *place), text) for place, text in error.parts)
+    else:
+        yield Problem(path, str(error))
+
+
+def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The content with every wrong value taken out, where that can be done."""
+    content: Any = deepcopy(dict(mapping))
+    for problem in problems:
+        *way, last = removable(problem.path)
+        table = content
+        for part in way:
+            table = table[part]
+        if isinstance(last, int):
+            table[last] = {}
+        else:
+            table.pop(last, None)
+    return content  # type: ignore[no-any-return]
+
+
+def removable(path: Place) -> Place:
+    """The value to take out so that a wrong one is gone: in a list of values the whole list."""
+    path = path or ("",)
+    while isinstance(path[-1], int) and path[-2:-1] not in {("step",), ("expect",), ("messages",)}:
+        path = path[:-1]
+    return path
+
+
+def _is_too_deep(content: object) -> bool:
+    level = [content]
+    for _ in range(limits.DEPTH):
+        level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return ()
+    return [each for each in value if isinstance(each, Mapping | list | tuple)]
+
+
+def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
+    """The scenario, with what is wrong in its single values.
+
+    Where something is wrong the scenario is what the rest of the file says, good for further
+    checks and for nothing else.
+    """
+    if _is_too_deep(mapping):
+        return None, [Problem((), f"a scenario's tables are nested at most {limits.DEPTH} deep")]
+    try:
+        return CONVERTER.structure(mapping, Scenario), []
+    except Wrong as wrong:
+        return None, [Problem((), f"a scenario {wrong}")]
+    except ClassValidationError as error:
+        problems = list(_problems(error, ()))
+    try:
+        return CONVERTER.structure(_without(mapping, problems), Scenario), problems
+    except (ClassValidationError, Wrong, LookupError, TypeError):
+        return None, problems
+
+
+# From the model a scenario names to the network's spec.
+
+WORD = 8
+"""Bytes of one number."""
+
+MEASURES: Final = tuple(
+    each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
+)
+"""Fields of a preset that a scenario may override."""
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """The preset or the layers of a scenario, with the measures it replaces."""
+    given = {name: getattr(model, name) for name in MEASURES}
+    changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    if model.sizes:
+        changes["sizes"] = _sizes_of(model.sizes)
+    if model.preset is not None:
+        return preset(model.preset, **changes)
+    return ModelSpec(layers=model.layers or (), **changes)  # type: ignore[arg-type]
+
+
+def _sizes_of(given: Mapping[str, int]) -> Sizes:
+    known = {each.name for each in fields(Sizes)}
+    for name in given:
+        if name not in known:
+            msg = f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}"
+            raise SpecError(msg)
+    return Sizes(**given)
+
+
+def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
+    """About how much memory a model takes with so many cells and slots, weights included."""
+    attention = sum(layer in {"attention", "window"} for layer in spec.layers)
+    recurrent = len(spec.layers) - attention
+    cell = attention * 2 * spec.kv_heads * spec.head_size
+    row = recurrent * (spec.inner * spec.state_size + spec.conv_size * 4 * spec.inner)
+    projections = attention * 4 * max(spec.heads, spec.kv_heads) * spec.head_size
+    projections += recurrent * 4 * spec.inner + len(spec.layers) * 3 * spec.mlp_width
+    weights = spec.width * (projections + 2 * spec.vocabulary)
+    return WORD * (weights + cells * cell + slots * row)
+
+
+# Profiles and options that an engine takes: asked of its family, and of a server.
+
+
+def full_profile(engine: str, text: str) -> Profile:
+    """A profile written in full, or as its release and patches within one engine."""
+    return Profile.parse(text if "@" in text else f"{engine}@{text}")
+
+
+def wrong_profile(engine: str, text: str) -> str:
+    """The reason why a profile, written either way, cannot be played; empty if it can."""
+    try:
+        profile = full_profile(engine, text)
+    except InputError as error:
+        return str(error)
+    return refused_profile(profile) if profile.engine in FAMILIES else ""
+
+
+def refused_profile(profile: Profile) -> str:
+    """The engine's reason for refusing a profile; empty if it takes it."""
+    try:
+        family_of(profile.engine).rules(profile)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) -> str:
+    """The reason why a profile does not take an option with this value; empty if it does."""
+    try:
+        family_of(profile.engine).refuse_internal(profile, {name: value})
+        return _refusal(profile, spec, name, value)
+    except InputError as error:
+        return str(error)
+    except TypeError:  # a value that cannot be a key is asked about each time
+        return _refusal.__wrapped__(profile, spec, name, value)
+
+
+def partner_of(profile: Profile, spec: ModelSpec, options: Mapping[str, object], name: str) -> str:
+    """The option beside which another one is taken that is refused alone; empty if there is none.
+
+    `spec_type = "draft-simple"` and `model_draft` need each other.
+    """
+    for other in options.keys() - {name}:
+        pair = {name: options[name], other: options[other]}
+        try:
+            family_of(profile.engine).refuse_internal(profile, pair)
+            Engine.create(profile, model=build(spec, "ring"), options=pair)
+        except (InputError, UpstreamAbort):
+            continue
+        return other
+    return ""
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _refusal(profile: Profile, spec: ModelSpec, name: str, value: object) -> str:
+    try:
+        Engine.create(profile, model=build(spec, "ring"), options={name: value})
+    except InputError as error:
+        return str(error)
+    except UpstreamAbort as abort:
+        return f"the real server ends as it starts: {abort.where}: {abort.why}"
+    return ""
+
 
 DEFAULT_PREDICT: Final = 8
 COMPANIONS: Final = ("spec_type", "companion", "speculative_method", "draft_model")
@@ -464,13 +752,6 @@ def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
 
 def misfits(scenario: Scenario, profiles: Sequence[str]) -> list[str]:
     """Problems of a scenario on these profiles, such as options that they lack."""
-    return capped([str(each) for each in _problems(scenario, tuple(profiles))])
-
-
-def _problems(scenario: Scenario, profiles: tuple[str, ...]) -> Iterator[object]:
-    engine = replace(scenario.engine, profiles=profiles)
-    for each in check(replace(scenario.without_promises(), engine=engine)):
-        if each.path[:2] == ("engine", "profiles"):
-            yield each.text
-        else:
-            yield each
+    engine = replace(scenario.engine, profiles=tuple(profiles))
+    found = check(replace(scenario.without_promises(), engine=engine))
+    return capped([e.text if e.path[:2] == ("engine", "profiles") else str(e) for e in found])

@@ -9,7 +9,7 @@ from cachesim.testing.prompt_cache_laws import (
     check_prompt_cache,
 )
 from cachesim.testing.search import Counterexample, Report, search
-from cachesim.testing.strategies import (
+from cachesim.testing.workloads import (
     model_specs,
     option_sets,
     register,

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cachesim.testing.strategies import token_lists
+from cachesim.testing.workloads import token_lists
 from cachesim.units import Token, Tokens
 
 T = TypeVar("T")

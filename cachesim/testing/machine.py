@@ -18,7 +18,7 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
-from cachesim.testing.strategies import token_lists
+from cachesim.testing.workloads import token_lists
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge

@@ -1,23 +1,266 @@
 """Search for a workload whose answer is wrong, or that breaks an invariant."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count, islice
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile, family_of
+from cachesim.engines.words import counted
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
-from cachesim.scenario.format import Expect, Scenario
-from cachesim.testing.shrink import shrink
-from cachesim.testing.workloads import DEFAULT, Seeded, Shape, draw_workload
+from cachesim.scenario.checks import COMPANIONS
+from cachesim.scenario.format import Expect, Scenario, Step
+from cachesim.testing.workloads import (
+    DEFAULT,
+    FIRST_WORD,
+    Seeded,
+    Shape,
+    draw_workload,
+    said,
+    words_of,
+)
 from cachesim.verify.oracle import Oracle, Oracles
 from cachesim.verify.verdict import judge
+
+# Make a workload smaller while it still shows what it showed.
+#
+# Fewer steps, fewer flags, shorter prompts, plainer tokens: every simplification that keeps the
+# finding is kept, until none does. Tokens are cut out of all prompts at once, for what prompts
+# share must stay shared.
+
+T = TypeVar("T")
+Holds: TypeAlias = Callable[[Scenario], bool]
+
+TRIALS: Final = 800
+
+
+def shrink(scenario: Scenario, holds: Holds, *, trials: int = TRIALS) -> Scenario:
+    """The smallest scenario found of which the property still holds."""
+    smallest = descend(scenario, simpler, holds, trials=trials)
+    steps = (replace(step, name=f"r{number}") for number, step in enumerate(smallest.step))
+    return _with_steps(smallest, tuple(steps))
+
+
+def descend(
+    value: T,
+    simpler_than: Callable[[T], Iterable[T]],
+    holds: Callable[[T], bool],
+    *,
+    trials: int,
+) -> T:
+    """Keep every simplification of which the property holds, until none does.
+
+    Greedy and repeated: after each success the simplifications are drawn again.
+    """
+    left, smaller = trials, True
+    while smaller and left > 0:
+        smaller = False
+        for candidate in simpler_than(value):
+            left -= 1
+            if holds(candidate):
+                value, smaller = candidate, True
+                break
+            if left <= 0:
+                break
+    return value
+
+
+def simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """Simplifications, the boldest first."""
+    yield from _fewer_steps(scenario)
+    yield from _fewer_flags(scenario)
+    yield from _shorter_prompts(scenario)
+    yield from _shorter_chats(scenario)
+    yield from _plainer_steps(scenario)
+    yield from _plainer_tokens(scenario)
+
+
+def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    steps = scenario.step
+    size = len(steps) // 2
+    while size:
+        for first in range(len(steps) - size, -1, -1):
+            rest = steps[:first] + steps[first + size :]
+            if rest and rest[0].do == "complete":
+                led = (replace(rest[0], with_previous=False), *rest[1:])
+                yield _with_steps(scenario, _without_lost_cancels(led))
+        size //= 2
+
+
+def _without_lost_cancels(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps without a cancel whose request is gone, or no longer goes out just before it."""
+    kept: list[Step] = []
+    together: set[str] = set()
+    for step in steps:
+        if step.do == "cancel":
+            if step.of not in together and (step.of or not together):
+                continue
+        elif not step.with_previous:
+            together = set()
+        if step.do == "complete":
+            together.add(step.name)
+        kept.append(step)
+    return tuple(kept)
+
+
+def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
+    endless = any((step.predict or 0) < 0 for step in scenario.step)
+    for flag in scenario.engine.options:
+        if flag == "ctx_size" and endless:
+            continue  # such a request runs to the end of the context
+        rest = {key: value for key, value in scenario.engine.options.items() if key != flag}
+        fewer = replace(scenario, engine=replace(scenario.engine, options=rest))
+        if flag in COMPANIONS:  # nobody proposes what the steps bring
+            fewer = _with_steps(fewer, tuple(replace(step, drafts=None) for step in fewer.step))
+        yield fewer
+    if scenario.model.window:
+        yield replace(scenario, model=replace(scenario.model, window=None))
+
+
+def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
+    longest = max(len(step.ids) for step in scenario.step)
+    asked = [step.prompt is not None for step in scenario.step]
+    size = longest // 2
+    while size:
+        for first in range(0, longest, size):
+            cut = tuple(
+                replace(step, prompt=step.ids[:first] + step.ids[first + size :])
+                if wanted
+                else step
+                for step, wanted in zip(scenario.step, asked, strict=True)
+            )
+            pairs = zip(scenario.step, cut, strict=True)
+            if not any(one.ids and not other.ids for one, other in pairs):
+                yield _with_steps(scenario, cut)
+        size //= 2
+    for index, step in enumerate(scenario.step):
+        size = len(step.ids) // 2 if asked[index] else 0
+        while size:
+            yield _changed(scenario, index, replace(step, prompt=step.ids[:-size]))
+            size //= 2
+
+
+def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
+    """Chats without a message, the same one in all; then with shorter messages, as shared."""
+    for index in range(max(len(step.messages) for step in scenario.step)):
+        fewer = tuple(
+            replace(step, messages=step.messages[:index] + step.messages[index + 1 :])
+            if len(step.messages) > 1
+            else step
+            for step in scenario.step
+        )
+        if fewer != scenario.step:
+            yield _with_steps(scenario, fewer)
+    turns = dict.fromkeys(turn for step in scenario.step for turn in step.messages)
+    for turn in turns:
+        tokens = words_of(turn)
+        size = len(tokens) // 2
+        while size:
+            shorter = said(turn.role, tokens[:-size])
+            yield _with_steps(
+                scenario,
+                tuple(
+                    replace(
+                        step,
+                        messages=tuple(shorter if each == turn else each for each in step.messages),
+                    )
+                    for step in scenario.step
+                ),
+            )
+            size //= 2
+
+
+def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for index, step in enumerate(scenario.step):
+        if step.do != "complete":
+            if (step.turns or 0) > 1:
+                yield _changed(scenario, index, replace(step, turns=1))
+            continue
+        for change in _plainer(step):
+            if replace(step, **change) != step:
+                yield _changed(scenario, index, replace(step, **change))
+                if not step.with_previous:
+                    yield from _changed_together(scenario, index, change)
+
+
+def _plainer(step: Step) -> Iterator[dict[str, Any]]:
+    """Fields of a step that may become plainer."""
+    reply, predict = step.reply, step.predict
+    if reply is not None:
+        yield {"reply": reply[:1]}
+        yield {"reply": reply[: len(reply) // 2] or reply[:1]}
+        yield {"reply": reply[:-1] or reply}
+    if predict is not None:
+        yield {"predict": min(predict, 1) if predict >= 0 else 1}
+        yield {"predict": predict // 2 if predict > 1 else predict}
+    yield {"drafts": None}
+    yield {"drafts": (step.drafts or ())[:-1] or None}
+    yield {"with_previous": False}
+    yield {"slot": -1}
+    yield {"cache_prompt": True}
+    yield {"options": {}}
+
+
+def _changed_together(
+    scenario: Scenario, first: int, change: Mapping[str, Any]
+) -> Iterator[Scenario]:
+    """The change in all steps of one call, which ask for the same on a real server."""
+    steps = list(scenario.step)
+    end = first + 1
+    while end < len(steps) and steps[end].with_previous and not steps[end].turns:
+        end += 1
+    if end > first + 1 and all(each.do == "complete" for each in steps[first:end]):
+        steps[first:end] = [replace(each, **change) for each in steps[first:end]]
+        yield _with_steps(scenario, tuple(steps))
+
+
+def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
+    """Number the tokens in the order in which they first occur; equal ones stay equal."""
+    if any(step.messages for step in scenario.step):
+        return
+    names: dict[int, int] = {}
+    for step in scenario.step:
+        for token in _tokens_of(step):
+            names.setdefault(int(token), FIRST_WORD + len(names))
+    if all(old == new for old, new in names.items()) or max(names.values()) >= 512:
+        return
+    yield _with_steps(
+        scenario,
+        tuple(
+            replace(
+                step,
+                prompt=tuple(names[token] for token in step.ids),
+                reply=step.reply and tuple(names[int(token)] for token in step.reply),
+                drafts=step.drafts
+                and tuple(tuple(names[int(token)] for token in each) for each in step.drafts),
+            )
+            if step.do == "complete"
+            else step
+            for step in scenario.step
+        ),
+    )
+
+
+def _tokens_of(step: Step) -> Iterator[int]:
+    yield from step.ids
+    yield from map(int, step.reply or ())
+    for draft in step.drafts or ():
+        yield from map(int, draft)
+
+
+def _changed(scenario: Scenario, index: int, step: Step) -> Scenario:
+    return _with_steps(scenario, (*scenario.step[:index], step, *scenario.step[index + 1 :]))
+
+
+def _with_steps(scenario: Scenario, steps: tuple[Step, ...]) -> Scenario:
+    return replace(scenario, step=steps)
+
 
 Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash", "lost reuse"]
 
@@ -302,3 +545,144 @@ def _expecting_the_cold_answer(scenario: Scenario, profile: Profile, trial: Tria
     """The scenario with the cold answer as its expectation: it fails until the bug is fixed."""
     about = f"Found by search on {profile}: {trial.finding.detail if trial.finding else ''}."
     return replace(scenario, about=about, expect=(Expect(answer="same"),))
+
+
+# Two profiles on the same workloads: which reuses more, and which answers wrong.
+
+
+@dataclass(slots=True, kw_only=True)
+class Side:
+    """The totals of one profile."""
+
+    profile: Profile
+    cached: int = 0
+    wrong: int = 0
+    crashed: int = 0
+    more: int = 0  # requests of which this side reused more than the other
+    first_wrong: Scenario | None = None
+
+    def add(self, scenario: Scenario, trial: Trial, other: Trial) -> None:
+        """Count one workload."""
+        self.cached += sum(cached or 0 for cached in trial.cached)
+        self.wrong += trial.wrong
+        self.crashed += trial.finding is not None and trial.finding.kind == "crash"
+        pairs = zip(trial.cached, other.cached, strict=False)
+        self.more += sum((mine or 0) > (theirs or 0) for mine, theirs in pairs)
+        if trial.wrong and self.first_wrong is None:
+            self.first_wrong = scenario
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Both sides, over the same requests."""
+
+    one: Side
+    other: Side
+    workloads: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The comparison in words: better or not, and safe or not."""
+        one, other = self.one, self.other
+        share = 100 * (other.cached - one.cached) / max(1, self.prompt_tokens)
+        words = {True: "more", False: "less"}[share > 0]
+        better = f"reuses {abs(share):.2f} % of all tokens {words}" if share else "reuses the same"
+        if other.wrong == one.wrong:
+            safe = f"answers wrong as often, {other.wrong} times"
+        else:
+            safe = f"answers wrong {other.wrong} times, the other {one.wrong}"
+        return f"{other.profile} {better};", f"it {safe}."
+
+
+def compare(
+    one: Profile,
+    other: Profile,
+    model: str,
+    *,
+    examples: int,
+    seed: int = 0,
+    arithmetic: ArithmeticName = "ring",
+    shape: Shape = DEFAULT,
+    going: Callable[[Comparison], bool] = lambda _: True,
+) -> Comparison:
+    """Play the same workloads on both; one that only one of them takes is left out."""
+    found = Comparison(one=Side(profile=one), other=Side(profile=other))
+    for scenario in islice(workloads(one, model, seed=seed, shape=shape), examples):
+        if not going(found):
+            break
+        if not playable(scenario, other):
+            continue
+        trials = [
+            look(found.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False)
+            for profile in (one, other)
+        ]
+        found.workloads += 1
+        found.requests += trials[0].requests
+        found.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
+        found.one.add(scenario, *trials)
+        found.other.add(scenario, *reversed(trials))
+    return found
+
+
+# A workload in words: what its clients do, one line each.
+
+
+def story(found: Counterexample, profile: Profile) -> list[str]:
+    """The smallest workload, as what a client does."""
+    scenario = found.scenario
+    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
+    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
+    window = scenario.model.window
+    looks = f", with windows of {window} tokens" if window else ""
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{looks}")
+    seen: list[tuple[int, ...]] = []
+    for index, step in enumerate(scenario.step):
+        if step.do != "complete":
+            lines.append(f"    {_deed(step)}")
+            continue
+        prompt = step.ids
+        asked = f"a prompt of {counted(len(prompt), 'token')}" if not step.messages else _chat(step)
+        equal = max((_common(prompt, other) for other in seen), default=0)
+        shared = f", {equal} as before" if equal else ""
+        together = ", together with the one before" if step.with_previous else ""
+        wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
+        wishes += "" if step.cache_prompt else ", nothing from cache"
+        wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
+        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
+        lines.append(
+            f"    {step.name}: {asked}{shared}, "
+            f"{len(step.reply or ())} generated{wishes}{together}{mark}"
+        )
+        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
+    return lines
+
+
+def _chat(step: Step) -> str:
+    told = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
+    return f"a chat ({', '.join(told)} tokens)"
+
+
+def _turns(count: int) -> str:
+    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
+
+
+def _deed(step: Step) -> str:
+    if step.do == "cancel":
+        turns = step.turns or 1
+        return f"then its client goes away after {turns} {_turns(turns)}"
+    slot = max(step.slot, 0)
+    return {
+        "slot-save": f"then slot {slot} is saved into a file",
+        "slot-restore": f"then slot {slot} is filled from that file",
+        "slot-erase": f"then slot {slot} is erased",
+        "restart": "then the server is started again",
+        "sleep": "then no request comes, and the server sleeps",
+        "set-lora": "then the strengths of the server's own adapters are changed",
+    }[step.do]
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -25,8 +25,8 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Culprit, Run, Step
 from cachesim.play.runner import run
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Expect, Scenario
-from cachesim.scenario.models import spec_of
 from cachesim.testing.search import (
     Counterexample,
     Finding,
@@ -36,9 +36,9 @@ from cachesim.testing.search import (
     look,
     play,
     search,
+    shrink,
     workloads,
 )
-from cachesim.testing.shrink import shrink
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
 

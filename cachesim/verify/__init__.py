@@ -8,8 +8,15 @@ account = explain(reply, ideal, parts=parts)
 ideal.remember(reply)                               in the order of the replies
 """
 
-from cachesim.verify.explain import Explanation, Part, Parting, adds_up, explain, sentence
-from cachesim.verify.ideal import IdealCache
+from cachesim.verify.explain import (
+    Explanation,
+    IdealCache,
+    Part,
+    Parting,
+    adds_up,
+    explain,
+    sentence,
+)
 from cachesim.verify.oracle import Oracle, cold_logits
 from cachesim.verify.verdict import BOUND, Answer, Reuse, Verdict, WrongStep, judge
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from cachesim.errors import TokenError
 from cachesim.model.adapters import Strengths, adapted_in
-from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Token, Tokens

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.tally import Account, Clock, Memory
 from cachesim.model.layers import norm
-from cachesim.model.layers.tiles import LADDER, padded
+from cachesim.model.tiles import LADDER, padded
 
 ROWS = np.ones((100, 1000))
 SIGMOID = "model.layers.norm.sigmoid"

@@ -11,8 +11,7 @@ from cachesim.cli.main import main
 from cachesim.cli.workers import processes
 from cachesim.engines import Profile
 from cachesim.errors import InputError
-from cachesim.testing.against import Comparison, Side
-from cachesim.testing.search import workloads
+from cachesim.testing.search import Comparison, Side, workloads
 from cachesim.testing.workloads import Shape
 
 SOUND = "llama.cpp@b11549+erase-equal"

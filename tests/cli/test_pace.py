@@ -19,7 +19,7 @@ from cachesim.cli.main import main
 from cachesim.cli.run import seconds_of
 from cachesim.engines.family import Profile
 from cachesim.errors import OutOfTimeError
-from cachesim.model.plain import Growing
+from cachesim.model.arithmetic import Growing
 from cachesim.play import run
 from cachesim.report.html import page
 from cachesim.scenario import load

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.play import run
 from cachesim.scenario import load
-from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.shipped import shipped_file
 
 ROOT = Path(__file__).parents[2]

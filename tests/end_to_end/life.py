@@ -22,8 +22,8 @@ from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.random_flags import draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer
 from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Step
-from cachesim.scenario.models import spec_of
 from tests.end_to_end.client import Answer, Call, post
 from tests.end_to_end.talk import WORD, Talk, Talker
 

@@ -23,8 +23,8 @@ from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.random_flags import draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer, environment_for
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
-from cachesim.scenario.models import spec_of
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer, Call
 from tests.end_to_end.fakes import DIALECTS, Dialect, fake

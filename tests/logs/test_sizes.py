@@ -19,8 +19,8 @@ from cachesim.lab.logs.sizes import (
 from cachesim.lab.real.llama_cpp.gguf import model_keys
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import Sizes
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
-from cachesim.scenario.models import spec_of
 from cachesim.units import as_tokens
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cachesim.model.arithmetic import Network, Output
+from cachesim.model.arithmetic import Network, Output, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scattered import Piece, ScatteredStore
 
-from cachesim.model.arithmetic import Network
+from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
 from cachesim.model.layers import attention, mlp
-from cachesim.model.layers.tiles import Ladder, Matrix, ladder_for, noise, packed
 from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
+from cachesim.model.tiles import Ladder, Matrix, ladder_for, noise, packed
 from cachesim.units import Array
 
 NAMES = sorted(PRESETS)

@@ -9,9 +9,9 @@ import pytest
 from scattered import Piece, ScatteredStore
 
 from cachesim.errors import ContractError, PositionError, SpecError, TokenError
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
 from cachesim.model.network import MOST_POSITION, FloatNetwork
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Lanes, Store, Ubatch
@@ -294,7 +294,7 @@ TWICE = """
 import resource
 import numpy as np
 from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import Ubatch
 

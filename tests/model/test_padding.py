@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import tiny
 from cachesim.model.store import CHUNK, Padding, Ubatch
 from cachesim.model.trace import Traced

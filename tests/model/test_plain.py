@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, BLOCK
 from cachesim.units import Array

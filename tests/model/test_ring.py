@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ring_kit import LAYERS, NETWORKS, ONE_LAYER, PROMPT, cold, every_network, feed
 
 from cachesim.errors import ContractError, PositionError, TokenError
-from cachesim.model.arithmetic import Network
+from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.ring import Pass, PrefixSums, powers
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ring_kit import NETWORKS, ONE_LAYER, PROMPT, cold, every_network, feed
 
-from cachesim.model.arithmetic import Network
+from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Lane, Lanes, Ubatch

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.histories import ROOT
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.store import Ubatch
-from cachesim.model.trace import Fault, Traced
+from cachesim.model.trace import ROOT, Fault, Traced
 from cachesim.units import Array, Pos, Tokens, as_tokens
 
 PROMPT = as_tokens(range(300, 330))

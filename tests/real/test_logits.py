@@ -12,8 +12,8 @@ from cachesim.lab.real.llama_cpp.logits import (
     generate,
 )
 from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.units import Token, as_tokens

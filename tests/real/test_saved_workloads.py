@@ -17,8 +17,8 @@ from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.play import run_scenario
 from cachesim.play.session import CANCELLED
 from cachesim.scenario import files
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn
-from cachesim.scenario.writing import to_toml
 from cachesim.units import as_tokens
 
 TOKENS = st.lists(st.integers(0, 511), max_size=12).map(as_tokens)

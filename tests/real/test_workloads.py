@@ -15,9 +15,9 @@ from cachesim.lab.real.llama_cpp.flags import effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
-from cachesim.scenario.models import spec_of
-from cachesim.testing.shrink import shrink
+from cachesim.testing.search import shrink
 from cachesim.units import Tokens, as_tokens
 
 

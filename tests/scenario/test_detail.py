@@ -180,7 +180,7 @@ def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPat
     scenario = load(next(path for path in shipped_files() if path.stem == THREE))
     profile = full_profile("llama.cpp", "b9538")
     whole = run(scenario, profile, arithmetic="ring", detail=True)
-    monkeypatch.setattr("cachesim.play.detail.MOST_SEEN", 60)
+    monkeypatch.setattr("cachesim.play.runner.MOST_SEEN", 60)
 
     part = run(scenario, profile, arithmetic="ring", detail=True)
 

@@ -9,7 +9,7 @@ from cachesim.errors import ScenarioError
 from cachesim.play import run_scenario
 from cachesim.scenario import scenario_of
 from cachesim.scenario.checks import misfits
-from cachesim.scenario.writing import to_toml
+from cachesim.scenario.files import to_toml
 from tests.scenario.stories import story
 
 SEEN: dict[str, Any] = {"profile": "r1", "step": "B", "cached": 27, "of": 34, "error": "none"}

@@ -5,8 +5,7 @@ from itertools import islice
 
 from cachesim.engines import Profile
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import workloads
-from cachesim.testing.shrink import shrink
+from cachesim.testing.search import shrink, workloads
 from cachesim.testing.survey import survey
 from cachesim.testing.workloads import Shape, said, words_of
 

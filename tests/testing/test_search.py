@@ -14,14 +14,14 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.scenario import loads
-from cachesim.scenario.writing import to_toml
-from cachesim.testing.against import compare
+from cachesim.scenario.files import to_toml
 from cachesim.testing.search import (
     EXERCISED,
     WHOLE,
     Counterexample,
     Finding,
     Trial,
+    compare,
     look,
     play,
     search,

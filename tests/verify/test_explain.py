@@ -11,8 +11,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Ledger, Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Tokens, as_tokens
-from cachesim.verify.explain import Part, Parting, adds_up, explain, sentence
-from cachesim.verify.ideal import IdealCache
+from cachesim.verify.explain import IdealCache, Part, Parting, adds_up, explain, sentence
 
 
 def reply(

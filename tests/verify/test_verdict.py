@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from cachesim.engines.base import Reply
 from cachesim.errors import ContractError
-from cachesim.model.arithmetic import Network
+from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced

@@ -42,9 +42,8 @@ from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
 from cachesim.engines.tokens import Seen
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place
-from cachesim.model.histories import NodeId
 from cachesim.model.spec import ModelSpec
-from cachesim.model.trace import Traced
+from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Array, Count, Integers, Tokens, as_tokens
 
 # Why not more was reused: the rule that lowered the number, part by part.

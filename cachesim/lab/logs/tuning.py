@@ -23,9 +23,8 @@ from cachesim.lab.logs.sizes import ASSUMED, GIVEN, context_bytes, how_known
 from cachesim.lab.logs.whole import Wanted
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.play.session import Session
-from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.models import spec_of
 from cachesim.typed import of_kind
 
 CELLS: Final = 256

@@ -16,7 +16,7 @@ from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
-from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 

@@ -20,8 +20,7 @@ from cachesim.engines.mlx_lm.generate.shared import (
 )
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.model.build import build
-from cachesim.model.histories import NodeId
-from cachesim.model.trace import Traced
+from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Token, as_tokens
 
 END = Token(3)

@@ -10,8 +10,7 @@ import pytest
 
 from cachesim.cli.check import EXAMPLES, shape_for
 from cachesim.engines import Profile
-from cachesim.testing.search import Counterexample, play, search
-from cachesim.testing.shrink import shrink
+from cachesim.testing.search import Counterexample, play, search, shrink
 from cachesim.testing.workloads import Seeded, corners, draw_corner
 
 MOST_REQUESTS = 4

@@ -4,18 +4,13 @@ import naive
 import numpy as np
 import pytest
 
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
-from cachesim.model.layers.attention import Attention
-from cachesim.model.layers.conv import ShortConv
-from cachesim.model.layers.delta import Delta
-from cachesim.model.layers.mlp import Mlp
-from cachesim.model.layers.rope import Rotary
-from cachesim.model.layers.run import KeyMasks, Layer, Run
-from cachesim.model.layers.ssm import Ssm
-from cachesim.model.layers.tiles import ATTENTION_LADDER, LADDER, padded
-from cachesim.model.plain import PlainStore
+from cachesim.model.mixers import Attention, Delta, ShortConv, Ssm
+from cachesim.model.parts import Mlp, Rotary
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.model.tiles import ATTENTION_LADDER, LADDER, KeyMasks, Layer, Run, padded
 from cachesim.model.weights import Weights, draw, mlp_norm_name
 from cachesim.units import Array
 

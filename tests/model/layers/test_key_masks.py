@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
-from cachesim.model.layers.run import KeyMask, KeyMasks
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
+from cachesim.model.tiles import KeyMask, KeyMasks
 from cachesim.units import Array, Integers
 
 

@@ -6,13 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
 from cachesim.model.layers import attention, tiles
-from cachesim.model.layers.conv import carry, convolve, extended
-from cachesim.model.layers.norm import gelu, gelu_table, l2_norm, rms_norm, sigmoid, silu, softplus
-from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
-from cachesim.model.layers.run import KeyMasks, Run
-from cachesim.model.layers.tiles import (
+from cachesim.model.mixers import carry, convolve, extended
+from cachesim.model.parts import (
+    PAGE,
+    Rotary,
+    gelu,
+    gelu_table,
+    halves_order,
+    l2_norm,
+    rms_norm,
+    rotate,
+    sigmoid,
+    silu,
+    softplus,
+)
+from cachesim.model.presets import preset
+from cachesim.model.store import ABSENT, BLOCK, Lane
+from cachesim.model.tiles import (
     ALONE,
     ATTENTION_LADDER,
     LADDER,
@@ -20,8 +33,10 @@ from cachesim.model.layers.tiles import (
     ORDERS,
     SERIAL,
     SMALL,
+    KeyMasks,
     Ladder,
     Order,
+    Run,
     below_threads,
     blocks,
     mixes,
@@ -31,9 +46,6 @@ from cachesim.model.layers.tiles import (
     product,
     sides_mix,
 )
-from cachesim.model.plain import PlainStore
-from cachesim.model.presets import preset
-from cachesim.model.store import ABSENT, BLOCK, Lane
 from cachesim.units import Array
 
 NUMBERS = arrays.arrays(np.float64, (3, 8), elements=st.floats(-50, 50))

@@ -24,8 +24,7 @@ from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCa
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network
-from cachesim.model.histories import NodeId
-from cachesim.model.trace import Traced
+from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Count, Integers, Token, Tokens
 
 # Check whether a stored state is the one its key promises: asked of the rows themselves.

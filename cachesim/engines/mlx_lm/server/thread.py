@@ -48,7 +48,7 @@ from cachesim.engines.mlx_lm.server.request import (
 )
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.model.arithmetic import Network
-from cachesim.model.layers.rope import halves_order
+from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
 
 DEFAULT_TOKENS: Final = 128

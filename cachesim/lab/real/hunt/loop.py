@@ -12,7 +12,7 @@ from cachesim.errors import InputError
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.model.presets import PRESETS, preset
-from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Expect, Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
 from cachesim.testing.search import Counterexample, Report, play

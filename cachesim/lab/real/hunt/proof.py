@@ -18,7 +18,7 @@ from cachesim.lab.real.llama_cpp.server import environment_for as llama_environm
 from cachesim.lab.real.llama_cpp.workload import hurdle
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
-from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, SOURCE, Evidence
 from cachesim.testing.search import Counterexample

@@ -16,11 +16,11 @@ from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names
 from cachesim.lab.real.llama_cpp.workload import in_one_call, resolved
+from cachesim.scenario.checks import spec_of
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
-from cachesim.scenario.writing import to_toml
-from cachesim.testing.story import story
+from cachesim.testing.search import story
 
 WARM: Final = 8080
 """The port of the server that is shown to be wrong."""

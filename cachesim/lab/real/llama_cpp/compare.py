@@ -22,9 +22,9 @@ from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, Release, groupe
 from cachesim.lab.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play import session
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
-from cachesim.scenario.models import spec_of
-from cachesim.testing.shrink import shrink
+from cachesim.testing.search import shrink
 
 FLAGS = {
     "several slots": ("parallel", (1,)),

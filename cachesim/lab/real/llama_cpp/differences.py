@@ -15,8 +15,8 @@ from cachesim.lab.real.llama_cpp.server_log import calls_of
 from cachesim.lab.real.llama_cpp.simulated import as_scenario
 from cachesim.lab.real.llama_cpp.workload import SILENT, release_of
 from cachesim.play.session import ENDLESS
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.writing import to_toml
 
 LINES_SHOWN: Final = 200
 """Of the real server's log: what a step of a few requests writes, with room."""

@@ -21,8 +21,8 @@ from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release
 from cachesim.lab.real.playing import console
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import FIRST_PLAIN, ModelSpec
 from cachesim.model.store import Ubatch

@@ -23,9 +23,9 @@ from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, Seen
 from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
-from cachesim.scenario.models import spec_of
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
 

@@ -8,9 +8,8 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.chat import VOCABULARY
 from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
-from cachesim.scenario.checks import DEFAULT_PREDICT
+from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
-from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.units import Token, Tokens
 

@@ -18,8 +18,8 @@ from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.play.session import Record, Session, groups_of
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.models import spec_of
 from cachesim.verify.oracle import Oracle
 
 Outcome: TypeAlias = tuple[int | None, str | None, str | None]

@@ -10,8 +10,8 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 from cachesim.errors import OptionError
+from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced

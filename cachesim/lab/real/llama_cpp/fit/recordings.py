@@ -17,9 +17,9 @@ from cachesim.lab.real.llama_cpp.compare import Difference, SideBySide, first_di
 from cachesim.lab.real.llama_cpp.trial import Trial
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.scenario.checks import read
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.reading import read
-from cachesim.scenario.writing import to_toml
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
