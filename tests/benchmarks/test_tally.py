@@ -5,25 +5,25 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks.tally import Account, Clock, Memory
-from cachesim.model.layers import norm
+from cachesim.model import parts
 from cachesim.model.tiles import LADDER, padded
 
 ROWS = np.ones((100, 1000))
-SIGMOID = "model.layers.norm.sigmoid"
-NORM = "model.layers.norm.rms_norm"
+SIGMOID = "model.parts.sigmoid"
+NORM = "model.parts.rms_norm"
 
 
 def some_work() -> None:
-    norm.sigmoid(ROWS)
-    norm.rms_norm(ROWS, 1e-6)
-    norm.sigmoid(ROWS)
+    parts.sigmoid(ROWS)
+    parts.rms_norm(ROWS, 1e-6)
+    parts.sigmoid(ROWS)
 
 
 def test_each_function_of_ours_has_its_calls_in_the_order_they_begin() -> None:
     accounts = Clock().of(some_work)
 
     names = [(name, account.calls) for name, account in accounts.items()]
-    assert [(SIGMOID, 2), (NORM, 1), ("model.layers.norm.squares", 1)] == names
+    assert [(SIGMOID, 2), (NORM, 1), ("model.parts.squares", 1)] == names
     assert all(account.spent > 0 for account in accounts.values())
 
 
@@ -42,7 +42,7 @@ def test_what_is_nobodys_of_ours_has_no_account() -> None:
 def test_a_loop_in_brackets_counts_for_the_function_it_stands_in() -> None:
     padded.cache_clear()
 
-    assert {"model.layers.tiles.padded": 1} == calls(Clock().of(lambda: padded(3, LADDER)))
+    assert {"model.tiles.padded": 1} == calls(Clock().of(lambda: padded(3, LADDER)))
 
 
 def calls(accounts: Mapping[str, Account]) -> dict[str, int]:

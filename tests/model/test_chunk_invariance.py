@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scattered import Piece, ScatteredStore
 
+from cachesim.model import mixers, parts
 from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.layers import attention, mlp
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
@@ -106,8 +106,8 @@ def test_neighbours_and_places_do_not_matter(
     crowd = ScatteredStore(network, chance=chances[1])
     together = [crowd.play(*pieces(a, b)) for a, b in pairwise([0, *cuts, SHORT])]
 
-    for mine, parts in zip(alone, zip(*together, strict=True), strict=True):
-        assert np.array_equal(mine, np.concatenate(parts))
+    for mine, those in zip(alone, zip(*together, strict=True), strict=True):
+        assert np.array_equal(mine, np.concatenate(those))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +190,7 @@ def gather_in_one_sum(scores: Array, values: Array, count: int, group: int) -> A
 
 @pytest.mark.parametrize(
     ("room", "name", "mutant"),
-    [(mlp, "product", plain_product), (attention, "gather", gather_in_one_sum)],
+    [(parts, "product", plain_product), (mixers, "gather", gather_in_one_sum)],
     ids=["plain @ in one projection", "one sum over the padded lane"],
 )
 def test_a_mutant_is_caught(

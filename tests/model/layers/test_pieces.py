@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from cachesim.model import mixers, tiles
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
-from cachesim.model.layers import attention, tiles
 from cachesim.model.mixers import carry, convolve, extended
 from cachesim.model.parts import (
     PAGE,
@@ -269,7 +269,7 @@ def seen(queries: Array, what: Lane) -> Array:
         turns=None,
         store=PlainStore(build(preset("dense"))),
     )
-    attention.attend(queries, what, out, run)
+    mixers.attend(queries, what, out, run)
     return out
 
 
