@@ -7,7 +7,7 @@ load it without importing cachesim.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from cachesim.engines.family import Profile
+    from cachesim.lab.probe.result import Result
     from cachesim.play.result import Run
     from cachesim.scenario import Scenario
 
@@ -50,6 +51,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="write each scenario that fails, for the one profile it fails on, into a folder",
     )
+
+
+@pytest.fixture
+def cachesim_probe() -> "Callable[..., Result]":
+    """Probe a live server: takes the flags of `cachesim probe`, returns its result."""
+
+    def probe(**flags: Any) -> "Result":
+        from cachesim.lab.probe.command import Settings, run
+
+        return run(Settings(**flags)).result
+
+    return probe
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":

@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces": {"model", "engines", "verify", "scenario", "play", "logs"},
     "real": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
     "record": {"model", "engines", "verify", "scenario", "play", "logs"},
+    "probe": {"model", "engines", "verify", "scenario", "play", "testing", "logs", "record"},
     "report": {"model", "engines", "verify", "scenario", "play"},
     "lessons": {"model", "engines", "verify", "scenario", "play", "testing", "report", "logs"},
     "cli": {
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lessons",
         "logs",
         "record",
+        "probe",
         "traces",
     },
 }
@@ -72,7 +74,7 @@ def imported_names(path: Path) -> set[str]:
     return names
 
 
-LAB = {"logs", "real", "record", "traces", "lessons"}
+LAB = {"logs", "real", "record", "probe", "traces", "lessons"}
 """The packages below `cachesim/lab`."""
 
 
@@ -195,7 +197,7 @@ def test_every_exemption_from_a_rule_has_its_reason() -> None:
     assert {} == broken(without_a_reason)
 
 
-NAMES_AN_ENGINE = {"logs", "real", "lessons"}
+NAMES_AN_ENGINE = {"logs", "real", "probe", "lessons"}
 """Rooms that are about one engine's logs, its package, or its story."""
 
 

@@ -54,6 +54,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "record:record_command",
         "Record the requests of your client on their way to a server, and explain each miss.",
     ),
+    "probe": (
+        "probe:probe_command",
+        "Test the cache of a live server over HTTP: a cached answer must be the cold answer.",
+    ),
     "real": ("", "Play the same requests on the real engines."),
     "learn": (
         "learn:learn_command",

@@ -1,0 +1,98 @@
+"""`cachesim probe`: the cache of a live server, tested over HTTP."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.options import TextOrJson
+from cachesim.lab.probe.command import Finished, Settings, run
+from cachesim.lab.probe.result import HEADS
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.document import FittingTable
+
+DEFAULT: Final = Settings()
+CLEAR: Final = "\r\x1b[K"
+BETWEEN: Final = 10.0
+"""Seconds between two lines about the run where no terminal is."""
+
+SIGNS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have the first Ctrl-C or SIGTERM end the run in order, wherever it is; others are ignored."""
+
+    def interrupt(*_: object) -> None:
+        for sign in SIGNS:
+            signal.signal(sign, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(sign, interrupt) for sign in SIGNS]
+    try:
+        yield
+    finally:
+        for sign, handler in zip(SIGNS, before, strict=True):
+            signal.signal(sign, handler)
+
+
+def probe_command(
+    url: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")] = "",
+    *,
+    settings: Settings = DEFAULT,
+    emit: Annotated[Path, Parameter(help="The folder for report, scenario and recording.")] = Path(
+        "probe"
+    ),
+    format: TextOrJson = "text",
+) -> int:
+    """Test the cache of a live server over HTTP: a cached answer must be the cold answer.
+
+    Example: cachesim probe --start "llama-server -m model.gguf --port {port}" --minutes 5
+    """
+    screen, last = notes(), [0.0]
+
+    def progress(line: str) -> None:
+        if screen.is_terminal:
+            sys.stderr.write(f"{CLEAR}{line[: screen.width - 1]}")
+            sys.stderr.flush()
+        elif time.monotonic() - last[0] > BETWEEN:
+            last[0] = time.monotonic()
+            show(screen, Text(line))
+
+    with _interruptible():
+        finished = run(replace(settings, url=url, emit=emit), progress)
+    if screen.is_terminal:
+        sys.stderr.write(CLEAR)
+    if format == "json":
+        files = [str(each) for each in finished.files]
+        sys.stdout.write(json.dumps({**finished.result.as_json(), "files": files}, indent=1) + "\n")
+    else:
+        show(results(), *_parts(finished))
+    return AS_EXPECTED if finished.result.right else NOT_AS_EXPECTED
+
+
+def _parts(finished: Finished) -> Iterator[Text | Table]:
+    result = finished.result
+    yield from map(Text, result.head())
+    verdict, *rest = result.verdict()
+    yield Text(verdict, style="right" if result.right else "wrong")
+    yield from map(Text, rest)
+    rows = list(result.rows())
+    if rows:
+        table = FittingTable(title_style="", box=None)
+        for head in HEADS:
+            table.add_column(head, justify="left" if head == "answer" else "right")
+        for row in rows:
+            table.add_row(*row)
+        yield table
+    yield from (Text(f"written: {each}") for each in finished.files)

@@ -1,0 +1,13 @@
+"""A live server's cache, tested over HTTP by its one law: an answer from cache is the cold answer.
+
+connection   requests and answers, bounded in number, rate, tokens and time
+dialects     request bodies and answers of each kind of server, and which kind one is
+process      a server's own process: start, restart, end
+target       warm requests, cold answers and resets of one server
+answers      answers, and the distance of two
+judging      noise, the limit and the sequential test
+profiles     simulated releases that explain the cached counts so far
+playing      a workload on the server, each answer held against the cold one
+loop         the whole run: detection, calibration, search, shrinking
+result       the verdict in words, the report, JSON
+"""

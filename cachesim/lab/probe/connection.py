@@ -1,0 +1,180 @@
+"""HTTP with one server, bounded in requests, tokens, time and rate; each fault is one sentence."""
+
+import http.client
+import json
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore, Lock
+from typing import Final
+from urllib.parse import urlsplit
+
+from cachesim.errors import CachesimError
+from cachesim.printable import printable
+from cachesim.typed import Json, JsonObject
+
+LONGEST_ANSWER: Final = 64 << 20
+"""Bytes of an answer that is read."""
+
+
+class FaultError(CachesimError):
+    """An exchange without a usable answer."""
+
+
+class BudgetError(CachesimError):
+    """The requests, tokens or minutes of the run are used up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of a run."""
+
+    minutes: float = 5.0
+    requests: int = 20_000
+    tokens: int = 20_000_000
+    rate: float = 0.0  # requests a second; 0: as fast as they are answered
+    in_flight: int = 8
+    patience: float = 60.0  # seconds without an answer after which a request counts as hanging
+
+
+@dataclass(slots=True)
+class Meter:
+    """Requests and tokens sent so far, to all servers of a run."""
+
+    limits: Limits
+    requests: int = 0
+    tokens: int = 0
+    begun: float = field(default_factory=time.monotonic)
+    _lock: Lock = field(default_factory=Lock)
+    _next: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start."""
+        return time.monotonic() - self.begun
+
+    def take(self, tokens: int) -> None:
+        """Count a request before it is sent; wait where the rate asks for it."""
+        with self._lock:
+            limits = self.limits
+            if self.seconds > 60 * limits.minutes:
+                msg = f"the {limits.minutes:g} minutes are over"
+                raise BudgetError(msg)
+            if self.requests >= limits.requests:
+                msg = f"the {limits.requests} requests are used up"
+                raise BudgetError(msg)
+            if self.tokens + tokens > limits.tokens:
+                msg = f"the {limits.tokens} tokens are used up"
+                raise BudgetError(msg)
+            self.requests += 1
+            self.tokens += tokens
+            now = time.monotonic()
+            pause = max(0.0, self._next - now)
+            if limits.rate:
+                self._next = max(now, self._next) + 1 / limits.rate
+        time.sleep(pause)
+
+
+class Connection:
+    """Requests to one address, each on a connection of its own."""
+
+    def __init__(self, url: str, meter: Meter) -> None:
+        self.url = url
+        self.meter = meter
+        self._parts = urlsplit(url)
+        self._places = BoundedSemaphore(meter.limits.in_flight)
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def query(self, method: str, path: str, body: Json = None, *, seconds: float = 0) -> Json:
+        """The JSON of an answer with status 200; None for any other status, or none at all."""
+        with suppress(FaultError):
+            status, answer = self.exchange(method, path, body, seconds=seconds or 10)
+            return answer if status == 200 else None
+        return None
+
+    def post(self, path: str, body: JsonObject, tokens: int) -> tuple[int, Json]:
+        """Send a counted request; its status and its JSON."""
+        self.meter.take(tokens)
+        return self.exchange("POST", path, body)
+
+    def exchange(
+        self, method: str, path: str, body: Json = None, *, seconds: float = 0
+    ) -> tuple[int, Json]:
+        """A request and its whole answer."""
+        seconds = seconds or self.meter.limits.patience
+        with self._places:
+            link = self._link(seconds)
+            try:
+                self._send(link, method, path, body)
+                response = link.getresponse()
+                data = response.read(LONGEST_ANSWER)
+                if response.length:
+                    raise http.client.IncompleteRead(data, response.length)
+            except (OSError, http.client.HTTPException) as error:
+                raise fault_of(error, self.url, seconds) from None
+            finally:
+                self._close(link)
+        return response.status, _read(response.status, data, self.url)
+
+    def abandon(self, path: str, body: JsonObject, tokens: int, seconds: float) -> None:
+        """Send a request, and go away before it is answered."""
+        self.meter.take(tokens)
+        with self._places:
+            link = self._link(self.meter.limits.patience)
+            try:
+                self._send(link, "POST", path, body)
+                time.sleep(seconds)
+            except (OSError, http.client.HTTPException) as error:
+                raise fault_of(error, self.url, seconds) from None
+            finally:
+                self._close(link)
+
+    def close(self) -> None:
+        """Hang up whatever is still open."""
+        for link in tuple(self._open):
+            if link.sock is not None:
+                with suppress(OSError):
+                    link.sock.shutdown(socket.SHUT_RDWR)
+
+    def _link(self, seconds: float) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        link = kind(self._parts.hostname or "", self._parts.port, timeout=seconds)
+        self._open.add(link)
+        return link
+
+    def _send(self, link: http.client.HTTPConnection, method: str, path: str, body: Json) -> None:
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        link.request(method, f"{self._parts.path}{path}", content, headers)
+
+    def _close(self, link: http.client.HTTPConnection) -> None:
+        link.close()
+        self._open.discard(link)
+
+
+def fault_of(error: Exception, url: str, seconds: float) -> FaultError:
+    """The fault that an exception of the connection stands for."""
+    if isinstance(error, TimeoutError):
+        return FaultError(f"{url} gave no answer within {seconds:g} seconds")
+    if isinstance(error, ConnectionRefusedError | socket.gaierror):
+        return FaultError(f"{url} does not accept connections")
+    if isinstance(error, http.client.IncompleteRead | http.client.BadStatusLine | ConnectionError):
+        return FaultError(f"{url} closed the connection before its answer was whole")
+    return FaultError(f"{url} cannot be reached: {printable(str(error))[:120]}")
+
+
+def _read(status: int, data: bytes, url: str) -> Json:
+    if status >= 500:
+        said = printable(data.decode("utf-8", "replace"))[:120]
+        msg = f"{url} answered with status {status}: {said}"
+        raise FaultError(msg)
+    try:
+        return json.loads(data or b"null")
+    except ValueError:
+        if status != 200:
+            return None
+        said = printable(data.decode("utf-8", "replace"))[:60]
+        msg = f"{url} answered no JSON: {said}"
+        raise FaultError(msg) from None

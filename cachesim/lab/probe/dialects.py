@@ -1,0 +1,472 @@
+"""Kinds of servers: request bodies, answers, the way to a cold answer; found out by queries."""
+
+import json
+import math
+import re
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, ClassVar, Final
+
+from cachesim.errors import InputError
+from cachesim.lab.probe.answers import GONE, Answer, Query, Row, Word
+from cachesim.lab.probe.connection import Connection, FaultError
+from cachesim.printable import printable
+from cachesim.typed import Json, JsonObject, mapping
+
+TOP: Final = 20
+"""Likeliest tokens that are compared at each place."""
+
+TEXT_TOP: Final = (10, 5)
+"""The same of servers that allow fewer."""
+
+WORDS: Final = 2000
+"""Tokens that prompts are drawn from; more would show nothing more."""
+
+VOCABULARIES: Final = (32_000, 512, 64)
+"""Sizes that are tried where a server does not report its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a server revealed of itself."""
+
+    version: str = ""
+    slots: int = 1
+    context: int = 4096  # tokens of one request
+    words: tuple[Word, ...] = ()
+    counts: bool = True  # it reports cached tokens
+    probabilities: bool = True
+    forces: bool = False  # replies can be forced
+
+
+class Dialect(ABC):
+    """A server that is queried in its own words."""
+
+    name: ClassVar[str]
+    engine: ClassVar[str] = ""  # whose simulated releases may explain its counts
+    cold_by: ClassVar[str] = ""  # the way to a cold answer; empty: another server is needed
+    declines: ClassVar[bool] = False  # a request may leave the cache out
+    cold_flags: ClassVar[str] = ""  # of a second process that keeps nothing
+    shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
+    path: str
+
+    def __init__(self, connection: Connection, words: tuple[str, ...] = ()) -> None:
+        self.connection = connection
+        self.listed = words  # that whoever runs it named
+        self.facts = Facts()
+
+    @abstractmethod
+    def look(self) -> bool:
+        """Read the facts; False if it is a server of another kind."""
+
+    @abstractmethod
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
+        """The body of a request."""
+
+    @abstractmethod
+    def read(self, answer: JsonObject) -> Answer:
+        """An answer with status 200; it may raise whatever damaged JSON leads to."""
+
+    def answer(self, query: Query, *, cold: bool = False) -> Answer:
+        """Send a request and read its answer."""
+        body, tokens = self.body(query, cold=cold), len(query.prompt) + len(query.reply)
+        try:
+            if query.leaves:
+                self.connection.abandon(self.path, {**body, "stream": True}, tokens, query.leaves)
+                return Answer(error=GONE)
+            status, found = self.connection.post(self.path, body, tokens)
+        except FaultError as fault:
+            return Answer(error=str(fault), fatal=True)
+        if status != 200 or not isinstance(found, dict) or "error" in found:
+            return Answer(error=f"refused with status {status}: {_message(found)}")
+        try:
+            return self.read(found)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            what = f"{self.connection.url}{self.path} answered in a form that is not known here"
+            return Answer(error=f"{what}: {type(error).__name__} {error}", fatal=True)
+
+    def erase(self) -> None:  # noqa: B027 - most have no such request
+        """Empty the cache, where HTTP can."""
+
+    def curl(self, query: Query, *, cold: bool = False) -> str:
+        """The request as a line for a shell, for the server at $URL."""
+        body = json.dumps({**self.body(query, cold=cold), **self.shown})
+        head = "-H 'Content-Type: application/json'"
+        return f'curl -s "$URL{self.path}" {head} -d {shlex.quote(body)}'
+
+    def _words_of(self, vocabulary: int) -> tuple[int, ...]:
+        first = min(1000, vocabulary // 2 + 9)
+        return tuple(range(first, min(vocabulary, first + WORDS)))
+
+    def _vocabulary(self) -> int:
+        """The largest of some sizes whose last token is accepted."""
+        for size in VOCABULARIES:
+            if not self.answer(Query(prompt=(size // 2, size - 1), reply=(0,))).error:
+                return size
+        return 0
+
+
+def _message(found: Json) -> str:
+    error = mapping(found).get("error", mapping(found).get("message", found))
+    said = mapping(error).get("message", error)
+    return printable(str(said))[:160]
+
+
+def _finite(row: Mapping[Word, float | None]) -> Row:
+    return {token: p for token, p in row.items() if p is not None and math.isfinite(p)}
+
+
+class LlamaServer(Dialect):
+    """llama-server and ik_llama.cpp's, through `/completion`."""
+
+    name = "llama-server"
+    engine = "llama.cpp"
+    cold_by = "cache_prompt: false"
+    declines = True
+    shown: ClassVar[Mapping[str, Any]] = {
+        "n_probs": 5,
+        "response_fields": ["timings/cache_n", "tokens", "completion_probabilities"],
+    }
+    path = "/completion"
+
+    def look(self) -> bool:
+        props = mapping(self.connection.query("GET", "/props"))
+        settings = mapping(props.get("default_generation_settings"))
+        if not settings:
+            return False
+        models = mapping(self.connection.query("GET", "/v1/models"))
+        meta = mapping(mapping(next(iter(models.get("data") or ()), None)).get("meta"))
+        vocabulary = int(meta.get("n_vocab") or 0)
+        self.facts = Facts(
+            version=printable(str(props.get("build_info", "")))[:60],
+            slots=int(props.get("total_slots") or 1),
+            context=int(settings.get("n_ctx") or 4096),
+        )
+        words = self._words_of(vocabulary or self._vocabulary())
+        self.facts = replace(self.facts, words=words, forces=True)
+        query = Query(prompt=words[:5], reply=(words[7], words[3]))
+        first = self.answer(query, cold=True)
+        if first.tokens != query.reply:
+            self.facts = replace(self.facts, forces=False)
+            first = self.answer(query, cold=True)
+        self.facts = replace(
+            self.facts, counts=first.cached is not None, probabilities=bool(first.rows)
+        )
+        return True
+
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
+        body: JsonObject = {
+            "prompt": list(query.prompt),
+            "n_predict": len(query.reply),
+            "n_probs": TOP,
+            "temperature": 0,
+            "return_tokens": True,
+            "ignore_eos": True,
+            "cache_prompt": query.cache_prompt and not cold,
+        }
+        if query.slot >= 0 and not cold:
+            body["id_slot"] = query.slot
+        if self.facts.forces:
+            body["grammar"] = "root ::= " + " ".join(f"<[{token}]>" for token in query.reply)
+        return body
+
+    def read(self, answer: JsonObject) -> Answer:
+        timings = mapping(answer.get("timings"))
+        cached = timings.get("cache_n")
+        evaluated = answer.get("tokens_evaluated")
+        if cached is None and evaluated is not None and "prompt_n" in timings:
+            cached = evaluated - timings["prompt_n"]
+        rows = tuple(map(_llama_row, answer.get("completion_probabilities", ())))
+        tokens = answer.get("tokens")
+        texts = [each.get("content", "") for each in answer.get("completion_probabilities", ())]
+        return Answer(
+            cached=cached,
+            prompt_tokens=evaluated,
+            tokens=tuple(tokens or texts or [answer["content"]]),
+            rows=rows,
+            slot=answer.get("id_slot"),
+        )
+
+    def erase(self) -> None:
+        for slot in range(self.facts.slots):
+            self.connection.query("POST", f"/slots/{slot}?action=erase", {})
+
+
+def _llama_row(place: JsonObject) -> Row:
+    """One place: log probabilities, or probabilities by text in older servers."""
+    if "top_logprobs" in place:
+        return _finite({each["id"]: each["logprob"] for each in place["top_logprobs"]})
+    return {e["tok_str"]: math.log(e["prob"]) for e in place.get("probs", ()) if e["prob"] > 0}
+
+
+class VllmServer(Dialect):
+    """vLLM, through `/v1/completions`: a fresh salt has no cached block."""
+
+    name = "vLLM"
+    engine = "vllm"
+    cold_by = "a fresh cache_salt"
+    path = "/v1/completions"
+    _salts: ClassVar[Iterator[int]] = count()
+
+    def look(self) -> bool:
+        version = mapping(self.connection.query("GET", "/version")).get("version")
+        models = mapping(self.connection.query("GET", "/v1/models")).get("data") or ()
+        if version is None or not models:
+            return False
+        self.model = str(mapping(models[0]).get("id", ""))
+        context = int(mapping(models[0]).get("max_model_len") or 4096)
+        self.facts = Facts(version=printable(str(version))[:60], slots=4, context=context)
+        words = self._words_of(self._vocabulary())
+        first = self.answer(Query(prompt=words[:5], reply=words[:2]), cold=True)
+        self.facts = replace(
+            self.facts,
+            words=words,
+            counts=first.cached is not None,
+            probabilities=bool(first.rows),
+        )
+        return True
+
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
+        body: JsonObject = {
+            "model": self.model,
+            "prompt": list(query.prompt),
+            "max_tokens": len(query.reply),
+            "temperature": 0,
+            "logprobs": TOP,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "ignore_eos": True,
+        }
+        if cold:
+            body["cache_salt"] = f"cachesim-{id(self)}-{next(self._salts)}"
+        return body
+
+    def read(self, answer: JsonObject) -> Answer:
+        choice, usage = answer["choices"][0], mapping(answer.get("usage"))
+        probabilities = mapping(choice.get("logprobs"))
+        rows = tuple(
+            _finite({_token_id(token): p for token, p in row.items()})
+            for row in probabilities.get("top_logprobs") or ()
+        )
+        tokens = choice.get("token_ids") or map(_token_id, probabilities.get("tokens") or ())
+        return Answer(
+            cached=mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
+            prompt_tokens=usage.get("prompt_tokens"),
+            tokens=tuple(tokens) or (choice["text"],),
+            rows=rows,
+        )
+
+    def erase(self) -> None:
+        self.connection.query("POST", "/reset_prefix_cache")
+
+
+def _token_id(text: str) -> Word:
+    return int(text[9:]) if text.startswith("token_id:") else text
+
+
+class SglangServer(Dialect):
+    """SGLang, through `/generate`: a fresh extra key has no cached prefix."""
+
+    name = "SGLang"
+    engine = "sglang"
+    cold_by = "a fresh extra_key"
+    path = "/generate"
+    _keys: ClassVar[Iterator[int]] = count()
+
+    def look(self) -> bool:
+        info = self.connection.query("GET", "/get_model_info")
+        if not isinstance(info, dict) or "model_path" not in info:
+            return False
+        about = mapping(self.connection.query("GET", "/get_server_info"))
+        context = int(about.get("context_length") or about.get("max_req_input_len") or 4096)
+        version = printable(str(about.get("version", "")))[:60]
+        self.facts = Facts(version=version, slots=4, context=context)
+        words = self._words_of(int(info.get("vocab_size") or 0) or self._vocabulary())
+        first = self.answer(Query(prompt=words[:5], reply=words[:2]), cold=True)
+        self.facts = replace(
+            self.facts,
+            words=words,
+            counts=first.cached is not None,
+            probabilities=bool(first.rows),
+        )
+        return True
+
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
+        sampling = {"max_new_tokens": len(query.reply), "temperature": 0, "ignore_eos": True}
+        body: JsonObject = {
+            "input_ids": list(query.prompt),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "top_logprobs_num": TOP,
+        }
+        if cold:
+            body["extra_key"] = f"cachesim-{id(self)}-{next(self._keys)}"
+        return body
+
+    def read(self, answer: JsonObject) -> Answer:
+        meta = answer["meta_info"]
+        rows = (
+            _finite({each[1]: each[0] for each in row or ()})
+            for row in meta.get("output_top_logprobs") or ()
+        )
+        tokens = [each[1] for each in meta.get("output_token_logprobs") or ()]
+        return Answer(
+            cached=meta.get("cached_tokens"),
+            prompt_tokens=meta.get("prompt_tokens"),
+            tokens=tuple(tokens or answer.get("output_ids") or [answer["text"]]),
+            rows=tuple(rows),
+        )
+
+    def erase(self) -> None:
+        self.connection.query("POST", "/flush_cache")
+
+
+WORD: Final = re.compile(r"[A-Za-z0-9]+")
+SEEDS: Final = ("the", "a w1 b 2", "once upon a time", "w3 w5")
+ENOUGH_WORDS: Final = 40
+MLX: Final = re.compile(r"(\d+\.\d+\.\d+\S*?)-\d+\.\d+\.\d+")
+
+
+class TextServer(Dialect):
+    """Any server with OpenAI's completions or chats: texts alone, and no switch for the cache.
+
+    The words of its prompts are taken from what it finds likely.
+    """
+
+    name = "OpenAI completions"
+    path = "/v1/completions"
+
+    def __init__(self, connection: Connection, words: tuple[str, ...] = ()) -> None:
+        super().__init__(connection, words)
+        self.more: JsonObject = {}
+        self._texts: dict[str, None] = {}
+
+    def look(self) -> bool:
+        models = mapping(self.connection.query("GET", "/v1/models")).get("data") or ()
+        named = {"model": str(mapping(models[0]).get("id"))} if models else {}
+        found = self._first_form(named)
+        if found is None:
+            return False
+        version = MLX.match(str(found.get("system_fingerprint", "")))
+        if (version is not None) != (self.engine == MlxServer.engine):
+            return False
+        words = self.listed or self._harvest()
+        query = Query(prompt=words[:8], reply=words[:2])
+        first = self.answer(query)
+        counts = self.answer(query).cached is not None
+        self.facts = replace(
+            self.facts,
+            version=version[1] if version else "",
+            slots=4 if version else 1,
+            words=words,
+            counts=counts,
+            probabilities=bool(first.rows),
+        )
+        return True
+
+    def _first_form(self, named: JsonObject) -> JsonObject | None:
+        """The answer to the first form of a request that is accepted; `more` keeps the form."""
+        rich = [{"logprobs": True, "top_logprobs": TEXT_TOP[0]}, {"logprobs": TEXT_TOP[1]}, {}]
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            for probabilities in rich:
+                for model in ({}, named) if named else ({},):
+                    self.path, self.more = path, {**probabilities, **model}
+                    body = self.body(Query(prompt=("a",), reply=("a",)), cold=False)
+                    try:
+                        status, found = self.connection.post(path, body, 2)
+                    except FaultError:
+                        continue
+                    if status == 200 and isinstance(found, dict) and found.get("choices"):
+                        return found
+        return None
+
+    def _harvest(self) -> tuple[str, ...]:
+        """Words of its vocabulary: those it finds likely, which are sent in turn."""
+        prompt: Sequence[str] = ()
+        for seed in SEEDS:
+            prompt = seed.split()
+            for _ in range(4):
+                self.answer(Query(prompt=tuple(prompt), reply=("",) * 24))
+                if len(self._texts) > len(prompt) + 1:
+                    prompt = list(self._texts)[-12:]
+        words = tuple(self._texts)
+        if len(words) < ENOUGH_WORDS:
+            msg = (
+                f"{self.connection.url} shows {len(words)} words of its vocabulary, which is too "
+                "few to draw prompts from; name a file of words with --words"
+            )
+            raise InputError(msg)
+        return words
+
+    def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
+        text = " ".join(map(str, query.prompt))
+        chat = {"messages": [{"role": "user", "content": text}]}
+        asked: JsonObject = chat if "chat" in self.path else {"prompt": text}
+        return {**asked, "max_tokens": len(query.reply), "temperature": 0, **self.more}
+
+    def read(self, answer: JsonObject) -> Answer:
+        choice, usage = answer["choices"][0], mapping(answer.get("usage"))
+        found = mapping(choice.get("logprobs"))
+        rows = [_text_row(each) for each in found.get("content") or ()]
+        tokens = [self._word(max(each, key=each.__getitem__)) for each in rows if each]
+        if found.get("top_logprobs"):
+            rows = [_finite(each or {}) for each in found["top_logprobs"]]
+            tokens = [self._word(each) for each in found["tokens"]]
+        for row in rows:
+            for token in row:
+                self._word(token)
+        text = choice.get("text", mapping(choice.get("message")).get("content"))
+        return Answer(
+            cached=mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
+            prompt_tokens=usage.get("prompt_tokens"),
+            tokens=tuple(tokens) or (text or "",),
+            rows=tuple(rows),
+        )
+
+    def _word(self, token: object) -> Word:
+        text = str(token).strip(" Ġ▁")
+        if WORD.fullmatch(text) and not isinstance(token, int):
+            self._texts.setdefault(text)
+        return text
+
+
+class MlxServer(TextServer):
+    """mlx_lm.server: a cold answer comes from a second process without a prompt cache."""
+
+    name = "mlx_lm.server"
+    engine = "mlx-lm"
+    cold_flags = "--prompt-cache-size 0"
+
+
+def _text_row(place: JsonObject) -> Row:
+    tops = place.get("top_logprobs") or ()
+    return _finite({each.get("token", each.get("id")): each["logprob"] for each in tops})
+
+
+DIALECTS: Final[tuple[type[Dialect], ...]] = (
+    LlamaServer,
+    SglangServer,
+    VllmServer,
+    MlxServer,
+    TextServer,
+)
+
+
+def dialect_of(connection: Connection, words: tuple[str, ...] = ()) -> Dialect:
+    """The dialect of a server, by its answers."""
+    try:
+        connection.exchange("GET", "/v1/models", seconds=10)
+    except FaultError as fault:
+        raise InputError(str(fault)) from None
+    for kind in DIALECTS:
+        dialect = kind(connection, words)
+        if dialect.look():
+            return dialect
+    msg = (
+        f"{connection.url} answers as no server that is known here: it has none of "
+        "/props, /get_model_info, /version, /v1/completions and /v1/chat/completions"
+    )
+    raise InputError(msg)

@@ -1,0 +1,130 @@
+"""Rounding and errors told apart: noise, the limit, and a sequential test that bounds false alarms.
+
+A suspicion is an answer from cache further from the cold one than the limit. It is not evidence
+yet: many answers were looked at. Its workload is replayed in other words, so that the cache does
+the same and each replay draws fresh numbers. Under the null hypothesis a replay is beyond the
+limit with probability `chance` at most; the wager on each replay then is an e-process, which passes
+1/alpha with probability alpha at most, whenever one looks.
+
+    suspicion      1         2         3         ...      k
+    its alpha      a/2       a/6       a/12      ...      a/(k (k+1))       all of them: a
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+MATERIAL: Final = 1e-3
+"""Smaller differences of a log probability mean nothing to anyone."""
+
+ERROR: Final = 0.25
+"""Rounding of reuse and of batches is believed up to this: what is further off is no measurement
+of rounding, unless two cold answers to one lone prompt are as far apart.
+"""
+
+MARGIN: Final = 4.0
+"""The limit is so many times the largest rounding that was measured."""
+
+STAKES: Final = (0.05, 0.15, 0.35, 0.6, 0.9)
+"""Parts of the capital that are wagered; all of them are played, and their mean counts."""
+
+FLOOR: Final = 0.05
+"""A lower chance is never assumed: rounding of one workload may be worse than that of most."""
+
+CALIBRATION: Final = 0.1
+"""Part of alpha that the measurement of the chance may cost."""
+
+
+@dataclass(slots=True)
+class Noise:
+    """Distances of answers that are right, unless the server is wrong in the plainest cases."""
+
+    alone: list[float] = field(default_factory=list)  # cold and cold
+    company: list[float] = field(default_factory=list)  # cold, and cold beside other requests
+    reuse: list[float] = field(default_factory=list)  # cold, and a plain extension
+
+    @property
+    def limit(self) -> float:
+        """The distance from which an answer is suspicious."""
+        believed = (each for each in (*self.company, *self.reuse) if each < ERROR)
+        return max(MATERIAL, MARGIN * max((*self.alone, *believed), default=0.0))
+
+    @property
+    def error(self) -> float:
+        """The distance from which rounding cannot be the reason."""
+        return max(ERROR, self.limit)
+
+
+def upper_bound(hits: int, trials: int, error: float) -> float:
+    """The probability that `hits` of `trials` exclude at this error (Clopper and Pearson)."""
+    if hits >= trials:
+        return 1.0
+    low, high = hits / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(hits, trials, middle) > error else (low, middle)
+    return high
+
+
+def _at_most(hits: int, trials: int, chance: float) -> float:
+    if chance >= 1:
+        return 0.0
+    total = 0.0
+    for k in range(hits + 1):
+        choose = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        rest = (trials - k) * math.log1p(-chance)
+        total += math.exp(choose + k * math.log(chance) + rest) if chance else float(k == 0)
+    return total
+
+
+@dataclass(slots=True)
+class Wager:
+    """Evidence against the null hypothesis that replays are beyond the limit by this chance."""
+
+    chance: float
+    hits: int = 0
+    replays: int = 0
+    _capital: list[float] = field(default_factory=lambda: [1.0] * len(STAKES))
+
+    def add(self, *, hit: bool) -> None:
+        """Count a replay."""
+        self.replays += 1
+        self.hits += hit
+        gain = 1 / self.chance - 1 if hit else -1.0
+        self._capital = [c * (1 + s * gain) for c, s in zip(self._capital, STAKES, strict=True)]
+
+    @property
+    def value(self) -> float:
+        """The e-value: as improbable as 1 in so many, if the null hypothesis is true."""
+        return sum(self._capital) / len(self._capital)
+
+
+@dataclass(slots=True)
+class Judge:
+    """The limit, the chance, and the share of the run's alpha that is left for a suspicion."""
+
+    noise: Noise
+    alpha: float  # false alarms of a whole run
+    suspicions: int = 0
+    rounded: list[float] = field(default_factory=list)  # distances that rounding may be
+
+    def see(self, distance: float) -> bool:
+        """Keep the distance of an answer from cache; True if it is suspicious."""
+        if distance <= self.noise.error:
+            self.rounded.append(distance)
+        return distance > self.noise.limit
+
+    def wager(self) -> tuple[Wager, float]:
+        """The test of the next suspicion, and the e-value that it needs.
+
+        The chance is an upper bound of how often rounding is beyond the limit, from all answers so
+        far: those that are slightly wrong only make it larger, the others say nothing of rounding.
+        """
+        self.suspicions += 1
+        share = self.alpha / (self.suspicions * (self.suspicions + 1))
+        noise = self.noise
+        rounded = [*self.rounded, *(each for each in noise.reuse if each <= noise.error)]
+        rounded += noise.alone + noise.company
+        hits = sum(each > noise.limit for each in rounded)
+        chance = max(FLOOR, upper_bound(hits, len(rounded), share * CALIBRATION))
+        return Wager(chance), 1 / (share * (1 - CALIBRATION))

@@ -1,0 +1,449 @@
+"""A whole run: identification by counts, calibration, search, replay, shrinking."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import median
+from typing import Final, Literal, TypeAlias
+
+from cachesim.engines.family import Profile, family_of
+from cachesim.engines.words import counted
+from cachesim.errors import CachesimError, InputError
+from cachesim.lab.probe.answers import GONE, Answer, Query, Word, distance
+from cachesim.lab.probe.connection import BudgetError, Meter
+from cachesim.lab.probe.judging import ERROR, Judge, Noise, Wager
+from cachesim.lab.probe.playing import Played, distances, joined, play, query_of, up_to, words_for
+from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
+from cachesim.lab.probe.target import Target
+from cachesim.scenario.format import Scenario
+from cachesim.testing.search import shrink
+from cachesim.testing.survey import causes
+from cachesim.testing.workloads import Seeded, Shape, draw_workload
+
+FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
+
+SAMPLES: Final = 30
+"""Prompts of the calibration."""
+
+CONTINUATION: Final = 6
+"""Forced tokens on which calibration and replays compare."""
+
+REPLAYS: Final = 60
+"""Replays of one suspicion at most: enough for what is wrong in one replay of five."""
+
+IDENTIFYING: Final = 40
+"""Requests at most that identify the server before anything else is sent."""
+
+DRAWN: Final = 3
+"""Workloads of which the one that divides the candidates best is sent."""
+
+HISTORY: Final = (0, 1, 2, 4, 8)
+"""Workloads before the wrong one that may have had a part in it."""
+
+TRIALS: Final = 100
+"""Simplifications that are tried on the live server."""
+
+SHRINKING: Final = 60.0
+"""Seconds after which the smallest workload so far is taken."""
+
+PROOFS: Final = 5
+"""Replays of the smallest workload after a restart each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The choices of whoever runs it."""
+
+    seed: int = 0
+    alarms: float = 1000.0  # one false alarm in so many runs of a right server
+    longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
+    like: Scenario | None = None
+    shrinks: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """Something wrong, with its evidence."""
+
+    kind: FindingKind
+    sentence: str
+    requests: int
+    seconds: float
+    scenario: Scenario | None = None
+    evidence: float = 0.0  # e-value
+    hits: int = 0
+    replays: int = 0
+    distances: list[float] = field(default_factory=list)
+    queries: list[Query] = field(default_factory=list)  # of the smallest workload
+    answers: list[Answer] = field(default_factory=list)
+    wrong: int = -1  # which of them
+    cold: Answer | None = None
+    proofs: tuple[int, int] = (0, 0)  # wrong again, of so many plays after a restart
+    mechanism: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """The run so far, and at its end."""
+
+    workloads: int = 0
+    compared: int = 0
+    reused: int = 0  # of them answers from cache
+    suspicions: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    finding: Finding | None = None
+    ended: str = ""  # why
+    fingerprint: Fingerprint = field(default_factory=lambda: Fingerprint([]))
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+class Probe:
+    """One run against one server."""
+
+    def __init__(
+        self, target: Target, meter: Meter, plan: Plan, watch: Callable[[Outcome], None]
+    ) -> None:
+        self.target, self.meter, self.plan = target, meter, plan
+        self.facts = target.dialect.facts
+        self.outcome = Outcome()
+        self.judge = Judge(Noise(), alpha=1 / plan.alarms)
+        self._watch = watch
+        self._chance = Random(plan.seed)
+        self._drawn = 0
+        self._history: deque[Scenario] = deque(maxlen=max(HISTORY))
+        self._guided: list[Candidate] = []
+        engine = target.dialect.engine
+        self._profile = Profile(engine or "llama.cpp", family_of(engine or "llama.cpp").names()[-1])
+
+    # -- the run -----------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Until something is wrong, or the budget is used up."""
+        try:
+            self._identify()
+            self._calibrate()
+            if self.outcome.finding is None:
+                self._search()
+        except BudgetError as error:
+            self.outcome.ended = str(error)
+        for fault, times in self.target.faults.most_common(5):
+            self.outcome.note(f"{fault} ({counted(times, 'request')})")
+        if not self.outcome.compared and self.outcome.finding is None:
+            raise InputError(self._nothing())
+        return self.outcome
+
+    def _nothing(self) -> str:
+        reasons = "; ".join(f"{why} ({n})" for why, n in self.outcome.refused.most_common(2))
+        return (
+            f"{self.target.url}: no answer could be compared with a cold one "
+            f"({self.outcome.ended or 'no request was answered'}{reasons and f'; {reasons}'})"
+        )
+
+    def _identify(self) -> None:
+        """Send workloads one request at a time, until the counts leave one candidate."""
+        target, found = self.target, self.outcome.fingerprint
+        if not (target.dialect.engine and self.facts.counts):
+            return
+        found = Fingerprint.of(target.dialect.engine, self.facts.slots, self.facts.context)
+        self.outcome.fingerprint = found
+        target.restart()
+        while len(found.left) > 1 and found.requests < IDENTIFYING:
+            named = words_for(self.facts.words, self._chance)
+            drawn = [self._draw(together=False) for _ in range(DRAWN)]
+            queries = [[query_of(step, named) for step in each.step] for each in drawn]
+            best = found.dividing(list(zip(drawn, queries, strict=True)))
+            played = play(target, best, named)
+            self._check_alive(played, best)
+            if self.outcome.finding is not None:
+                return
+            for query, answer in zip(played.queries, played.answers, strict=True):
+                found.see(query, answer)
+            self._watch(self.outcome)
+        newest = sorted(found.left, key=lambda each: len(each.shown))
+        self._guided = newest[:2]
+
+    def _calibrate(self) -> None:
+        """Measure rounding: cold and cold, cold in company, cold and a plain extension.
+
+        The last two are laws themselves: a server may be wrong there already.
+        """
+        noise, target = self.judge.noise, self.target
+        company, reuse = list[float](), list[float]()
+        for _ in range(SAMPLES):
+            prompt, reply = self._text(5, self._longest), self._text(CONTINUATION, CONTINUATION)
+            query = Query(prompt=prompt, reply=reply)
+            one, two = target.cold(query), target.cold(query)
+            beside = [
+                Query(prompt=self._text(5, 60), reply=self._text(3, 3))
+                for _ in range(min(3, 2 * self.facts.slots - 1))
+            ]
+            crowded = target.cold(query, beside)
+            target.erase()
+            base = replace(query, prompt=prompt[: self._chance.randint(1, len(prompt) - 1)])
+            warm = target.together([base]) and target.together([query])[0]
+            for samples, other in (
+                (noise.alone, two), (company, crowded), (reuse, warm or two)
+            ):  # fmt: skip
+                if one.error or other.error:
+                    self.outcome.refused[one.error or other.error] += 1
+                else:
+                    samples.append(distance(one, other))
+            self._check_alive(Played([query], [warm or two]), None)
+            if self.outcome.finding is not None:
+                return
+            self._watch(self.outcome)
+        noise.company, noise.reuse = company, reuse
+        self.outcome.compared += len(reuse)
+        self.outcome.reused += len(reuse)
+        self._check_plain_laws()
+
+    def _check_plain_laws(self) -> None:
+        noise = self.judge.noise
+        laws: tuple[tuple[FindingKind, list[float], str], ...] = (
+            ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
+            ("company", noise.company, "a cold prompt beside other requests is answered"),
+        )
+        alone = sum(each > ERROR for each in noise.alone)
+        if alone * 5 > len(noise.alone):
+            self.outcome.note(
+                f"cold answers to the same prompt differ in {alone} of {len(noise.alone)} cases "
+                "by more than rounding: sampling is not greedy, or the server is not deterministic"
+            )
+            return
+        for kind, samples, what in laws:
+            wager = Wager(max(0.2, 3 * (alone + 1) / (len(noise.alone) + 1)))
+            far = [each for each in samples if each > noise.error]
+            for each in samples:
+                wager.add(hit=each > noise.error)
+            if wager.value >= 4 * self.plan.alarms:
+                sentence = (
+                    f"{what} otherwise than alone and cold in {len(far)} of {len(samples)} cases, "
+                    f"off by {median(far):.2g}"
+                )
+                self._found(kind, sentence, evidence=wager.value, distances=samples)
+                return
+
+    # -- search ------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        guide = Guide(self._guided)
+        while self.outcome.finding is None:
+            scenario = guide.choose(self._draw)
+            if self._chance.random() < 0.5:
+                self.target.erase()
+            played = play(self.target, scenario, words_for(self.facts.words, self._chance))
+            self.outcome.workloads += 1
+            self._check_alive(played, scenario)
+            self._check_counts(played)
+            if self.outcome.finding is None:
+                self._compare(scenario, played)
+            self._history.append(scenario)
+            self._watch(self.outcome)
+
+    def _compare(self, scenario: Scenario, played: Played) -> None:
+        for at, far, _ in list(distances(self.target, played)):
+            self.outcome.compared += 1
+            self.outcome.reused += bool(played.answers[at].cached) or not self.facts.counts
+            if not self.judge.see(far):
+                continue
+            self.outcome.suspicions += 1
+            if self._confirm(scenario, played, at):
+                return
+
+    def _confirm(self, scenario: Scenario, played: Played, at: int) -> bool:
+        """Replay a suspicious workload in other words until the wager is decided."""
+        number = played.steps[at]
+        asked = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
+        wager, threshold = self.judge.wager()
+        seen: list[float] = []
+        while wager.replays < REPLAYS and wager.value < threshold:
+            if wager.replays >= 12 and wager.hits * 8 < wager.replays:
+                return False
+            far = self._replayed(asked, number)
+            if far is None:
+                return False
+            seen.append(far)
+            wager.add(hit=far > self.judge.noise.limit)
+        if wager.value < threshold:
+            self.outcome.note(
+                f"a suspicion was not confirmed: {wager.hits} of {wager.replays} replays are off "
+                f"by more than {self.judge.noise.limit:.2g}"
+            )
+            return False
+        query, answer = played.queries[at], played.answers[at]
+        hits = [each for each in seen if each > self.judge.noise.limit]
+        cached = "an unknown number" if answer.cached is None else str(answer.cached)
+        sentence = (
+            f"an answer with {cached} of {len(query.prompt)} tokens cached is not the cold answer: "
+            f"off by {median(hits):.2g} in {len(hits)} of {len(seen)} replays"
+        )
+        finding = self._found(
+            "answer", sentence, evidence=wager.value, distances=seen, scenario=asked
+        )
+        finding.hits, finding.replays = wager.hits, wager.replays
+        finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
+        try:
+            self._simplify(finding, asked)
+        except BudgetError as error:
+            self.outcome.ended = f"{error} while the workload was made smaller"
+        self._explain(finding)
+        return True
+
+    def _replayed(self, scenario: Scenario, number: int) -> float | None:
+        """The distance of one step in a replay; None where it has no answer any more."""
+        played = play(self.target, scenario, words_for(self.facts.words, self._chance))
+        for at, far, _ in distances(self.target, played):
+            if played.steps[at] == number:
+                return far
+        return None
+
+    def _found(
+        self,
+        kind: FindingKind,
+        sentence: str,
+        *,
+        evidence: float = 0.0,
+        distances: list[float] | None = None,
+        scenario: Scenario | None = None,
+    ) -> Finding:
+        self.outcome.finding = Finding(
+            kind=kind,
+            sentence=sentence,
+            requests=self.meter.requests,
+            seconds=self.meter.seconds,
+            evidence=evidence,
+            distances=distances or [],
+            scenario=scenario,
+        )
+        self._watch(self.outcome)
+        return self.outcome.finding
+
+    # -- what else may be wrong --------------------------------------------------------------
+
+    def _check_alive(self, played: Played, scenario: Scenario | None) -> None:
+        fatal = [each.error for each in played.answers if each.fatal]
+        for each in played.answers:
+            if each.error and not each.fatal and each.error != GONE:
+                self.outcome.refused[each.error] += 1
+        if not fatal:
+            return
+        if self.target.answers():
+            return
+        process = self.target.process
+        how = fatal[0]
+        if process is not None and process.ended is not None:
+            how = f"the process ended with status {process.ended}{process.last_line()}"
+        sentence = f"the server answers no request any more: {how}"
+        finding = self._found("no answer", sentence, scenario=scenario)
+        finding.queries, finding.answers = played.queries, played.answers
+        finding.wrong = len(played.queries) - 1
+
+    def _check_counts(self, played: Played) -> None:
+        for _, query, answer in played.answered:
+            size = answer.prompt_tokens or len(query.prompt)
+            if answer.cached is not None and not 0 <= answer.cached <= size:
+                self.outcome.note(
+                    f"a count cannot be true: {answer.cached} cached of {size} tokens"
+                )
+
+    # -- smaller -----------------------------------------------------------------------------
+
+    def _simplify(self, finding: Finding, scenario: Scenario) -> None:
+        """The smallest workload that is wrong from a fresh start, and its proof."""
+        if not self.plan.shrinks:
+            return
+        for back in HISTORY:
+            before = list(self._history)[-back:] if back else []
+            whole = joined([*before, scenario])
+            if self._shows(whole):
+                break
+        else:
+            self.outcome.note(
+                "not wrong again from a fresh start: what the server was sent before has a part "
+                "in it"
+            )
+            return
+        ends = self.meter.seconds + SHRINKING
+        smallest = shrink(
+            whole, lambda each: self.meter.seconds < ends and self._shows(each), trials=TRIALS
+        )
+        finding.scenario = smallest
+        proofs = [self._fresh_play(smallest) for _ in range(PROOFS)]
+        shown = [each for each in proofs if each[1]]
+        finding.proofs = (len(shown), PROOFS if self.target.process else 0)
+        if shown:
+            played, wrong = shown[0]
+            finding.queries, finding.answers = played.queries, played.answers
+            finding.wrong, _, finding.cold = wrong[-1]
+
+    def _shows(self, scenario: Scenario) -> bool:
+        return bool(self._fresh_play(scenario)[1])
+
+    def _fresh_play(self, scenario: Scenario) -> tuple[Played, list[tuple[int, float, Answer]]]:
+        self.target.restart()
+        played = play(self.target, scenario, words_for(self.facts.words, self._chance))
+        far = distances(self.target, played)
+        return played, [each for each in far if each[1] > self.judge.noise.limit]
+
+    def _explain(self, finding: Finding) -> None:
+        """Causes of the same wrong answer in the simulated servers that are left."""
+        if finding.scenario is None:
+            return
+        found: dict[str, list[str]] = {}
+        for each in self._guided:
+            flags = replace(finding.scenario.engine, name=each.engine_name, options=each.options)
+            model = replace(finding.scenario.model, preset=each.model)
+            workload = replace(finding.scenario, engine=flags, model=model)
+            try:
+                for cause in causes(workload, each.profile, "ring", "wrong"):
+                    found.setdefault(str(cause), []).append(str(each.profile))
+            except CachesimError:
+                continue
+        finding.mechanism = [f"as {', '.join(who)}: {cause}" for cause, who in found.items()]
+
+    # -- drawing -----------------------------------------------------------------------------
+
+    @property
+    def _longest(self) -> int:
+        return self.plan.longest or max(8, min(120, self.facts.context // 8))
+
+    def _text(self, shortest: int, longest: int) -> tuple[Word, ...]:
+        count = self._chance.randint(shortest, max(shortest, longest))
+        return tuple(self._chance.choices(self.facts.words, k=count))
+
+    def _draw(self, *, together: bool = True) -> Scenario:
+        if self.plan.like is not None and self._chance.random() < 0.5:
+            return self.plan.like
+        return next(self._workloads(together=together))
+
+    def _workloads(self, *, together: bool) -> Iterator[Scenario]:
+        """Workloads that have something to send."""
+        engine, slots = self.target.dialect.engine or "llama.cpp", self.facts.slots
+        parallel = {"parallel": slots} if family_of(engine).has_slots else {}
+        shape = Shape(
+            flags=False,
+            longest=self._longest,
+            together=together and slots > 1,
+            cancels=together,
+            fixed=parallel,
+        )
+        while True:
+            self._drawn += 1
+            draws = Seeded(f"probe {self.plan.seed} {self._drawn}")
+            model = self._chance.choice(self._guided).model if self._guided else "hybrid"
+            drawn = draw_workload(draws, self._profile, model, shape, name=f"probe-{self._drawn}")
+            declines = self.target.dialect.declines
+            steps = tuple(
+                replace(each, cache_prompt=each.cache_prompt or not declines)
+                for each in drawn.step
+                if (each.do == "cancel" and together)
+                or (each.do == "complete" and each.ids and each.reply)
+            )
+            if steps and steps[0].do == "complete":
+                yield replace(drawn, step=steps)

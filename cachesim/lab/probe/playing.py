@@ -1,0 +1,153 @@
+"""A drawn workload on the live server, in words of its own, each answer beside the cold one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from cachesim.lab.probe.answers import Answer, Query, Word, common, distance
+from cachesim.lab.probe.target import Target
+from cachesim.scenario.format import Scenario, Step
+from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
+
+TURN: Final = 0.004
+"""Seconds after which a client leaves, for each turn of the server's loop in the workload."""
+
+
+@dataclass(slots=True)
+class Played:
+    """Requests as they were sent, in groups, and their answers."""
+
+    queries: list[Query] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # the step of the scenario that each one is
+
+    @property
+    def answered(self) -> Iterator[tuple[int, Query, Answer]]:
+        """The requests that have an answer, each with its number."""
+        for at, (query, answer) in enumerate(zip(self.queries, self.answers, strict=True)):
+            if not answer.error:
+                yield at, query, answer
+
+
+def words_for(words: Sequence[Word], chance: Random) -> dict[int, Word]:
+    """Words of the server for the tokens that workloads are drawn from, in another order each time.
+
+    Where a server has fewer words, tokens share one, the same tokens each time.
+    """
+    count = LAST_WORD - FIRST_WORD + 1
+    drawn = chance.sample(list(words), min(len(words), count))
+    return {FIRST_WORD + at: drawn[at % len(drawn)] for at in range(count)}
+
+
+def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Played:
+    """Play a workload warm.
+
+    Where replies cannot be forced, a prompt that quotes a drawn reply quotes the real one.
+    """
+    played, quoted = Played(), list[tuple[tuple[int, ...], int, tuple[Word, ...]]]()
+    forces = target.dialect.facts.forces
+    for numbers in _groups(scenario):
+        queries = []
+        for number in numbers:
+            step = scenario.step[number]
+            query = query_of(step, named)
+            if not forces:
+                query = replace(query, prompt=_with_real_replies(step.ids, query.prompt, quoted))
+            queries.append(replace(query, leaves=_leaves(scenario, number)))
+        answers = target.together(queries)
+        for number, query, answer in zip(numbers, queries, answers, strict=True):
+            step = scenario.step[number]
+            whole = step.ids + _reply(step)
+            quoted.append((whole, len(step.ids), query.prompt + answer.tokens))
+        played.queries += queries
+        played.answers += answers
+        played.sizes.append(len(queries))
+        played.steps += numbers
+        if any(each.fatal for each in answers):
+            break
+    return played
+
+
+def query_of(step: Step, named: Mapping[int, Word]) -> Query:
+    """A step in the server's words."""
+    return Query(
+        prompt=tuple(named[token] for token in step.ids),
+        reply=tuple(named[token] for token in _reply(step)),
+        slot=step.slot,
+        cache_prompt=step.cache_prompt,
+    )
+
+
+def _reply(step: Step) -> tuple[int, ...]:
+    return tuple(map(int, step.reply or ()))
+
+
+def _groups(scenario: Scenario) -> Iterator[list[int]]:
+    """Numbers of the requests that are sent at once."""
+    group: list[int] = []
+    for number, step in enumerate(scenario.step):
+        if step.do != "complete":
+            continue
+        if group and not step.with_previous:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
+
+
+def _leaves(scenario: Scenario, number: int) -> float:
+    """The seconds after which the client of a step leaves; 0 if it stays."""
+    after = scenario.step[number + 1 :]
+    cancel = next((each for each in after[:1] if each.do == "cancel"), None)
+    return 0.0 if cancel is None else TURN * (cancel.turns or 1)
+
+
+def _with_real_replies(
+    drawn: tuple[int, ...],
+    prompt: tuple[Word, ...],
+    quoted: Sequence[tuple[tuple[int, ...], int, tuple[Word, ...]]],
+) -> tuple[Word, ...]:
+    """The prompt, in which the reply that it goes on from is what was really replied.
+
+    drawn    p0 p1 p2 r0 r1 q0       p: an earlier prompt, r: its drawn reply
+    sent     P0 P1 P2 R0 R1 Q0       R: what the server replied
+    """
+    best = max(quoted, key=lambda each: common(each[0], drawn), default=None)
+    if best is None:
+        return prompt
+    equal = common(best[0], drawn)
+    return best[2][:equal] + prompt[equal:] if equal > best[1] else prompt
+
+
+def distances(target: Target, played: Played) -> Iterator[tuple[int, float, Answer]]:
+    """Number, distance and cold answer of each answered request."""
+    known: dict[tuple[tuple[Word, ...], tuple[Word, ...]], Answer] = {}
+    for at, query, answer in played.answered:
+        key = query.prompt, query.reply
+        if key not in known:
+            known[key] = target.cold(query)
+        if not known[key].error:
+            yield at, distance(known[key], answer), known[key]
+
+
+def up_to(scenario: Scenario, number: int, tokens: int) -> Scenario:
+    """The workload up to a step and those beside it; the step's reply at least so long."""
+    last = number
+    while last + 1 < len(scenario.step) and scenario.step[last + 1].with_previous:
+        last += 1
+    step = scenario.step[number]
+    reply = _reply(step)
+    longer = reply + tuple(FIRST_WORD + 7 * at % 97 for at in range(tokens - len(reply)))
+    steps = list(scenario.step[: last + 1])
+    steps[number] = replace(step, reply=longer)
+    return replace(scenario, step=tuple(steps))
+
+
+def joined(scenarios: Sequence[Scenario]) -> Scenario:
+    """Workloads one after another as one."""
+    steps = tuple(step for each in scenarios for step in each.step)
+    named = tuple(replace(step, name=f"r{at}") for at, step in enumerate(steps) if not step.of)
+    return replace(scenarios[-1], step=named)

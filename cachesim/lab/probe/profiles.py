@@ -1,0 +1,242 @@
+"""Simulated releases, flags and kinds of models that explain the cached counts of a server.
+
+Each candidate is a simulated server that gets the same requests with the server's own replies.
+One whose count differs is ruled out. Of several drawn workloads the one is sent next on which those
+that are left disagree most.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines import Engine, Request
+from cachesim.engines.family import Profile, family_of
+from cachesim.errors import CachesimError
+from cachesim.lab.probe.answers import Answer, Query, Word
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.scenario.format import Scenario
+from cachesim.testing.search import play
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import Oracles
+
+Options: TypeAlias = dict[str, Any]
+
+MODELS: Final = ("dense", "swa", "recurrent", "hybrid", "hybrid-swa")
+"""Kinds of memory; the layers of `hybrid-delta` are kept as those of `hybrid`."""
+
+FLAGS: Final[Mapping[str, tuple[Options, ...]]] = {
+    "llama.cpp": (
+        {"ctx_checkpoints": 0},
+        {"cache_ram": 0},
+        {"swa_full": True},
+        {"slot_prompt_similarity": 0.5},
+        {"cache_reuse": 4},
+        {"checkpoint_min_step": 64},
+    ),
+    "vllm": ({"enable_prefix_caching": False}, {"block_size": 32}),
+    "sglang": ({"page_size": 16},),
+}
+"""Flags other than the default that candidates have, one set each."""
+
+VOCABULARY: Final = 1 << 16
+"""Different tokens of one run that simulated servers can hold."""
+
+JUDGES: Final = 8
+"""Candidates that drawn workloads are tried on."""
+
+TURNS: Final = 50_000
+"""Turns of a simulated server for one request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """A simulated server, and the releases that have the same rules."""
+
+    releases: list[str]
+    engine_name: str
+    model: str
+    options: Options
+    shown: Options  # flags that differ from the default
+    engine: Engine
+
+    @property
+    def profile(self) -> Profile:
+        """The newest of its releases."""
+        return Profile.parse(f"{self.engine_name}@{self.releases[-1]}")
+
+    @property
+    def flags(self) -> str:
+        """Flags that differ from the default."""
+        return " ".join(f"{name}={value}" for name, value in self.shown.items())
+
+    def __str__(self) -> str:
+        first, last = self.releases[0], self.releases[-1]
+        named = first if first == last else f"{first} to {last}"
+        return f"{named} {self.model} {self.flags}".strip()
+
+    def cached(
+        self, query: Query, numbers: Mapping[Word, int], reply: Sequence[Word]
+    ) -> int | str | None:
+        """The count that it reports; the refusal where it refuses."""
+        request = Request(
+            prompt=as_tokens([numbers[each] for each in query.prompt]),
+            predict=len(query.reply),
+            reply=as_tokens([numbers[each] for each in reply]) or None,
+            slot=query.slot,
+            cache_prompt=query.cache_prompt,
+        )
+        try:
+            ticket = self.engine.submit(request)
+            for _ in range(TURNS):
+                if not self.engine.step():
+                    break
+            answer = self.engine.reply(ticket)
+        except CachesimError as error:
+            return type(error).__name__
+        return "no answer" if answer is None else answer.error or answer.cached
+
+
+@dataclass(slots=True)
+class Fingerprint:
+    """The candidates that are left, and the first count that none of them explains."""
+
+    left: list[Candidate]
+    first: int = 0
+    requests: int = 0
+    unexplained: str = ""
+    _numbers: dict[Word, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: str, slots: int, context: int) -> "Fingerprint":
+        """Every release, kind of model and set of flags that can be told apart at all."""
+        found = list(_candidates(engine, slots, context)) if engine else []
+        return cls(found, first=len(found))
+
+    def see(self, query: Query, answer: Answer) -> None:
+        """Rule out what reports another count."""
+        if answer.error or answer.cached is None or not self.left:
+            return
+        self.requests += 1
+        numbers = self._numbered(query.prompt, answer.tokens)
+        counts = [each.cached(query, numbers, answer.tokens) for each in self.left]
+        agree = [c for c, count in zip(self.left, counts, strict=True) if count == answer.cached]
+        if not agree:
+            named = ", ".join(sorted({str(each) for each in counts})[:4])
+            self.unexplained = (
+                f"request {self.requests} reports {answer.cached} of {len(query.prompt)} tokens "
+                f"cached; the simulated servers that explained all before report {named}"
+            )
+        self.left = agree
+
+    def _numbered(self, *texts: Sequence[Word]) -> Mapping[Word, int]:
+        for text in texts:
+            for word in text:
+                self._numbers.setdefault(word, len(self._numbers) % VOCABULARY)
+        return self._numbers
+
+    def dividing(self, drawn: Sequence[tuple[Scenario, Sequence[Query]]]) -> Scenario:
+        """Of drawn workloads the one on which the candidates disagree most."""
+        judges = self.left[:: max(1, len(self.left) // JUDGES)]
+
+        def kinds(queries: Sequence[Query]) -> int:
+            for query in queries:
+                self._numbered(query.prompt, query.reply)
+            engines = [replace(each, engine=_copied(each.engine)) for each in judges]
+            return len(
+                {tuple(e.cached(q, self._numbers, q.reply) for q in queries) for e in engines}
+            )
+
+        return max(drawn, key=lambda each: kinds(each[1]))[0]
+
+    def names(self) -> str:
+        """The candidates in words: releases, kinds of models, flags."""
+        order = family_of(self.left[0].engine_name).names()
+        releases = {each for one in self.left for each in one.releases}
+        named = [each for each in order if each in releases]
+        gaps = order.index(named[-1]) - order.index(named[0]) + 1 - len(named)
+        range_ = ", ".join(named) if gaps or len(named) < 3 else f"{named[0]} to {named[-1]}"
+        models = ", ".join(dict.fromkeys(each.model for each in self.left))
+        flags = dict.fromkeys(each.flags or "default flags" for each in self.left)
+        return f"{self.left[0].engine_name} {range_}; model {models}; {', '.join(flags)}"
+
+
+def _copied(engine: Engine) -> Engine:
+    """A copy of what changes; network, family and rules are shared."""
+    shared = (engine.network, engine.family, engine.profile, engine.family.rules(engine.profile))
+    return deepcopy(engine, {id(each): each for each in shared})
+
+
+def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
+    family = family_of(engine)
+    base: Options = {"parallel": slots, "ctx_size": slots * context} if family.has_slots else {}
+    variants = [{}, *FLAGS.get(engine, ())]
+    if slots > 1 and family.has_slots:
+        variants += [{"kv_unified": True, "ctx_size": context}]
+    seen: dict[Any, Candidate] = {}
+    for model in MODELS:
+        network = build(replace(preset(model), vocabulary=VOCABULARY), "counts")
+        for release in family.names():
+            profile = Profile(engine, release)
+            for shown in variants:
+                options = base | shown
+                try:
+                    key = model, family.rules(profile), repr(family.read(profile, options))
+                    if key in seen:
+                        seen[key].releases.append(release)
+                        continue
+                    made = Engine.create(profile, model=network, options=options)
+                except CachesimError:  # a flag that this release does not have
+                    continue
+                seen[key] = Candidate(
+                    releases=[release],
+                    engine_name=engine,
+                    model=model,
+                    options=options,
+                    shown=shown,
+                    engine=made,
+                )
+    yield from seen.values()
+
+
+class Guide:
+    """The choice of the next workload: what it reaches in a candidate was seldom reached before."""
+
+    def __init__(self, candidates: Sequence[Candidate], tries: int = 8) -> None:
+        self._candidates = candidates
+        self._tries = tries
+        self._reached: dict[str, int] = {}
+        self._oracles = Oracles()
+
+    def choose(self, draw: Callable[[], Scenario]) -> Scenario:
+        """The best of several drawn workloads; the first where nothing guides."""
+        if not self._candidates:
+            return draw()
+        scored = [(self._reaches(one), one) for one in (draw() for _ in range(self._tries))]
+        reached, best = max(scored, key=lambda each: self._score(each[0]))
+        for kind in reached:
+            self._reached[kind] = self._reached.get(kind, 0) + 1
+        return best
+
+    def _score(self, reached: frozenset[str]) -> float:
+        return math.fsum(
+            (3.0 if kind == "wrong" else 1.0) / (1 + self._reached.get(kind, 0)) ** 0.5
+            for kind in reached
+        )
+
+    def _reaches(self, scenario: Scenario) -> frozenset[str]:
+        found: set[str] = set()
+        for each in self._candidates:
+            flags = replace(scenario.engine, options=each.options)
+            model = replace(scenario.model, preset=each.model)
+            workload = replace(scenario, engine=flags, model=model)
+            try:
+                trial = play(
+                    workload, each.profile, stop_early=False, oracles=self._oracles, thin=True
+                )
+            except CachesimError:
+                continue
+            found |= trial.exercised.keys() | ({"wrong"} if trial.wrong else set())
+        return frozenset(found)

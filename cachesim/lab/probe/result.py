@@ -1,0 +1,331 @@
+"""The verdict of a run: sentences, a report that can be posted, the scenario, JSON."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from cachesim.engines.words import counted
+from cachesim.files import free_name
+from cachesim.lab.probe.answers import Answer, Query, Row
+from cachesim.lab.probe.judging import Judge
+from cachesim.lab.probe.loop import Finding, Outcome
+from cachesim.lab.probe.target import Target
+from cachesim.scenario.files import to_toml
+from cachesim.scenario.format import Expect, Scenario
+from cachesim.typed import JsonObject
+
+SHOWN: Final = 5
+"""Likeliest tokens of an answer in a report."""
+
+UNSEEN: Final = 3.0
+"""A fault in one of N answers shows in N answers with probability 0.63, in 3 N with 0.95."""
+
+HEADS: Final = ("request", "prompt", "cached", "slot", "answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished run."""
+
+    outcome: Outcome
+    judge: Judge
+    name: str  # the kind of server and its version
+    url: str
+    about: str
+    how_cold: str
+    requests: int
+    tokens: int
+    seconds: float
+    alarms: float
+    start: str = ""
+
+    @property
+    def right(self) -> bool:
+        """True if nothing was wrong so far."""
+        return self.outcome.finding is None
+
+    @classmethod
+    def of(cls, target: Target, outcome: Outcome, judge: Judge, alarms: float) -> "Result":
+        """The result of a run that is over."""
+        facts, meter = target.dialect.facts, target.dialect.connection.meter
+        missing = [] if facts.probabilities else ["no log probabilities: greedy tokens alone"]
+        missing += [] if facts.counts else ["no cached counts"]
+        missing += [] if facts.forces else ["replies are not forced"]
+        about = ", ".join(
+            (
+                counted(facts.slots, "slot"),
+                f"{facts.context} tokens of context",
+                f"prompts of {counted(len(facts.words), 'word')}",
+                *missing,
+            )
+        )
+        return cls(
+            outcome=outcome,
+            judge=judge,
+            name=f"{target.dialect.name} {facts.version}".strip(),
+            url=target.url,
+            about=about,
+            how_cold=target.how_cold,
+            requests=meter.requests,
+            tokens=meter.tokens,
+            seconds=meter.seconds,
+            alarms=alarms,
+            start="" if target.process is None else target.process.command,
+        )
+
+    # -- sentences ---------------------------------------------------------------------------
+
+    def head(self) -> Iterator[str]:
+        """The server, its fingerprint and its rounding."""
+        yield f"{self.name} at {self.url}: {self.about}"
+        yield f"cold answers: {self.how_cold}"
+        yield from self._fingerprint()
+        if self.judge.noise.alone:
+            yield rounding(self.judge)
+
+    def _fingerprint(self) -> Iterator[str]:
+        found = self.outcome.fingerprint
+        if not found.first or not found.requests:
+            return
+        after = f"after {counted(found.requests, 'request')}"
+        if found.left:
+            yield (
+                f"counts: {len(found.left)} of {found.first} simulated servers explain them "
+                f"{after}: {found.names()}"
+            )
+        else:
+            why = found.unexplained
+            yield f"counts: none of {found.first} simulated servers explains them: {why}"
+
+    def verdict(self) -> Iterator[str]:
+        """The verdict in words."""
+        out, sent = self.outcome, f"{counted(self.requests, 'request')}, {self.seconds:.1f} s"
+        if out.finding is not None:
+            yield from self._wrong(out.finding)
+        else:
+            yield (
+                f"right so far: {out.reused} answers from cache, of {out.compared} compared, are "
+                f"the cold answers within {self.judge.noise.limit:.2g} ({sent})"
+            )
+            if out.reused:
+                least = max(1, round(out.reused / UNSEEN))
+                yield (
+                    f"power: a fault of more than {self.judge.noise.limit:.2g} in one of {least} "
+                    "such answers would have been met with probability 0.95"
+                )
+        yield (
+            f"false alarms: at most 1 in {self.alarms:g} runs against a right server, if its "
+            "rounding is within the measured bound"
+        )
+        if out.suspicions:
+            yield f"suspicions that were replayed: {out.suspicions}"
+        yield from out.notes
+        yield from (f"refused {n} times: {why}" for why, n in out.refused.most_common(3))
+        if out.ended:
+            yield f"ended: {out.ended}"
+
+    def _wrong(self, finding: Finding) -> Iterator[str]:
+        yield f"WRONG: {finding.sentence}"
+        found = f"found after {counted(finding.requests, 'request')}, {finding.seconds:.1f} s"
+        if finding.evidence:
+            found += (
+                f"; e-value {finding.evidence:.3g}: a right server reaches it in 1 of so many runs"
+            )
+        yield found
+        again, of = finding.proofs
+        if of:
+            yield f"again after a restart: {again} of {of}"
+        yield from finding.mechanism
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The requests of the finding, one row each, as `HEADS` says."""
+        finding = self.outcome.finding
+        if finding is None:
+            return
+        pairs = zip(finding.queries, finding.answers, strict=False)
+        for at, (query, answer) in enumerate(pairs):
+            word = answer.error[:40] or ("WRONG" if at == finding.wrong else "")
+            slot = "" if answer.slot is None else str(answer.slot)
+            yield str(at + 1), str(len(query.prompt)), count(answer.cached), slot, word
+
+    # -- files -------------------------------------------------------------------------------
+
+    def write(self, folder: Path, target: Target) -> Iterator[Path]:
+        """The report, and the scenario if there is one; their paths."""
+        finding = self.outcome.finding
+        if finding is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        scenario = self.scenario(finding)
+        path = None
+        if scenario is not None:
+            path = free_name(folder / f"{scenario.name}.toml")
+            path.write_text(to_toml(scenario), encoding="utf-8")
+            yield path
+        report = free_name(folder / "report.md")
+        lines = "\n".join(self._report(finding, target, path))
+        report.write_text(f"{lines}\n", encoding="utf-8")
+        yield report
+
+    def scenario(self, finding: Finding) -> Scenario | None:
+        """The workload of the finding, which expects the cold answer."""
+        if finding.scenario is None:
+            return None
+        left = self.outcome.fingerprint.left
+        one = finding.scenario
+        if left:
+            profile, options = left[-1].profile, left[-1].options
+            server = replace(
+                one.engine, name=profile.engine, profiles=(profile.release,), options=options
+            )
+            model = replace(one.model, preset=left[-1].model)
+            one = replace(one, engine=server, model=model)
+        about = f"Found on a live server, {self.name}: {finding.sentence}."
+        return replace(one, about=about, expect=(Expect(answer="same"),))
+
+    def _report(self, finding: Finding, target: Target, scenario: Path | None) -> Iterator[str]:
+        yield f"# {self.name}: {_title(finding)}"
+        yield ""
+        yield from (f"- {line}" for line in (*self.head(), *self.verdict()))
+        yield ""
+        if finding.queries and finding.wrong >= 0:
+            yield from self._commands(finding, target)
+        if scenario is not None:
+            yield f"The same requests as a scenario: `cachesim run {scenario.name}`."
+
+    def _commands(self, finding: Finding, target: Target) -> Iterator[str]:
+        yield "| " + " | ".join(HEADS) + " |"
+        yield "|---:|---:|---:|---:|---|"
+        yield from ("| " + " | ".join(row) + " |" for row in self.rows())
+        yield ""
+        fresh = "Against a server that has just been started"
+        yield f"{fresh}{f' (`{self.start}`)' if self.start else ''}:"
+        yield ""
+        yield "```sh"
+        yield f"URL={self.url}"
+        wrong = finding.queries[finding.wrong]
+        for query in finding.queries[: finding.wrong + 1]:
+            yield target.dialect.curl(query)
+        yield "# the last request again, cold:"
+        if target.dialect.cold_by:
+            yield target.dialect.curl(wrong, cold=True)
+        else:
+            yield "URL=...  # of another server of the same model, which has just been started"
+            yield target.dialect.curl(wrong)
+        yield "```"
+        yield ""
+        if finding.cold is not None:
+            yield "The likeliest first tokens of the last request:"
+            yield ""
+            yield "| from cache | log probability | cold | log probability |"
+            yield "|---|---:|---|---:|"
+            yield from _beside(finding.answers[finding.wrong], finding.cold)
+            yield ""
+
+    def as_json(self) -> JsonObject:
+        """The result as one object."""
+        out, noise, finding = self.outcome, self.judge.noise, self.outcome.finding
+        return {
+            "format": 1,
+            "server": {"name": self.name, "url": self.url, "about": self.about},
+            "cold": self.how_cold,
+            "right": self.right,
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "workloads": out.workloads,
+            "compared": out.compared,
+            "reused": out.reused,
+            "suspicions": out.suspicions,
+            "alarms": self.alarms,
+            "limit": noise.limit,
+            "noise": {"alone": noise.alone, "company": noise.company, "reuse": noise.reuse},
+            "fingerprint": {
+                "left": [str(each) for each in out.fingerprint.left],
+                "first": out.fingerprint.first,
+                "requests": out.fingerprint.requests,
+                "unexplained": out.fingerprint.unexplained or None,
+            },
+            "finding": None if finding is None else _finding_json(finding),
+            "notes": out.notes,
+            "refused": dict(out.refused),
+            "ended": out.ended or None,
+        }
+
+
+def _finding_json(finding: Finding) -> JsonObject:
+    pairs = zip(finding.queries, finding.answers, strict=False)
+    return {
+        "kind": finding.kind,
+        "sentence": finding.sentence,
+        "requests": finding.requests,
+        "seconds": round(finding.seconds, 1),
+        "evidence": finding.evidence,
+        "hits": finding.hits,
+        "replays": finding.replays,
+        "distances": finding.distances,
+        "after_restart": list(finding.proofs),
+        "mechanism": finding.mechanism,
+        "wrong": finding.wrong,
+        "steps": [
+            {
+                "prompt_tokens": len(query.prompt),
+                "cached": answer.cached,
+                "slot": answer.slot,
+                "error": answer.error or None,
+            }
+            for query, answer in pairs
+        ],
+    }
+
+
+def rounding(judge: Judge) -> str:
+    """The limit, and the measurements that it rests on."""
+    noise = judge.noise
+    largest = (max(each, default=0.0) for each in (noise.alone, noise.company, noise.reuse))
+    alone, company, reuse = (f"{each:.2g}" for each in largest)
+    return (
+        f"rounding: cold and cold differ by at most {alone}, in company {company}, plain reuse "
+        f"{reuse} ({counted(len(noise.reuse), 'prompt')}); suspicious from {noise.limit:.2g}"
+    )
+
+
+def count(value: int | None) -> str:
+    """A number of tokens, or a dash where it is not known."""
+    return "-" if value is None else str(value)
+
+
+def _title(finding: Finding) -> str:
+    return {
+        "answer": "an answer from cache is not the cold answer",
+        "reuse": "a plain extension is not answered as cold",
+        "company": "a prompt beside others is not answered as alone",
+        "no answer": "the server stops answering",
+    }[finding.kind]
+
+
+def _beside(warm: Answer, cold: Answer) -> Iterator[str]:
+    def likeliest(answer: Answer) -> list[tuple[str, str]]:
+        row: Row = answer.rows[0] if answer.rows else {}
+        ranked = sorted(row.items(), key=lambda each: -each[1])[:SHOWN]
+        return [(f"`{token}`", f"{p:.3f}") for token, p in ranked]
+
+    for ours, theirs in zip(likeliest(warm), likeliest(cold), strict=False):
+        yield f"| {' | '.join((*ours, *theirs))} |"
+
+
+def line_of(number: int, seconds: float, query: Query, answer: Answer) -> JsonObject:
+    """A line of the recording; words of the prompt are drawn, not the user's."""
+    details = {} if answer.cached is None else {"cached_tokens": answer.cached}
+    return {
+        "number": number,
+        "time": seconds,
+        "prompt": list(query.prompt),
+        "status": 200 if not answer.error else 0,
+        "usage": {
+            "prompt_tokens": answer.prompt_tokens or len(query.prompt),
+            "completion_tokens": len(answer.tokens),
+            "prompt_tokens_details": details,
+        },
+    }

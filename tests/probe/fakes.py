@@ -1,0 +1,309 @@
+"""Small servers for the probe: counts of a simulated engine, logits that are hashes of the prompt.
+
+A server speaks one dialect, may add noise to its logits, may have a planted bug (`context`: the
+tokens that its answer is computed from), and may misbehave (`fault`: what it does instead).
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+from cachesim import Engine, Request, preset
+from cachesim.model.build import build
+
+VOCABULARY = 512
+Tokens = tuple[int, ...]
+Context = Callable[[Tokens, int, "Model"], Tokens]
+Fault = Callable[["Fake", int], str]
+
+
+class Model:
+    """A simulated engine without a network, and logits from hashes."""
+
+    def __init__(
+        self, profile: str, model: str, context: Context, noise: float, **options: Any
+    ) -> None:
+        network = build(preset(model), "counts")
+        self.engine = Engine.create(profile, model=network, options=options)
+        self.context, self.noise = context, noise
+        self.lock = threading.Lock()
+        self.slots = options.get("parallel", 1)
+        self.random = np.random.default_rng(0)
+        self.reuses = 0
+        self.previous: Tokens = (1, 2, 3)  # the request before
+
+    def reply(self, prompt: Tokens, reply: Tokens, predict: int, **how: Any) -> Any:
+        """Cached count, tokens and log probabilities; the refusal where it refuses."""
+        with self.lock:
+            tokens: list[int] = []
+            for at in range(predict):  # those of the cold answer, which the engine keeps
+                best = int(np.argmax(self.logits(prompt + tuple(tokens), noise=0)))
+                tokens.append(reply[at] if reply else best)
+            asked = Request(prompt=prompt, predict=predict, reply=tuple(tokens), **how)
+            ticket = self.engine.submit(asked)
+            self.engine.run()
+            done = self.engine.reply(ticket)
+            if done is None or done.error:
+                return "no answer" if done is None else done.error
+            cached = done.cached or 0
+            self.reuses += cached > 0
+            used = self.context(prompt, cached, self) if cached else prompt
+            self.previous = prompt
+            rows = [self.logits(used + tuple(tokens[:at]), self.noise) for at in range(predict)]
+            return cached, tokens, rows
+
+    def logits(self, tokens: Tokens, noise: float) -> Any:
+        seed = zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
+        raw = 2 * np.random.default_rng(seed).normal(size=VOCABULARY)
+        raw = raw + noise * self.random.normal(size=VOCABULARY)
+        return raw - np.log(np.exp(raw - raw.max()).sum()) - raw.max()
+
+
+def sound(prompt: Tokens, _: int, __: Model) -> Tokens:
+    return prompt
+
+
+def well_behaved(_: "Fake", __: int) -> str:
+    return ""
+
+
+class Fake:
+    """A running server; `requests` counts what it was sent."""
+
+    def __init__(
+        self, dialect: str, model: Model, fault: Fault = well_behaved, port: int = 0
+    ) -> None:
+        self.dialect, self.model, self.fault = dialect, model, fault
+        self.requests = 0
+        self.erased = 0
+        self.bodies: list[Any] = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), handler_of(self))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@contextmanager
+def fake(
+    dialect: str,
+    profile: str,
+    *,
+    model: str = "dense",
+    context: Context = sound,
+    noise: float = 0.0,
+    fault: Fault = well_behaved,
+    **options: Any,
+) -> Iterator[Fake]:
+    """A server as long as the block."""
+    one = Fake(dialect, Model(profile, model, context, noise, **options), fault)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def say(self, found: Any, status: int = 200) -> None:
+            data = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with suppress(OSError):  # the client is gone
+                self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            known = GETS[fake.dialect](fake)
+            path = self.path.partition("?")[0]
+            self.say(known[path]) if path in known else self.say({}, 404)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+            if "erase" in self.path or "reset" in self.path or "flush" in self.path:
+                fake.erased += 1
+                self.say({})
+                return
+            path, answer = POSTS[fake.dialect]
+            if self.path != path:
+                self.say({}, 404)
+                return
+            fake.requests += 1
+            fake.bodies.append(body)
+            done = fake.fault(fake, fake.requests)
+            if done == "drop":
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"half')
+                self.close_connection = True
+            elif done == "hang":
+                threading.Event().wait(3)
+                self.close_connection = True
+            elif done == "broken":
+                self.say({"error": "out of memory"}, 500)
+            elif done == "nonsense":
+                self.send_response(200)
+                self.send_header("Content-Length", "5")
+                self.end_headers()
+                self.wfile.write(b"<html")
+            elif done == "crash":
+                self.close_connection = True
+                threading.Thread(target=fake.close, daemon=True).start()
+            else:
+                found = answer(fake, body)
+                self.say({"error": {"message": found}}, 400) if isinstance(
+                    found, str
+                ) else self.say(found)
+
+    return Handler
+
+
+def _top(row: Any, count: int) -> list[tuple[int, float]]:
+    return [(int(at), float(row[at])) for at in np.argsort(-row)[:count]]
+
+
+def _llama(fake: Fake, body: Any) -> Any:
+    reply = tuple(int(each.strip("<[]>")) for each in body.get("grammar", "").split()[2:])
+    done = fake.model.reply(
+        tuple(body["prompt"]),
+        reply,
+        body["n_predict"],
+        cache_prompt=body["cache_prompt"],
+        slot=body.get("id_slot", -1),
+    )
+    if isinstance(done, str):
+        return done
+    cached, tokens, rows = done
+    return {
+        "tokens": tokens,
+        "content": "",
+        "id_slot": 0,
+        "tokens_evaluated": len(body["prompt"]),
+        "timings": {"cache_n": cached, "prompt_n": len(body["prompt"]) - cached},
+        "completion_probabilities": [
+            {"top_logprobs": [{"id": t, "logprob": p} for t, p in _top(row, body["n_probs"])]}
+            for row in rows
+        ],
+    }
+
+
+def _vllm(fake: Fake, body: Any) -> Any:
+    if max(body["prompt"]) >= VOCABULARY:
+        return "token id out of range"
+    salt = body.get("cache_salt")
+    options = {"cache_salt": salt} if salt else {}
+    done = fake.model.reply(tuple(body["prompt"]), (), body["max_tokens"], options=options)
+    if isinstance(done, str):
+        return done
+    cached, tokens, rows = done
+    top = [{f"token_id:{t}": p for t, p in _top(row, body["logprobs"])} for row in rows]
+    usage = {
+        "prompt_tokens": len(body["prompt"]),
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    choice = {"text": "", "token_ids": tokens, "logprobs": {"top_logprobs": top}}
+    return {"choices": [choice], "usage": usage}
+
+
+def _sglang(fake: Fake, body: Any) -> Any:
+    if max(body["input_ids"]) >= VOCABULARY:
+        return "token id out of range"
+    key = body.get("extra_key")
+    options = {"extra_key": key} if key else {}
+    count = body["sampling_params"]["max_new_tokens"]
+    done = fake.model.reply(tuple(body["input_ids"]), (), count, options=options)
+    if isinstance(done, str):
+        return done
+    cached, tokens, rows = done
+    tops = [[[p, t, None] for t, p in _top(row, body["top_logprobs_num"])] for row in rows]
+    meta = {
+        "cached_tokens": cached,
+        "prompt_tokens": len(body["input_ids"]),
+        "output_top_logprobs": tops,
+        "output_token_logprobs": [[0.0, token, None] for token in tokens],
+    }
+    return {"text": "", "meta_info": meta}
+
+
+def _text(fake: Fake, body: Any) -> Any:
+    """Words w0 to w511, as mlx_lm.server has them: without a switch for the cache."""
+    ids = [int(each[1:]) if each[1:].isdigit() else 0 for each in body["prompt"].split()]
+    done = fake.model.reply(tuple(ids), (), body["max_tokens"])
+    if isinstance(done, str):
+        return done
+    cached, _, rows = done
+    content = [
+        {"top_logprobs": [{"id": t, "token": f"w{t}", "logprob": p} for t, p in _top(row, 10)]}
+        for row in rows
+    ]
+    usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": cached}}
+    return {
+        "system_fingerprint": "0.32.2-0.30.1-Linux-None",
+        "choices": [{"text": "", "logprobs": {"content": content}}],
+        "usage": usage,
+    }
+
+
+def serve(dialect: str, profile: str, port: str, bug: str = "", *_: str) -> None:
+    """A server of its own process, for `--start`; of a text server the caller names the bug."""
+    model = Model(profile, "dense", stale if bug else sound, 1e-3)
+    one = Fake(dialect, model, port=int(port))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    threading.Event().wait()
+    one.close()
+
+
+def stale(prompt: Tokens, cached: int, _: Model) -> Tokens:
+    """The last reused token of longer prefixes is another one."""
+    return prompt if cached < 20 else (*prompt[: cached - 1], 1, *prompt[cached:])
+
+
+def _models(**more: Any) -> Any:
+    return {"data": [{"id": "toy", **more}]}
+
+
+GETS: dict[str, Callable[[Fake], Any]] = {
+    "llama": lambda fake: {
+        "/health": {},
+        "/v1/models": _models(meta={"n_vocab": VOCABULARY}),
+        "/props": {
+            "total_slots": fake.model.slots,
+            "default_generation_settings": {"n_ctx": 4096},
+            "build_info": "b1-fake",
+        },
+    },
+    "vllm": lambda _: {"/version": {"version": "9.9"}, "/v1/models": _models(max_model_len=2048)},
+    "sglang": lambda _: {
+        "/get_model_info": {"model_path": "toy"},
+        "/get_server_info": {"version": "0.9", "context_length": 2048},
+        "/v1/models": _models(),
+    },
+    "text": lambda _: {"/v1/models": _models()},
+}
+POSTS: dict[str, tuple[str, Callable[[Fake, Any], Any]]] = {
+    "llama": ("/completion", _llama),
+    "vllm": ("/v1/completions", _vllm),
+    "sglang": ("/generate", _sglang),
+    "text": ("/v1/completions", _text),
+}
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -1,0 +1,208 @@
+"""Whole runs against small servers: what is wrong is found, what is right stays quiet."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachesim.engines.family import family_of
+from cachesim.errors import InputError
+from cachesim.lab.probe import loop
+from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.result import Result
+from tests.probe.fakes import Fake, Model, Tokens, fake, sound, stale
+
+PROFILES = {
+    "llama": "llama.cpp@b11549",
+    "vllm": f"vllm@{family_of('vllm').names()[-1]}",
+    "sglang": f"sglang@{family_of('sglang').names()[-1]}",
+    "text": f"mlx-lm@{family_of('mlx-lm').names()[-1]}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the release, and little to simplify: both have tests of their own."""
+    monkeypatch.setattr(loop, "IDENTIFYING", 0)
+    monkeypatch.setattr(loop, "SAMPLES", 12)
+    monkeypatch.setattr(loop, "TRIALS", 10)
+    monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))
+
+
+def probed(url: str, **more: object) -> Result:
+    settings = {"requests": 800, "longest": 60, "minutes": 2.0, "patience": 1.0}
+    return run(Settings(url=url, **{**settings, **more})).result
+
+
+@pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
+@pytest.mark.parametrize("noise", [0.0, 2e-2])
+def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> None:
+    with fake(dialect, PROFILES[dialect], context=stale, noise=noise) as server:
+        result = probed(server.url)
+    finding = result.outcome.finding
+    assert finding is not None
+    assert finding.kind in {"answer", "reuse"}
+    assert finding.requests < 800
+
+
+@pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
+@pytest.mark.parametrize("noise", [0.0, 2e-2])
+def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
+    with fake(dialect, PROFILES[dialect], noise=noise) as server:
+        result = probed(server.url, requests=500)
+    assert result.right
+    assert result.outcome.reused > 20
+    assert next(result.verdict()).startswith("right so far: ")
+
+
+@pytest.mark.parametrize("context", [sound, stale])
+def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> None:
+    with (
+        fake("text", PROFILES["text"], context=context) as warm,  # type: ignore[arg-type]
+        fake("text", PROFILES["text"], prompt_cache_size=0) as cold,
+    ):
+        result = probed(warm.url, cold=cold.url, requests=600)
+    assert (context is sound) == result.right
+    assert "mlx_lm.server 0.32.2" == result.name
+
+
+def test_a_server_without_a_way_to_a_cold_answer_is_refused() -> None:
+    with (
+        fake("text", PROFILES["text"]) as server,
+        pytest.raises(InputError, match="name a second, fresh server with --cold URL"),
+    ):
+        probed(server.url)
+
+
+def test_a_cold_server_that_reuses_is_refused() -> None:
+    with (
+        fake("text", PROFILES["text"]) as warm,
+        fake("text", PROFILES["text"]) as cold,
+        pytest.raises(InputError, match="cached tokens for a request that is to be cold"),
+    ):
+        probed(warm.url, cold=cold.url)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("hang", "gave no answer within 1 seconds"),
+        ("drop", "closed the connection before its answer was whole"),
+        ("broken", "answered with status 500: "),
+        ("nonsense", "answered no JSON: <html"),
+    ],
+)
+def test_a_server_that_misbehaves_now_and_then_is_described(what: str, sentence: str) -> None:
+    def fault(_: Fake, number: int) -> str:
+        return what if number in {130, 131} else ""
+
+    with fake("llama", PROFILES["llama"], fault=fault) as server:
+        result = probed(server.url, requests=220)
+    assert result.right
+    assert any(sentence in note for note in result.outcome.notes)
+
+
+@pytest.mark.parametrize("what", ["hang", "drop", "broken", "crash"])
+def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
+    def fault(_: Fake, number: int) -> str:
+        return what if number >= 130 else ""
+
+    with fake("llama", PROFILES["llama"], fault=fault) as server:
+        result = probed(server.url)
+    assert result.outcome.finding is not None
+    assert "no answer" == result.outcome.finding.kind
+    assert "the server answers no request any more: " in next(result.verdict())
+
+
+def test_a_count_that_cannot_be_true_is_named() -> None:
+    def lies(server: Fake, number: int) -> str:
+        if number == 60:
+            whole = server.model.reply
+            server.model.reply = lambda *a, **k: more(whole(*a, **k), a[0])  # type: ignore[method-assign]
+        return ""
+
+    def more(done: object, prompt: Tokens) -> object:
+        if isinstance(done, tuple) and done[0]:
+            return (len(prompt) + 3, *done[1:])
+        return done
+
+    with fake("llama", PROFILES["llama"], fault=lies) as server:
+        result = probed(server.url, requests=400)
+    assert any(note.startswith("a count cannot be true: ") for note in result.outcome.notes)
+
+
+def test_a_race_is_found_if_it_shows_in_some_of_the_replays() -> None:
+    def sometimes(prompt: Tokens, cached: int, model: Model) -> Tokens:
+        return (9, *prompt[1:]) if model.reuses % 2 and cached > 4 else prompt
+
+    with fake("llama", PROFILES["llama"], context=sometimes, noise=1e-3) as server:
+        result = probed(server.url, requests=1500)
+    assert not result.right
+
+
+def test_an_answer_that_is_seldom_wrong_by_chance_is_no_finding() -> None:
+    def once(prompt: Tokens, _: int, model: Model) -> Tokens:
+        return (9, *prompt[1:]) if model.reuses in {40, 60} else prompt
+
+    with fake("llama", PROFILES["llama"], context=once) as server:
+        result = probed(server.url, requests=500)
+    assert result.right
+    assert result.outcome.suspicions
+
+
+def test_nothing_is_erased_unless_that_is_allowed() -> None:
+    for allowed in (False, True):
+        with fake("llama", PROFILES["llama"]) as server:
+            probed(server.url, requests=250, may_erase=allowed)
+        assert allowed == (server.erased > 0)
+
+
+def test_budgets_end_a_run() -> None:
+    with fake("llama", PROFILES["llama"]) as server:
+        result = probed(server.url, requests=200)
+        assert 200 == result.requests
+        assert 200 == server.requests
+        assert "the 200 requests are used up" == result.outcome.ended
+        assert "the 9000 tokens are used up" == probed(server.url, tokens=9000).outcome.ended
+
+
+def test_files_hold_the_report_the_scenario_and_the_requests(tmp_path: Path) -> None:
+    with fake("llama", PROFILES["llama"], context=stale) as server:
+        finished = run(
+            Settings(url=server.url, requests=1500, longest=60, minutes=2.0, emit=tmp_path)
+        )
+    assert {".toml", ".md", ".jsonl"} == {each.suffix for each in finished.files}
+    report = next(tmp_path.glob("*.md")).read_text()
+    assert report.count("curl -s") >= 3
+    assert "WRONG" in report
+    lines = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
+    assert all({"number", "time", "prompt", "status", "usage"} == line.keys() for line in lines)
+
+
+def bugs() -> Iterator[tuple[str, object]]:
+    """Contexts of answers that are wrong in some condition of the reuse."""
+    yield "one key short", lambda p, c, _: p[1:] if c > 2 else p
+    yield "last token", lambda p, c, _: (*p[: c - 1], 3, *p[c:])
+    yield "first token", lambda p, *_: (3, *p[1:])
+    yield "a whole block", lambda p, c, _: (3, *p[1:]) if c % 16 == 0 else p
+    yield "short prefix", lambda p, c, _: (3, *p[1:]) if c < 12 else p
+    yield "long prefix", lambda p, c, _: (3, *p[1:]) if c > 30 else p
+    yield "all but one", lambda p, c, _: (3, *p[1:]) if c >= len(p) - 1 else p
+    yield "other session", lambda p, _, m: (*m.previous[:1], *p[1:])
+    yield "turned", lambda p, c, _: (*p[1:c], p[0], *p[c:])
+    yield "every second", lambda p, _, m: (3, *p[1:]) if m.reuses % 2 else p
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize(("name", "context"), list(bugs()), ids=[name for name, _ in bugs()])
+@pytest.mark.parametrize("noise", [0.0, 2e-2])
+def test_planted_bugs_are_found(dialect: str, name: str, context: object, noise: float) -> None:
+    with fake(dialect, PROFILES[dialect], context=context, noise=noise) as server:  # type: ignore[arg-type]
+        assert not probed(server.url, requests=3000).right, name
+
+
+def test_the_fixture_runs_a_probe(cachesim_probe: Callable[..., Result]) -> None:
+    with fake("llama", PROFILES["llama"]) as server:
+        assert cachesim_probe(url=server.url, requests=150).right

@@ -1,0 +1,96 @@
+"""The installed program: status, output, refusals, and nothing left running."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.probe.fakes import fake
+
+PROGRAM = [sys.executable, "-m", "cachesim", "probe"]
+SERVER = f"{sys.executable} -m tests.probe.fakes llama llama.cpp@b11549 {{port}}"
+ROOT = Path(__file__).parents[2]
+
+
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a server, as in http://127.0.0.1:8080"),
+        (["http://192.0.2.1:80"], "is on another machine"),
+        (["ftp://127.0.0.1"], "is no address of a server"),
+        (["http://127.0.0.1:1"], "does not accept connections"),
+        (["http://127.0.0.1:1", "--minutes", "0"], "--minutes is 0.0; write a number above 0"),
+        (["http://127.0.0.1:1", "--alarms", "nan"], "--alarms is nan"),
+        (["http://127.0.0.1:1", "--like", "none.toml"], "none.toml"),
+        (["http://127.0.0.1:1", "--words", "none.txt"], "--words none.txt: cannot be read"),
+        (["--start", "llama-server -m m.gguf"], "write the port"),
+        (["--start", "no-such-program --port {port}"], "No such file or directory"),
+        (["--start", "false --port {port}"], "the server ended with status 1"),
+    ],
+)
+def test_wrong_usage_has_a_sentence_and_status_2(words: list[str], said: str) -> None:
+    done = program(*words)
+    assert 2 == done.returncode
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_not_taken_for_the_server() -> None:
+    with fake("llama", "llama.cpp@b11549") as server:
+        port = server.url.rpartition(":")[2]
+        done = program("--start", f"false --port {port}")
+    assert (2, True) == (done.returncode, f"port {port} is taken" in done.stderr)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("bug", "status"), [("", 0), (" bug", 1)])
+def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: Path) -> None:
+    words = ("--start", SERVER + bug, "--requests", "900", "--longest", "60", "--minutes", "1")
+    done = program(*words, "--emit", str(tmp_path), "--format", "json")
+    found = json.loads(done.stdout)
+    assert (status, status == 0) == (done.returncode, found["right"])
+    assert found["fingerprint"]["left"]
+    assert any("b11549 dense" in each for each in found["fingerprint"]["left"])
+    assert (3 if status else 0) == len(found["files"])
+    assert not listening(int(found["server"]["url"].rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = SERVER.replace("{port}", str(port)) + f" '' --port {port}"
+    words = [*PROGRAM, "--start", command, "--emit", str(tmp_path / "out")]
+    running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for((tmp_path / "out" / "requests.jsonl").exists)
+    os.kill(running.pid, sign)
+    _, said = running.communicate(timeout=30)
+    assert (130, True) == (running.returncode, b"interrupted" in said)
+    assert not listening(port)
+    assert [] == list((tmp_path / "out").iterdir())
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not done() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert done()
