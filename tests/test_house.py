@@ -132,9 +132,7 @@ def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
 
 def test_modules_do_not_import_each_other() -> None:
     graph = imported_modules()
-    circles = {name for name in graph if name in reached(name, graph)}
-    tiers = {f"cachesim.engines.sglang.{name}" for name in ("hicache", "unified", "unified_core")}
-    assert tiers == circles  # upstream's host tier and its tree have each other
+    assert set() == {name for name in graph if name in reached(name, graph)}
 
 
 def careless(path: Path) -> set[str]:

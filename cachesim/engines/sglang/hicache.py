@@ -15,7 +15,7 @@ Follows the parts of `UnifiedTreeCore`, its components and `UnifiedRadixCache` f
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,15 +27,17 @@ from cachesim.engines.sglang.pools import (
     HostHold,
     HostPool,
     HostShape,
+    StatePool,
+    TokenPool,
     Transfers,
     Underway,
+    WindowPool,
     rows,
 )
 from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.tree import Priority, Shape
 from cachesim.units import Integers
-
-if TYPE_CHECKING:
-    from cachesim.engines.sglang.unified import UnifiedRadixCache
 
 PARTS: Final = (FULL, PART, STATE)
 
@@ -47,6 +49,38 @@ Wanted: TypeAlias = tuple[list[Node], list[Node], bool]
 
 Slots: TypeAlias = tuple[Integers, Integers, int | None]
 """The same on the device."""
+
+
+class DeviceTree(Protocol):
+    """The members of the device's tree that the host uses."""
+
+    rules: Rules
+    shape: Shape
+    root: Node
+    leaves: set[Node]
+    first: Priority
+    has_windows: bool
+    has_states: bool
+    pool: TokenPool
+    windows: WindowPool | None
+    evictable: list[int]
+
+    @property
+    def state_pool(self) -> StatePool: ...
+    def evict(self, tokens: int = 0, window: int = 0, states: int = 0) -> None: ...
+    def state_or_room(self, where: str) -> int: ...
+    def give_back(self, slots: Integers) -> None: ...
+    def put_window(self, node: Node, slots: Integers) -> None: ...
+    def put_state(self, node: Node, slot: int) -> None: ...
+    def lock(self, node: Node) -> int: ...
+    def unlock(self, node: Node, held: object = None) -> None: ...
+    def update_leaf(self, node: Node) -> None: ...
+    def drop(self, node: Node, part: int, gone: list[int]) -> None: ...
+    def delete_leaf(self, node: Node, gone: list[int]) -> None: ...
+    def take_out(self, node: Node) -> None: ...
+    def window_slots(self, node: Node) -> Integers: ...
+    def slots_to(self, node: Node) -> Integers: ...
+    def written(self, node: Node) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,7 +111,7 @@ class HostTier:
     Upstream: the HiCache parts of `UnifiedTreeCore` and `UnifiedRadixCache`.
     """
 
-    def __init__(self, tree: "UnifiedRadixCache", shape: HostShape) -> None:
+    def __init__(self, tree: DeviceTree, shape: HostShape) -> None:
         self.tree = tree
         self.shape = shape
         self.pools = HostPools.make(shape, windows=tree.has_windows, states=tree.has_states)
