@@ -6,7 +6,8 @@ Others are neighbours: one workload on servers whose pools differ by a token, a 
 that every bound is met exactly by one of them. Of neighbours that do the same the first is kept; of
 vLLM's, which nearly all differ, one of twelve. Another seed records other workloads as good.
 `vllm-runner` records what the model runner reads, writes and copies, for models with states, and
-`vllm-between` workloads that a release plays otherwise than the one before or after it.
+`vllm-between` workloads that a release plays otherwise than the one before or after it, and
+`vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks.
 """
 
 import gzip
@@ -27,6 +28,7 @@ from cachesim.lab.real.vllm.steps import draw_steps, mode_of
 from cachesim.lab.real.vllm.steps import start as start_runner
 from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
 from cachesim.lab.real.vllm.workloads import draw as draw_vllm
+from cachesim.lab.real.vllm.workloads import overlapping
 from cachesim.lab.real.worker_process import WorkerProcess
 
 SEED: Final = 37
@@ -51,6 +53,10 @@ RUNNER: Final = 54
 BETWEEN: Final = 30
 MOST_BETWEEN: Final = 4
 """Workloads of each kind that are tried, and that are kept, to tell a release from another."""
+
+TURNS: Final = 5
+LESS: Final = (10, 14, 19, 26, 35, 47, 63, 84)
+"""Workloads of each kind on scarce blocks, and the blocks that are tried, fewest first."""
 
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
@@ -143,12 +149,30 @@ def between(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                 yield {**workload, "results": results}
 
 
+def scarce(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Overlapping steps, and stores, with as few blocks as a drawn workload can do with."""
+    for number in range(TURNS * len(VLLM_KINDS)):
+        kind = VLLM_KINDS[number % len(VLLM_KINDS)]
+        workload = draw_vllm(SEED + 4, number, rules)
+        if kind != "store":
+            workload = overlapping(workload, rules)
+        config = workload["config"]
+        for blocks in sorted(
+            {config["blocks"], *LESS, *(config["blocks"] // at for at in (2, 3, 4))}
+        ):
+            tried = real.play(workload | {"config": config | {"blocks": blocks}})
+            if not any("error" in each for each in tried):
+                yield {**workload, "config": config | {"blocks": blocks}, "results": tried}
+                break
+
+
 def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
     scheduler, start, record = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
         "vllm": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, of_vllm),
         "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
+        "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
     }[engine]
     with start(release) as real:

@@ -13,7 +13,7 @@ from cachesim.engines.vllm.block_pool import GroupKind, GroupSpec
 from cachesim.engines.vllm.coordinator import KVCacheManager, _admission_cap, replay_boundaries
 from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.managers import SlidingWindow
+from cachesim.engines.vllm.managers import Need, SlidingWindow
 from cachesim.engines.vllm.request import Chunk, Prefixes
 from cachesim.engines.vllm.request import Request as ScheduledRequest
 from cachesim.engines.vllm.runner import ChunkStore, Pages, _ends
@@ -231,3 +231,20 @@ def test_attentions_hit_for_a_store_leaves_the_last_token_to_compute() -> None:
     hit, diverged = manager.attention_hit(again)
 
     assert (16, True) == (hit.length, diverged)
+
+
+@pytest.mark.parametrize(("computed", "counted"), [(8, 2), (12, 1), (16, 0)])
+def test_free_blocks_of_a_hit_that_lie_before_the_window_are_not_counted(
+    computed: int, counted: int
+) -> None:
+    """A store reaches further than the hit, and the window moves on with it."""
+    manager = KVCacheManager([spec("window", 4, window=5)], RULES, num_blocks=20)
+    [window] = manager.managers
+    hit = window.pool.get_new_blocks(3)
+    window.pool.free_blocks(hit)
+    request: Any = SimpleNamespace(id=0)
+
+    slots = computed + 4
+    found = window.num_blocks_to_allocate(request, hit, Need(slots, slots, computed, 12))
+
+    assert counted == found - (slots // 4 - max((computed - 4) // 4, len(hit)))
