@@ -90,14 +90,21 @@ def taken(tab: Any, home: str) -> None:
     """A question is answered, its run appears; a control changes what is drawn."""
     tab.goto(home + LESSON)
     equal(False, tab.locator("details.reveal").first.evaluate("each => each.open"))
-    form = tab.locator("form.ask").last
-    form.get_by_role("button", name="Commit").click()
+    form = tab.locator("form.ask:has(strong)").last
+    form.get_by_role("button", name="Check").click()
     holds("guess" in form.locator(".said").inner_text(), "an empty answer is taken")
     form.get_by_role("button", name="Hint").click()
     holds(form.locator(".hint").is_visible(), "no hint")
-    form.locator("input").fill("same")
-    form.locator("input").press("Enter")
-    holds("the run says diverged" in form.locator(".said").inner_text(), "no verdict")
+    for word in ("Try again", "the run gives diverged"):
+        form.locator("input").fill("same")
+        form.locator("input").press("Enter")
+        holds(word in form.locator(".said").inner_text(), "no verdict")
+    exercise = tab.locator("form.ask:not(:has(strong))").first
+    for field, answer in zip(exercise.locator("input").all(), ("7", "06", "6."), strict=True):
+        field.fill(answer)
+    exercise.get_by_role("button", name="Check").click()
+    holds("Right: 7, 6, 6." in exercise.locator(".said").inner_text(), "not marked")
+    say("an exercise is checked on the page")
     reveal = tab.locator("details.reveal").last
     equal(True, reveal.evaluate("each => each.open"))
     say("a question is committed to, and its run appears")

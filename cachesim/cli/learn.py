@@ -68,6 +68,9 @@ def _tell(chosen: ToldLesson) -> int:
         if said is None:
             return AS_EXPECTED
         asked += 1
+        if said and asks.hint and not is_right(said, asks.answer):
+            notes().print(f"Not yet. Hint: {asks.hint}")
+            said = _predicted(asks) or said
         right += is_right(said, asks.answer)
         word = "right" if is_right(said, asks.answer) else f"the run says {asks.answer}"
         show(screen, Text(f"{said or 'no answer'}: {word}", style="name"), Text(""))
@@ -105,9 +108,11 @@ def _talk(chosen: ToldLesson) -> int:
     show(screen, *terminal.shared(chosen))
     for number, exercise in enumerate(chosen.exercises, 1):
         show(screen, *terminal.asked(number, exercise))
-        given = _answers(exercise)
         alone = ToldLesson(lesson=chosen.lesson, parts=(), shared=(), exercises=(exercise,))
-        result = mark(alone, given)[0]
+        result = mark(alone, _answers(exercise))[0]
+        if exercise.hint and not result.is_right and not result.is_open:
+            notes().print(f"Not yet. Hint: {exercise.hint}")
+            result = mark(alone, _answers(exercise) or list(result.given))[0]
         show(screen, Text(""), terminal.marked(number, result))
         right.append(result.is_right)
     return _summed_up(right)

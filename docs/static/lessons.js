@@ -12,25 +12,37 @@ for (const [part, name] of [[".sidebar-drawer", "Contents of the site"], [".toc-
   for (const each of document.querySelectorAll(part)) each.setAttribute("aria-label", name);
 }
 
+const SAME = { y: "yes", true: "yes", n: "no", false: "no" };
 const plain = (word) => {
-  const text = word.trim().toLowerCase().replace(/[,;.]+$/, "");
-  return /^-?\d+$/.test(text) ? String(Number(text)) : text;
+  const text = word.trim().toLowerCase().replace(/^[`'"]+|[`'",;.]+$/g, "");
+  return /^-?\d+$/.test(text) ? String(Number(text)) : SAME[text] || text;
 };
 
 for (const form of document.querySelectorAll("form.ask")) {
-  const [input, said, hint, more] = ["input", ".said", ".hint", ".more"].map((each) => form.querySelector(each));
+  const inputs = [...form.querySelectorAll("input")];
+  const [said, hint, more] = [".said", ".hint", ".more"].map((each) => form.querySelector(each));
+  const answers = JSON.parse(form.dataset.answers);
+  let tries = 0;
   if (more) more.addEventListener("click", () => { hint.hidden = false; });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!input.value.trim()) {
-      said.textContent = "Say what you expect first; a guess will do.";
+    if (inputs.some((each) => !each.value.trim())) {
+      said.textContent = inputs.length > 1 ? "Fill in every field first; a guess is enough." : "Write what you expect first; a guess is enough.";
       return;
     }
-    const right = plain(input.value) === plain(form.dataset.answer);
-    said.textContent = right ? `Right: ${form.dataset.answer}.` : `You said ${input.value.trim()}; the run says ${form.dataset.answer}.`;
+    const rights = inputs.map((each, i) => plain(each.value) === plain(answers[i]));
+    inputs.forEach((each, i) => each.setAttribute("aria-invalid", String(!rights[i])));
+    const right = rights.every(Boolean);
+    tries += 1;
     form.classList.toggle("right", right);
-    const reveal = form.nextElementSibling;
-    if (reveal && reveal.matches("details.reveal")) reveal.open = true;
+    const reveal = form.nextElementSibling && form.nextElementSibling.matches("details") ? form.nextElementSibling : null;
+    if (!right && tries === 1 && hint) {
+      hint.hidden = false;
+      said.textContent = inputs.length > 1 ? `${rights.filter(Boolean).length} of ${rights.length} right. Try again with the hint.` : "Not yet. Try again with the hint.";
+      return;
+    }
+    said.textContent = right ? `Right: ${answers.join(", ")}.` : `You answered ${inputs.map((each) => each.value.trim()).join(", ")}; the run gives ${answers.join(", ")}.`;
+    if (reveal) reveal.open = true;
   });
 }
 

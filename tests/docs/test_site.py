@@ -46,7 +46,7 @@ def dead_links(site: Path) -> Iterator[str]:
 
 def test_every_lesson_has_a_page(site: Path) -> None:
     assert (site / "index.html").is_file()
-    assert 11 == len(list((site / "_generated" / "lessons").glob("*.html")))
+    assert 12 == len(list((site / "_generated" / "lessons").glob("*.html")))
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
     assert 0 == main(["learn", "4"])
     text = capsys.readouterr().out
 
-    assert "4. Why a recurrent state cannot be cut" in text
+    assert "4. Recurrent state (Mamba, gated delta net): why it cannot be" in text
     assert "after f the state is 2.8564" in text
     assert "Exercise 3: Three requests" in text
     assert "The second one only adds letters." not in text
@@ -44,14 +44,15 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
 def test_at_a_terminal_it_waits_before_each_run(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\ndiverged\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\ndiverged\n"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
     assert 0 == main(["learn", "5"])
     said = capsys.readouterr()
     assert "The server stops a little before the end" in said.err
     assert "10: right" in said.out
-    assert "7: the run says 10" in said.out
+    assert "Not yet. Hint: Which checkpoint is inside the matching part?" in said.err
+    assert "6: the run says 10" in said.out
     assert "diverged: right" in said.out
     assert "2 of 3 predicted" in said.out
 
@@ -75,7 +76,8 @@ def test_a_wrong_answer_is_1_and_is_explained(capsys: Capture) -> None:
     assert 1 == main(["learn", "5", "--check", "7", "7", "7"])
     text = capsys.readouterr().out
 
-    assert "Exercise 1: One checkpoint: wrong, you said 7, 7, 7; it is 7, 6, 6" in text
+    assert "Exercise 1: One checkpoint: wrong, you answered 7, 7, 7; it is 7, 6, 6" in text
+    assert "Hint: The server stops four letters before the end" in text
     assert "Four letters are left for the last piece." in text
     assert "Exercise 2: Three requests: not answered" in text
     assert "0 of 5 exercises right" in text
@@ -91,13 +93,14 @@ def test_answers_may_come_from_a_pipe(capsys: Capture, monkeypatch: pytest.Monke
 def test_at_a_terminal_each_question_is_asked(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = ["8 8 6", "yes no no no", "yes, no, yes", "0 12 0", ""]
+    lines = ["8 8 7", "8 8 6", "yes no no no", "yes, no, yes", "0 12 0", ""]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(lines)))
 
     assert 1 == main(["learn", "4", "--check"])
     said = capsys.readouterr()
     assert "3 of 4 exercises right" in said.out
     assert "that is 4" in said.err
+    assert "Not yet. Hint: Halve the old state" in said.err
     assert "The same with attention: not answered" in said.out
 
 

@@ -1,19 +1,33 @@
 """The lessons are run, hold no typed-in number, fit a terminal, and their exercises are marked."""
 
 import ast
+import base64
 import io
+import json
 import re
 import tomllib
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 import pytest
 from rich.console import Console
 
 from cachesim.errors import ContractError, InputError
-from cachesim.lab.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
-from cachesim.lab.lessons.drawing import Control, Drawn
+from cachesim.lab.lessons import (
+    Lesson,
+    is_right,
+    lesson,
+    lessons,
+    mark,
+    page,
+    questions,
+    terminal,
+    told,
+)
+from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import parsed
+from cachesim.lab.lessons.marking import SAME
 from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
 from cachesim.scenario.shipped import shipped_files
@@ -47,8 +61,8 @@ def blocks(chosen: Lesson) -> list[str]:
     return [part.text for part in parts if part.kind in {"code", "answer"}]
 
 
-def test_there_are_eleven_and_their_files_are_numbered() -> None:
-    assert list(range(1, 12)) == NUMBERS
+def test_there_are_twelve_and_their_files_are_numbered() -> None:
+    assert list(range(1, 13)) == NUMBERS
 
 
 def typed_in(text: str) -> bool:
@@ -130,7 +144,7 @@ def test_a_question_without_its_run_and_a_picture_of_nothing_are_refused(text: s
 
 def test_the_page_folds_away_what_follows_a_question() -> None:
     text = page(told(lesson(5)))
-    before, _, after = text.partition('<form class="ask" data-answer="diverged">')
+    before, _, after = text.partition('<form class="ask" data-answers="[&quot;diverged&quot;]">')
 
     assert "restored from 1[0..0]" not in before
     assert '<details class="reveal">' in after[: after.index("abcdefxyz          9       1")]
@@ -192,10 +206,72 @@ def test_its_own_answers_are_right_and_others_are_not(one: Lesson) -> None:
 
 
 def test_answers_that_were_not_given_are_open() -> None:
-    marks = mark(told(lesson(4)), ["8", "8", "6", "YES,", "no"])
+    marks = mark(told(lesson(4)), ["8", "8", "6", "Y,", "False"])
 
     assert [True, False, False, False] == [each.is_right for each in marks]
     assert [False, False, True, True] == [each.is_open for each in marks]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "expected"),
+    [
+        ("no", "False", True),
+        ("N", "no", True),
+        ("No.", "False", True),
+        ("True", "yes", True),
+        ("`y`", "True", True),
+        ("007", "7", True),
+        ("no", "True", False),
+        ("nothing", "no", False),
+    ],
+)
+def test_words_for_one_answer_are_the_same(said: str, answer: str, *, expected: bool) -> None:
+    assert expected == is_right(said, answer)
+
+
+def test_the_page_has_the_same_words_for_an_answer_as_the_terminal() -> None:
+    script = (Path(__file__).parents[2] / "docs" / "static" / "lessons.js").read_text()
+    (listed,) = re.findall(r"const SAME = \{(.*?)\};", script)
+
+    assert dict(re.findall(r'(\w+): "(\w+)"', listed)) == SAME
+
+
+def test_each_exercise_has_fields_and_a_hint_on_its_page(one: Lesson) -> None:
+    whole, text = told(one), page(told(one))
+
+    assert [] == [each.title for each in one.exercises if not each.hint]
+    for each in whole.exercises:
+        form = text.partition(f"### {each.title}\n")[2].partition("</form>")[0]
+        assert len(each.answers) == form.count("<input")
+        assert "Hint: " in form
+
+
+def test_a_picture_leads_to_its_run_in_the_playground() -> None:
+    (first, *_) = re.findall(r'playground/index.html#([\w-]+)"', page(told(lesson(5))))
+    form = json.loads(base64.urlsafe_b64decode(first + "=" * (-len(first) % 4)))
+    scenario = tomllib.loads(form["toml"])
+
+    played = run_scenario(scenario, profile=f"{form['engine']}@{form['release']}")
+
+    assert [(14, 0, "same")] == [(x.prompt_tokens, x.cached, x.answer) for x in played.steps]
+
+
+def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
+    whole = told(lesson(1))
+    boxes = [each.shown for each in whole.parts if isinstance(each.shown, Boxes)]
+    (control,) = [each.shown for each in whole.parts if isinstance(each.shown, Control)]
+
+    assert "goodbyeday" == "".join(text for text, tone in boxes[0].rows[1][1] if tone)
+    assert 4 == sum(tone == "both" for _, tone in boxes[0].rows[1][1])
+    shared = [picture for _, _, picture in control.shown if isinstance(picture, Boxes)]
+    assert [0, 2, 4, 6] == [sum(t == "both" for _, t in each.rows[1][1]) for each in shared]
+
+
+def test_the_capstone_predicts_what_the_second_server_did() -> None:
+    whole = told(lesson(12))
+
+    assert "5" == [each.asks.answer for each in whole.parts if each.asks][-1]
+    assert any("predicted 600  real 600" in each.output for each in whole.parts)
 
 
 def test_more_answers_than_questions_are_refused() -> None:
@@ -211,8 +287,8 @@ def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
 
 
 def test_a_lesson_that_is_not_there_is_named() -> None:
-    with pytest.raises(InputError, match="there is no lesson 12; there are 1, 2"):
-        lesson(12)
+    with pytest.raises(InputError, match="there is no lesson 13; there are 1, 2"):
+        lesson(13)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Final
 
-from cachesim.lab.lessons.kit import Answered, letters
+from cachesim.lab.lessons.kit import Answered, Memory, letters
 from cachesim.report import picture_text
 from cachesim.report.picture import Kind, Picture, story
 from cachesim.report.svg import inline
@@ -28,6 +29,7 @@ class Drawn:
     """A picture of memory: what it shows, step by step."""
 
     picture: Picture
+    link: str = ""  # the fragment that opens the run in the playground
 
     def svg(self, uid: str) -> str:
         """For a page that has the pictures' style."""
@@ -36,6 +38,70 @@ class Drawn:
     def text(self) -> str:
         """For a terminal: a letter for each token, and a mark under what is wrong."""
         return picture_text.text(self.picture, letter=_letter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """Rows of boxes: cells with their letters and owners, or blocks with their hashes."""
+
+    rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]  # a label, then text and tone
+    legend: str = ""
+
+    def svg(self, uid: str) -> str:
+        """A box for each text; the tones are classes of the site's style."""
+        wide = max(len(text) for _, boxes in self.rows for text, _ in boxes)
+        step = max(26, 8 * wide + 10)
+        most = max(len(boxes) for _, boxes in self.rows)
+        width, high = LABEL_WIDE + step * most, 30 * len(self.rows)
+        parts = []
+        for row, (label, boxes) in enumerate(self.rows):
+            top = 30 * row
+            parts.append(f'<text x="0" y="{top + 18}">{escape(label)}</text>')
+            for at, (text, tone) in enumerate(boxes):
+                if tone:
+                    x = LABEL_WIDE + step * at
+                    box = f'x="{x + 1}" y="{top + 2}" width="{step - 3}" height="24" rx="3"'
+                    parts.append(f'<rect class="{tone}" {box}/>')
+                    parts.append(f'<text x="{x + step / 2}" y="{top + 19}" class="in">')
+                    parts.append(f"{escape(text)}</text>")
+        name = escape(self.legend or "; ".join(label for label, _ in self.rows))
+        return (
+            f'<svg class="boxes" id="{uid}" viewBox="0 0 {width} {high}" role="img"'
+            f' aria-label="{name}" style="max-width:{width}px">{"".join(parts)}</svg>'
+            + (f"<figcaption>{escape(self.legend)}</figcaption>" if self.legend else "")
+        )
+
+    def text(self) -> str:
+        """The same for a terminal."""
+        wide = max(3, *(len(text) for _, boxes in self.rows for text, _ in boxes))
+        left = max(len(label) for label, _ in self.rows)
+        lines = [
+            f"{label:<{left}}  " + " ".join(f"{text:^{wide}}" for text, _ in boxes)
+            for label, boxes in self.rows
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), *filter(None, [self.legend])])
+
+    @property
+    def link(self) -> str:
+        """No scenario of the playground holds a memory without a server."""
+        return ""
+
+
+LABEL_WIDE: Final = 88
+"""Pixels of the labels of boxes."""
+
+TONES: Final = {"": "", "0": "first", "1": "second", "01": "both"}
+"""Owners of a cell, and the tone that shows them."""
+
+
+def cells_of(memory: Memory) -> Boxes:
+    """Picture of an attention cache: cells with position, letter and owners."""
+    found = memory.cells()
+    tones = [TONES[owners] for _, _, owners in found]
+    letters_of = tuple((text, tone) for (_, text, _), tone in zip(found, tones, strict=True))
+    places = tuple((place, tone) for (place, _, _), tone in zip(found, tones, strict=True))
+    legend = "first sequence, second sequence, and cells that both share"
+    return Boxes(rows=(("position", places), ("token", letters_of)), legend=legend)
 
 
 def _letter(token: int) -> str:
@@ -49,7 +115,7 @@ def drawn(replies: Sequence[Answered], *also: Kind) -> Drawn:
     present = {row.kind for row in story(run).rows}
     best = "recurrent" if "recurrent" in present else "window" if "window" in present else None
     kinds = [k for k in KINDS if k in present and (best is None or k != "attention")]
-    return Drawn(picture=story(run, kinds=(*kinds, *also)))
+    return Drawn(picture=story(run, kinds=(*kinds, *also)), link=replies[0].link())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +123,7 @@ class Control:
     """A number to change, and what comes of each of its values."""
 
     label: str
-    shown: tuple[tuple[str, str, Drawn], ...]  # the value, what it came to, the picture
+    shown: tuple[tuple[str, str, Drawn | Boxes], ...]  # the value, the result, the picture
 
 
 def swept(

@@ -1,5 +1,7 @@
 """The bench of the lessons: letters for tokens, a memory to poke at, a server to ask."""
 
+import base64
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from cachesim.engines.llamacpp.memory.create import (
 )
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
+from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
@@ -25,6 +28,8 @@ from cachesim.model.spec import ModelSpec
 from cachesim.play import run_scenario
 from cachesim.play.result import Run, Saved
 from cachesim.play.result import Step as Played
+from cachesim.scenario.checks import scenario_of
+from cachesim.scenario.writing import to_toml
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -148,6 +153,16 @@ class Memory:
         """Number of used cells."""
         return sum(int((cache.streams.cells[0].pos >= 0).sum()) for _, cache in self._caches())
 
+    def cells(self) -> list[tuple[str, str, str]]:
+        """Position, letter and owners of each cell of the first cache; blank where it is free."""
+        name, cache = self._caches()[0]
+        cells, found = cache.streams.cells[0], []
+        for i in range(cache.streams.size):
+            owners = "".join(s for s in "01" if int(cells.bits[0, i]) >> int(s) & 1)
+            label = self._labels[name, i].replace(" ", "_") if owners else ""
+            found.append((str(cells.pos[i]) if owners else "", label, owners))
+        return found
+
     def show(self) -> None:
         """Print the cells: position, letter, owners."""
         for name, cache in self._caches():
@@ -207,6 +222,23 @@ class Answered:
             msg = "this answer belongs to no run"
             raise ContractError(msg)
         return self.again()
+
+    def link(self) -> str:
+        """The run as the fragment of a link to the playground; empty where there is no run."""
+        if not isinstance(self.again, partial):
+            return ""
+        mapping, named = self.again.args[0], self.again.keywords
+        profile = Profile.parse(named["profile"])
+        form = {
+            "name": "lesson",
+            "engine": profile.engine,
+            "release": profile.release,
+            "patches": list(profile.patches),
+            "arithmetic": "float",
+            "toml": to_toml(scenario_of(mapping)),
+        }
+        text = json.dumps(form, separators=(",", ":")).encode()
+        return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
     def seen(self, event: str) -> list[dict[str, Any]]:
         """Events of that name during the request."""

@@ -9,8 +9,9 @@
 ```python answer            the answers of an exercise: run, and shown only then
 ```console                  a command for the reader to try, shown and not run
 ## Predict, run, explain    from here on each `###` is an exercise: a question, its
-                            answer, and, after the answer, the explanation; what stands
-                            before the first holds for all of them
+                            perhaps a paragraph `Hint: ...`, its answer, and, after the
+                            answer, the explanation; what stands before the first holds
+                            for all of them
 """
 
 import re
@@ -25,6 +26,7 @@ from cachesim.errors import ContractError, InputError
 
 EXERCISES: Final = "Predict, run, explain"
 """The heading under which exercises stand."""
+HINT: Final = "Hint: "
 
 _FENCE: Final = re.compile(r"```(?P<words>.*)")
 _NUMBER: Final = re.compile(r"(?P<number>\d+)-.*\.md")
@@ -58,6 +60,7 @@ class Exercise:
 
     title: str
     question: tuple[Passage, ...]
+    hint: str
     answer: Passage
     explanation: tuple[Passage, ...]
 
@@ -157,9 +160,11 @@ def _exercises(parts: list[Passage], file: str) -> Iterator[Exercise]:
             msg = f"{file}: exercise {parts[start].text!r} needs one answer, it has {len(answers)}"
             raise ContractError(msg)
         at = answers[0]
+        hints = [each.text for each in body[:at] if each.text.startswith(HINT)]
         yield Exercise(
             title=parts[start].text.removeprefix("### "),
-            question=tuple(body[:at]),
+            question=tuple(each for each in body[:at] if not each.text.startswith(HINT)),
+            hint=" ".join(" ".join(hints).removeprefix(HINT).split()),
             answer=body[at],
             explanation=tuple(body[at + 1 :]),
         )

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cachesim.errors import InputError
 from cachesim.lab.lessons.telling import ToldExercise, ToldLesson
+
+SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
+"""Words for one answer; `docs/static/lessons.js` has the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,6 @@ def is_right(said: str, answer: str) -> bool:
 
 
 def _plain(word: str) -> str:
-    """`Yes,` is `yes`, and `007` is `7`."""
-    word = word.strip().strip(",;.").lower()
-    return str(int(word)) if word.lstrip("-").isdecimal() else word
+    """`Yes,`, `y` and `True` are `yes`, and `007` is `7`."""
+    word = word.strip().strip("`'\",;.").lower()
+    return str(int(word)) if word.lstrip("-").isdecimal() else SAME.get(word, word)

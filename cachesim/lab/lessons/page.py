@@ -1,11 +1,12 @@
 """A lesson as a page of the documentation: the same steps, in Markdown."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from cachesim.lab.lessons.drawing import Control, Drawn
+from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import EXERCISES
 from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson
 
@@ -17,9 +18,10 @@ def page(lesson: ToldLesson) -> str:
     source = lesson.lesson
     blocks = [f"# {source.number}. {source.title}", f"*{source.about}*"]
     terminal = f"In the terminal: `cachesim learn {source.number}`."
-    blocks += [f"{terminal} Every number on this page was computed when the page was made."]
+    blocks += [f"{terminal} The code can be changed and run on this page."]
     blocks += list(_revealed(lesson.parts))
-    blocks += [f"## {EXERCISES}", f"To be marked: `cachesim learn {source.number} --check`."]
+    check = f"In the terminal: `cachesim learn {source.number} --check`."
+    blocks += [f"## {EXERCISES}", check]
     blocks += list(_blocks(lesson.shared))
     for exercise in lesson.exercises:
         blocks += list(_exercise(exercise))
@@ -29,6 +31,7 @@ def page(lesson: ToldLesson) -> str:
 def _exercise(exercise: ToldExercise) -> Iterator[str]:
     yield f"### {exercise.title}"
     yield from _blocks(exercise.question)
+    yield _form(exercise.answers, exercise.hint)
     yield "<details>\n<summary>The answer, and why</summary>"
     yield f"**{', '.join(exercise.answers)}**"
     yield from _blocks((exercise.run, *exercise.explanation))
@@ -46,7 +49,7 @@ def _revealed(parts: Sequence[Told]) -> Iterator[str]:
             yield _question(told.asks)
             yield '<details class="reveal">\n<summary>Run it</summary>'
         elif told.shown is not None:
-            yield _shown(told.shown, f"p{number}")
+            yield _shown(told.shown, f"p{number}", told.part.text)
         else:
             yield from _blocks((told,))
     if is_folded:
@@ -55,14 +58,24 @@ def _revealed(parts: Sequence[Told]) -> Iterator[str]:
 
 def _question(asks: Asked) -> str:
     """A form: a number to commit to, a hint, and then the run."""
-    hint = f'<p class="hint" hidden>{_marked(asks.hint)}</p>' if asks.hint else ""
-    more = '<button type="button" class="more">Hint</button>' if asks.hint else ""
+    return _form((asks.answer,), asks.hint, asks.question)
+
+
+def _form(answers: Sequence[str], hint: str, question: str = "") -> str:
+    """A field for each answer; a wrong answer gets the hint, a second one the result."""
+    many = len(answers) > 1
+    fields = " ".join(
+        f"<label>{f'Answer {number}' if many else 'Your answer'} "
+        '<input size="8" autocomplete="off" autocapitalize="off"></label>'
+        for number in range(1, len(answers) + 1)
+    )
+    asked = f"<p><strong>Before it runs:</strong> {_marked(question)}</p>" if question else ""
+    shown = f'<p class="hint" hidden>Hint: {_marked(hint)}</p>' if hint else ""
+    more = '<button type="button" class="more">Hint</button>' if hint else ""
     return (
-        f'<form class="ask" data-answer="{escape(asks.answer)}">'
-        f"<p><strong>Before it runs:</strong> {_marked(asks.question)}</p>"
-        '<p><label>Your answer <input size="8" autocomplete="off"></label> '
-        f'<button type="submit">Commit</button> {more}</p>{hint}<p class="said" role="status"></p>'
-        "</form>"
+        f'<form class="ask" data-answers="{escape(json.dumps(answers))}">{asked}'
+        f'<p>{fields} <button type="submit">Check</button> {more}</p>{shown}'
+        '<p class="said" role="status"></p></form>'
     )
 
 
@@ -70,14 +83,15 @@ def _marked(text: str) -> str:
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def _shown(shown: Drawn | Control, uid: str) -> str:
+def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
     """A picture; or one for each value of a control, of which a script shows the chosen one."""
-    if isinstance(shown, Drawn):
-        return f'<figure class="memory">{shown.svg(uid)}</figure>'
+    if not isinstance(shown, Control):
+        figure = f'<figure class="memory" id="{uid}" data-code="{escape(code)}">'
+        return f"{figure}{shown.svg(uid)}{_link(shown.link)}</figure>"
     first = "".join(
         f'<figure class="memory" data-value="{escape(value)}"{" hidden" if i else ""}>'
         f"<figcaption>{escape(shown.label)}: {escape(value)}; {escape(said)}</figcaption>"
-        f"{picture.svg(f'{uid}v{i}')}</figure>"
+        f"{picture.svg(f'{uid}v{i}')}{_link(picture.link)}</figure>"
         for i, (value, said, picture) in enumerate(shown.shown)
     )
     most = len(shown.shown) - 1
@@ -85,6 +99,12 @@ def _shown(shown: Drawn | Control, uid: str) -> str:
         f'<div class="sweep"><label>Change it: {escape(shown.label)} '
         f'<input type="range" min="0" max="{most}" value="0"></label>{first}</div>'
     )
+
+
+def _link(fragment: str) -> str:
+    """The way to the playground, where it can open the run."""
+    address = f"../../playground/index.html#{fragment}"
+    return f'<p><a href="{address}">Open in the playground</a></p>' if fragment else ""
 
 
 def _blocks(parts: Iterable[Told]) -> Iterator[str]:

@@ -93,21 +93,21 @@ class Log:
 
 
 @cache
-def example() -> Log:
-    """The log that the documentation shows."""
-    data = _file().read_bytes()
-    read = read_files([(EXAMPLE, io.BytesIO(data))])
+def example(name: str = EXAMPLE) -> Log:
+    """A log that the documentation shows."""
+    data = _file(name).read_bytes()
+    read = read_files([(name, io.BytesIO(data))])
     replays = replays_of(read, Wanted())
     return Log(tuple(data.decode().splitlines()), replays[0], why_of(read, replays))
 
 
-def _file() -> Path:
+def _file(name: str) -> Path:
     package = Path(cachesim.__file__).parent
-    places = (package / "lab" / "lessons" / EXAMPLE, package.parent / "docs" / "examples" / EXAMPLE)
+    places = (package / "lab" / "lessons" / name, package.parent / "docs" / "examples" / name)
     for place in places:
         if place.is_file():
             return place
-    msg = f"{EXAMPLE} is missing from this installation"
+    msg = f"{name} is missing from this installation"
     raise InputError(msg)
 
 

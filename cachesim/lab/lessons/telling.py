@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 from cachesim.errors import ContractError
-from cachesim.lab.lessons.drawing import Control, Drawn
+from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import Exercise, Lesson, Passage
 
 _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -30,7 +30,7 @@ class Told:
     part: Passage
     text: str
     output: str = ""
-    shown: Drawn | Control | None = None
+    shown: Boxes | Drawn | Control | None = None
     asks: Asked | None = None
 
 
@@ -40,6 +40,7 @@ class ToldExercise:
 
     title: str
     question: tuple[Told, ...]
+    hint: str
     run: Told
     answers: tuple[str, ...]
     explanation: tuple[Told, ...]
@@ -79,6 +80,7 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Told
     return ToldExercise(
         title=exercise.title,
         question=question,
+        hint=exercise.hint,
         run=run,
         answers=tuple(str(each) for each in many),
         explanation=_told(lesson, exercise.explanation, names),
@@ -121,7 +123,7 @@ def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
         names.pop(part.kind, None)
         exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
         shown = names.get(part.kind)
-        if not isinstance(shown, Drawn | Control):
+        if not isinstance(shown, Boxes | Drawn | Control):
             msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
             raise ContractError(msg)
         return Told(part=part, text="", shown=shown)

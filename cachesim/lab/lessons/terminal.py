@@ -10,7 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.lab.lessons.drawing import Drawn
+from cachesim.lab.lessons.drawing import Boxes, Drawn
 from cachesim.lab.lessons.lesson import EXERCISES, Lesson
 from cachesim.lab.lessons.marking import Mark, questions
 from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson
@@ -72,9 +72,10 @@ def marked(number: int, each: Mark) -> RenderableType:
     if each.is_right:
         verdict = Text(f"{title}right, {answers}", style="right")
     else:
-        verdict = Text(f"{title}wrong, you said {given}; it is {answers}", style="wrong")
+        verdict = Text(f"{title}wrong, you answered {given}; it is {answers}", style="wrong")
     parts = (each.exercise.run, *each.exercise.explanation)
-    return Group(verdict, Text(""), *_spaced(parts))
+    hint = each.exercise.hint if not each.is_right else ""
+    return Group(verdict, *([Text(f"Hint: {hint}")] if hint else []), Text(""), *_spaced(parts))
 
 
 def until_questions(lesson: ToldLesson) -> Iterator[tuple[RenderableType, Asked | None]]:
@@ -99,7 +100,7 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
                 yield Text(f"Before it runs: {told.text}", style="name")
             case "picture" | "control":
                 shown = told.shown
-                if isinstance(shown, Drawn):
+                if isinstance(shown, Boxes | Drawn):
                     yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
                 elif shown is not None:
                     yield Text(f"{shown.label}:", style="name")
