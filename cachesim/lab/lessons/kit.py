@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import INVALID, Context
@@ -20,7 +21,6 @@ from cachesim.engines.llamacpp.memory.create import (
 )
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
-from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
