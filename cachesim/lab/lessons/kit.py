@@ -29,7 +29,7 @@ from cachesim.play import run_scenario
 from cachesim.play.result import Run, Saved
 from cachesim.play.result import Step as Played
 from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.writing import to_toml
+from cachesim.scenario.files import to_toml
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
