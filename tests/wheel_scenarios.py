@@ -25,6 +25,7 @@ from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT
+from cachesim.lab.real.llama_cpp_python.compare import play_scenario as play_on_binding
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
@@ -50,6 +51,7 @@ def _on_llama_cpp(scenario: Scenario, release: str, *, proves: bool) -> Sequence
 
 PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
     "llama.cpp": _on_llama_cpp,
+    "llama-cpp-python": play_on_binding,
     "mlx-lm": lambda scenario, release, **_: play_mlx_scenario(scenario, release),
     "vllm": lambda scenario, release, **_: VLLM_SCHEDULER.play_scenario(scenario, release),
     "sglang": lambda scenario, release, **_: SGLANG_SCHEDULER.play_scenario(scenario, release),

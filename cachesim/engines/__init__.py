@@ -32,6 +32,7 @@ __getattr__ = lazily(__name__, HOMES)
 ROOMS: Final = {
     "llama.cpp": "llamacpp",
     "ik_llama.cpp": "ik_llama",
+    "llama-cpp-python": "llama_cpp_python",
     "mlx-lm": "mlx_lm",
     "vllm": "vllm",
     "sglang": "sglang",

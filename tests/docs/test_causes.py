@@ -14,6 +14,7 @@ UNSEEN: Final = frozenset(
     {
         "llama.cpp-cache-better-entry",  # the better entry shares more, so nothing is lost to it
         "llama.cpp-cache-obsolete-entry",  # what is saved instead begins with the very same tokens
+        "llama-cpp-python-less-loaded",  # a state that the caller loads, after the cache is gone
         "llama.cpp-slot-cleared",
         "mlx-lm-trimmed-too-little",
         "vllm-attention-missing",

@@ -7,6 +7,7 @@ import tomllib
 from typing import Any
 
 from cachesim import run_scenario
+from cachesim.engines import FAMILIES
 from cachesim.report.json_output import document
 from cachesim.report.playground import answer, choices
 from cachesim.scenario.shipped import shipped_file
@@ -53,7 +54,7 @@ def test_what_cannot_be_played_is_told_and_not_raised() -> None:
 def test_every_engine_release_patch_and_flag_can_be_chosen() -> None:
     engines = choices()["engines"]
 
-    assert {"llama.cpp", "ik_llama.cpp", "mlx-lm", "vllm", "sglang", "marconi"} == set(engines)
+    assert set(FAMILIES) == set(engines)
     newest = engines["llama.cpp"]["releases"][0]
     assert "b11549" == newest["name"]
     assert "erase-equal" in newest["patches"]

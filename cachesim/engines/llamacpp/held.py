@@ -1,5 +1,6 @@
 """The content of llama-server's memory, with the marks written by a traced network."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ def snapshot(server: ServerContext) -> dict[str, Any]:
     companion = server.contexts.companion
     return {
         **books(server),
-        "memory": _parts(server.contexts.target),
-        "companion": None if companion is None else _parts(companion),
+        "memory": parts(server.contexts.target),
+        "companion": None if companion is None else parts(companion),
     }
 
 
@@ -67,7 +68,8 @@ def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
     ]
 
 
-def _parts(context: Context) -> list[dict[str, Any]]:
+def parts(context: Context) -> list[dict[str, Any]]:
+    """Every part of a memory."""
     attention, recurrent = parts_of(context.memory)
     found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
     return found if recurrent is None else [*found, _recurrent(recurrent)]
@@ -150,9 +152,9 @@ def _require(holds: object, message: str) -> None:
 
 def held(server: ServerContext) -> Held:
     """Slots, both memories, prompt cache."""
-    cells, rows = _context(server.contexts.target, server)
+    cells, rows = memory_held(server.contexts.target)
     companion = server.contexts.companion
-    other = ((), ()) if companion is None else _context(companion, server)
+    other = ((), ()) if companion is None else memory_held(companion)
     return Held(
         slots=tuple(_slot(slot, server) for slot in server.slots),
         cells=cells,
@@ -178,7 +180,16 @@ def texts(server: ServerContext) -> Texts:
 
 def amounts(server: ServerContext) -> Amounts:
     """The content in numbers; a companion's memory is left out."""
-    attention, recurrent = parts_of(server.contexts.target.memory)
+    return replace(
+        memory_amounts(server.contexts.target),
+        checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
+        parked=0 if server.cache is None else server.cache.size,
+    )
+
+
+def memory_amounts(context: Context) -> Amounts:
+    """The content of a memory in numbers."""
+    attention, recurrent = parts_of(context.memory)
     used = {
         part: sum(cells.used for cells in cache.streams.cells)
         for part, cache in caches_of(attention).items()
@@ -188,16 +199,13 @@ def amounts(server: ServerContext) -> Amounts:
         attention=used.get("attention", 0),
         window=used.get("window", 0),
         states=sum(1 for seqs in rows if seqs),
-        checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
-        parked=0 if server.cache is None else server.cache.size,
     )
 
 
-def _context(
-    context: Context, server: ServerContext
-) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld, ...]]:
+def memory_held(context: Context) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld, ...]]:
+    """The cells and the rows of a memory."""
     attention, recurrent = parts_of(context.memory)
-    window = server.network.spec.window
+    window = context.network.spec.window
     cells = tuple(
         each
         for part, cache in caches_of(attention).items()

@@ -28,6 +28,7 @@ from cachesim.lab.real.llama_cpp.newest import real_newest
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario
 from cachesim.lab.real.llama_cpp.server import as_release, environment_for
 from cachesim.lab.real.llama_cpp.settings import overrides
+from cachesim.lab.real.llama_cpp_python.commands import real_llama_cpp_python
 from cachesim.lab.real.marconi.commands import real_marconi
 from cachesim.lab.real.mlx_lm.commands import real_mlx_lm
 from cachesim.lab.real.playing import (
@@ -260,6 +261,7 @@ def _features_table(tally: Tally) -> Table:
 __all__ = [
     "real_gguf",
     "real_llama_cpp",
+    "real_llama_cpp_python",
     "real_marconi",
     "real_mlx_lm",
     "real_sglang",

@@ -36,6 +36,7 @@ class Environment:
     name: str
     requirements: tuple[str, ...]
     patience: int = SET_UP_SECONDS
+    variables: tuple[tuple[str, str], ...] = ()  # of a package that is built from its source
 
     @property
     def folder(self) -> Path:
@@ -76,7 +77,7 @@ class Environment:
             [sys.executable, "-m", "venv", *bare, str(self.folder)],
             [*pip, *self.requirements],
         ):
-            problem = _problem_of(command, self.patience)
+            problem = _problem_of(command, self.patience, self.variables)
             if problem:
                 msg = f"cannot install {wanted} into {self.folder}: {problem}"
                 raise EnvironmentUnavailableError(msg)
@@ -134,11 +135,16 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _problem_of(command: list[str], seconds: int = SET_UP_SECONDS) -> str:
+def _problem_of(
+    command: list[str], seconds: int, variables: tuple[tuple[str, str], ...] = ()
+) -> str:
     """Run a command; the last line it complained with, or nothing when it went well."""
+    set_up = os.environ | dict(variables)
     with tempfile.TemporaryFile("w+") as said:
         try:
-            subprocess.run(command, check=True, stdout=said, stderr=said, timeout=seconds)
+            subprocess.run(
+                command, check=True, stdout=said, stderr=said, timeout=seconds, env=set_up
+            )
         except subprocess.TimeoutExpired:
             return f"not done after {seconds} seconds"
         except (OSError, subprocess.CalledProcessError) as error:

@@ -1,0 +1,1 @@
+"""llama-cpp-python: `Llama`, one sequence over llama.cpp's memory, and its caches of states."""

@@ -1,0 +1,83 @@
+"""The `Family` of llama-cpp-python: rules of a release, and the llama.cpp that it vendors."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cachesim.engines.family import Corner, Family, Package, Release
+from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rules of a release, one field per difference."""
+
+    memory: MemoryRules
+    """Those of the vendored llama.cpp."""
+
+    heeds_refused_cut: bool
+    """A cut that the memory refuses leads to a reset (#2152; was: nobody looks)."""
+
+    reset_clears_states: bool
+    """`reset` clears a recurrent or hybrid memory (#2108; was: the number of tokens alone)."""
+
+    states_only_continue: bool
+    """A recurrent or hybrid instance is reset unless a prompt continues it (#2108 to #2306)."""
+
+    whole_prompt_matches: bool
+    """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
+
+
+NEWEST: Final = Rules(
+    memory=replace(B11434, attention_header=8),
+    heeds_refused_cut=True,
+    reset_clears_states=True,
+    states_only_continue=False,
+    whole_prompt_matches=True,
+)
+LEAVES_LAST: Final = replace(
+    NEWEST, memory=B9509, states_only_continue=True, whole_prompt_matches=False
+)
+KEEPS_STATES: Final = replace(
+    LEAVES_LAST, memory=B9094, reset_clears_states=False, states_only_continue=False
+)
+
+_PYTHON: Final = (
+    ("0.3.23", "7d442abf", KEEPS_STATES, "a refused cut leads to a reset"),
+    ("0.3.31", "f449e0553", LEAVES_LAST, "recurrent memory is reset unless a prompt continues it"),
+    ("0.3.36", "0c1e57098", NEWEST, "an instance that holds exactly the prompt samples at once"),
+)
+"""Each release: the llama.cpp commit that it vendors, its rules, what is new in it."""
+
+RELEASES: Final = tuple(
+    Release(
+        name=name,
+        about=f"{about}; llama.cpp {commit}",
+        rules=rules,
+        upstream=f"v{name}",
+        package=Package(name="llama-cpp-python", version=name),
+    )
+    for name, commit, rules, about in _PYTHON
+)
+
+FAMILY: Final[Family[Rules, Options]] = Family(
+    name="llama-cpp-python",
+    about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
+    repository="abetlen/llama-cpp-python",
+    room=__package__,
+    engine=f"{__package__}.server:LlamaCppPython",
+    releases=RELEASES,
+    options=Options,
+    kin=("llama.cpp",),
+    has_slots=False,
+    may_decline=False,
+    corners=(Corner(flags={"cache": "ram"}, layers=frozenset({"window"}), steps=4),),
+    incidents=("restart",),
+    exercised={
+        "state-loaded": "load",
+        "state-saved": "save",
+        "state-evicted": "eviction",
+        "draft-verified": "rollback",
+        "instance-reset": "full reprocessing",
+    },
+)

@@ -1,0 +1,462 @@
+"""`Llama` as an engine: a completion after the other over one sequence (`llama.py`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines import base, job
+from cachesim.engines.base import Ticket
+from cachesim.engines.causes import Ledger
+from cachesim.engines.held import Amounts, EntryHeld, Held, SlotHeld, Texts
+from cachesim.engines.job import SlotlessEngine
+from cachesim.engines.llama_cpp_python import causes
+from cachesim.engines.llama_cpp_python import events as happened
+from cachesim.engines.llama_cpp_python.family import Rules
+from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.states import (
+    ARCHITECTURES,
+    UNKNOWN,
+    DiskCache,
+    State,
+    StateCache,
+    lookup,
+    scores_bytes,
+)
+from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.context import OK
+from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
+from cachesim.engines.tokens import Seen, get_common_prefix
+from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.units import Array, Count, Token, Tokens
+
+SEQ: Final = 0
+"""The one sequence (`kv_cache_seq_rm(-1, ...)` names it too)."""
+
+
+class CallError(Exception):
+    """An exception that the caller of the real package gets: its text, then its class."""
+
+    def __init__(self, text: str, kind: str = "RuntimeError") -> None:
+        super().__init__(text)
+        self.kind, self.text = kind, text
+
+
+@dataclass(slots=True, kw_only=True)
+class Job(job.Job):
+    """A call of `create_completion`, or an action that a scenario names."""
+
+    predict: int = 0
+    sampled: list[Token] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    action: tuple[str, str] | None = None
+
+    @property
+    def generated(self) -> Tokens:
+        """Sampled tokens."""
+        return tuple(self.sampled)
+
+
+class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
+    """One instance of `Llama` with its cache and its draft model."""
+
+    erasing = " (`reset`)"
+    limit_flag = "max_tokens"
+
+    def _set_up(self) -> None:
+        self._computed = Seen()
+        self._states: dict[str, State] = {}  # those that the caller keeps
+        make = {"ram": StateCache, "disk": DiskCache}.get(self.options.cache)
+        self.cache = None if make is None else make(self.options.capacity_bytes)
+        self._start()
+
+    def _start(self) -> None:
+        """Follows `Llama.__init__`."""
+        options = self.options
+        n_batch = min(options.n_ctx, options.n_batch)
+        self.context = create_context(
+            self.network,
+            ContextParams(
+                n_ctx=Count(options.n_ctx),
+                n_batch=n_batch,
+                n_ubatch=min(n_batch, options.n_ubatch),
+                swa_full=options.swa_full,
+                type_k=options.type_k,
+                type_v=options.type_v,
+            ),
+            self.rules.memory,
+        )
+        self.n_batch = n_batch
+        self.n_tokens = 0
+        self.input_ids = [UNKNOWN] * options.n_ctx
+        self._requires_eval = True
+        self._last = 0  # tokens of the last batch
+        self._drafts = options.draft_model != "none"
+        self._all = options.logits_all or self._drafts
+        self._score_rows = options.n_ctx if options.logits_all else options.n_batch
+        self._has_states = any(shape.place == "recurrent" for shape in self.network.shapes)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def submit(self, request: base.Request) -> Ticket:
+        self._check(
+            request, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
+        )
+        self._fields(request)
+        ticket = self._jobs.ticket()
+        new = Job(
+            ticket=ticket, prompt=request.prompt, predict=request.predict, forced=request.reply
+        )
+        if request.reply is not None:
+            most = len(request.reply)
+            new.predict = min(new.predict, most) if new.predict > 0 else most
+            if most == 0:
+                msg = f"{self.limit_flag} must be at least 1: let the request generate a token"
+                raise OptionError(msg)
+        self._jobs.append(new)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        if not self._jobs[ticket].done:
+            self._jobs[ticket].end("cancelled")
+
+    def slot_erase(self, slot: int) -> Ticket:
+        return self._act("reset", str(slot))
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """`save_state`; the caller keeps what it returns under a name."""
+        del slot
+        return self._act("save", name)
+
+    def slot_restore(self, slot: int, name: str) -> Ticket:
+        """`load_state` of what was kept under a name."""
+        del slot
+        return self._act("load", name)
+
+    def _act(self, what: str, name: str) -> Ticket:
+        ticket = self._jobs.ticket()
+        self._jobs.append(Job(ticket=ticket, prompt=(), action=(what, name)))
+        return ticket
+
+    def _blank(self, ticket: Ticket) -> Job:
+        return Job(ticket=ticket, prompt=())
+
+    def _empty(self) -> None:
+        self._reset()
+
+    def restart(self) -> None:
+        """Close the instance and make a new one, as the server does when it switches models.
+
+        What lies on disk stays.
+        """
+        if not isinstance(self.cache, DiskCache):
+            self.cache = None if self.cache is None else StateCache(self.cache.capacity)
+        self._start()
+
+    def sleep(self) -> None:
+        """There is nothing like it."""
+        msg = "an instance never sleeps: write 'restart'"
+        raise OptionError(msg)
+
+    def step(self) -> bool:
+        one = next((each for each in self._jobs if not each.done), None)
+        if one is None:
+            return False
+        try:
+            self._perform(one) if one.action else self._complete(one)
+        except CallError as error:
+            one.end(error.kind, error.text)
+        one.done = True
+        return True
+
+    def _perform(self, one: Job) -> None:
+        what, name = one.action or ("", "")
+        one.cached = Count(0)
+        if what == "reset":
+            self._reset()
+        elif what == "save":
+            self._states[name] = self._save(one)
+        elif name not in self._states:
+            text = f"no state was saved as {name!r}"
+            raise CallError(text, "KeyError")
+        else:
+            self._load(one, self._states[name])
+
+    # -- create_completion ---------------------------------------------------------------------
+
+    def _complete(self, one: Job) -> None:
+        """Follows `_create_completion`."""
+        prompt, room = list(one.prompt), self.context.n_ctx
+        if len(prompt) >= room:
+            text = f"Requested tokens ({len(prompt)}) exceed context window of {room}"
+            raise CallError(text, "ValueError")
+        most = one.predict if one.predict > 0 else room - len(prompt)
+        most = min(most, room - len(prompt))
+        self._account(one)
+        if self.cache is not None:
+            self._look_up(one, self.cache)
+        completion = self._generate(one, prompt, most)
+        if self.cache is not None:
+            state = self._save(one)
+            for each in self.cache.put((*one.prompt, *completion), state):
+                self._tell(
+                    happened.StateEvicted(task=one.ticket, n_tokens=each.n_tokens, size=each.size)
+                )
+
+    def _look_up(self, one: Job, cache: StateCache) -> None:
+        """Load the cache's entry if it seems to hold more of the prompt than the instance does.
+
+        Trap: the whole array of tokens is compared, also what was never evaluated, or was before
+        the entry's own prompt.
+        """
+        state = cache.take(one.prompt)
+        if state is None:
+            return
+        own = get_common_prefix(self.held_tokens, one.prompt)
+        if get_common_prefix(state.tokens, one.prompt) > own:
+            self._load(one, state)
+        elif isinstance(cache, DiskCache):
+            self._tell(happened.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
+        left = get_common_prefix(self.held_tokens, one.prompt)
+        if left < one.ledger.usable:
+            one.ledger.apply(causes.LESS_LOADED, left, wanted=one.ledger.usable, found=left)
+
+    @property
+    def held_tokens(self) -> Tokens:
+        """The tokens that the instance believes to hold."""
+        return tuple(self.input_ids[: self.n_tokens])
+
+    # -- generate ------------------------------------------------------------------------------
+
+    def _generate(self, one: Job, prompt: list[Token], most: int) -> list[Token]:
+        """Follows `generate`, as far as the caller takes tokens; those it takes."""
+        tokens = self._match(one, prompt)
+        one.cached = Count(len(prompt) - len(tokens))
+        sample_idx = self.n_tokens + len(tokens) - 1
+        completion: list[Token] = []
+        while True:
+            self._eval(one, tokens)
+            drafted = self.n_tokens - sample_idx - 1
+            while sample_idx < self.n_tokens:
+                row = self._logits(sample_idx - self.n_tokens)
+                token = Token(self._token(one, len(one.sampled), row))
+                one.rows.append(row)
+                one.sampled.append(token)
+                sample_idx += 1
+                if token in END_OF_GENERATION:
+                    return completion
+                completion.append(token)
+                if len(completion) >= most:
+                    return completion
+                tokens = [token]
+                if sample_idx < self.n_tokens and token != self.input_ids[sample_idx]:
+                    self._verified(one, drafted, drafted - (self.n_tokens - sample_idx))
+                    self.n_tokens = sample_idx
+                    self.context.seq_rm(SEQ, self.n_tokens, -1)
+                    self._requires_eval = True
+                    break
+            else:
+                self._verified(one, drafted, drafted)
+            if self._drafts:
+                tokens += self._draft(tokens)
+
+    def _match(self, one: Job, prompt: list[Token]) -> list[Token]:
+        """What is to be evaluated of a prompt, after the memory was cut or the instance reset."""
+        rules, ledger = self.rules, one.ledger
+        if not self.n_tokens:
+            self._reset(one)
+            return prompt
+        shared = get_common_prefix(self.held_tokens, prompt)
+        whole = shared == len(prompt)
+        exact = rules.whole_prompt_matches and whole and self.n_tokens == shared
+        if exact and not self._requires_eval:
+            self._tell(happened.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
+            return []
+        reuse = shared - 1 if whole else shared
+        if rules.states_only_continue and self._has_states and reuse < self.n_tokens:
+            ledger.apply(causes.STATE_BEHIND, 0, held=self.n_tokens)
+            reuse = 0
+        if reuse > 0:
+            if self.context.seq_rm(SEQ, reuse, -1) or not rules.heeds_refused_cut:
+                if whole:
+                    ledger.apply(causes.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
+                self.n_tokens = reuse
+                self._requires_eval = True
+                rest = prompt[reuse:]
+                matched = happened.PrefixMatched(
+                    task=one.ticket, n_tokens=Count(reuse), remaining=Count(len(rest))
+                )
+                self._tell(matched)
+                return rest
+            self._tell(happened.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
+            ledger.apply(causes.CUT_REFUSED, 0, wanted=reuse)
+        elif whole:
+            ledger.apply(causes.LAST_TOKEN, 0, prompt_tokens=len(prompt))
+        self._reset(one)
+        return prompt
+
+    def _reset(self, one: Job | None = None) -> None:
+        if self.n_tokens:
+            task = -1 if one is None else one.ticket
+            self._tell(happened.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
+        self.n_tokens = 0
+        self._requires_eval = True
+        if self.rules.reset_clears_states and self._has_states:
+            self.context.clear(data=True)
+
+    def _eval(self, one: Job, tokens: Sequence[Token]) -> None:
+        """Follows `eval`.
+
+        Traps: nobody looks if the memory refuses the cut; the array of tokens ends at `n_ctx`,
+        where the context may be longer; and that of logits has `n_batch` rows where a draft model,
+        and not the caller, asks for those of every token.
+        """
+        self.context.seq_rm(SEQ, self.n_tokens, -1)
+        for start in range(0, len(tokens), self.n_batch):
+            piece = list(tokens[start : start + self.n_batch])
+            batch = Batch.of(piece, start=self.n_tokens, outputs=True if self._all else None)
+            code = self.context.decode(batch)
+            if code != OK:
+                failed = happened.DecodeFailed(
+                    task=one.ticket, code=code, n_tokens=Count(self.n_tokens)
+                )
+                self._tell(failed)
+                text = f"llama_decode returned {code}"
+                raise CallError(text)
+            self._last = len(piece)
+            end = self.n_tokens + len(piece)
+            self._room(len(piece), len(self.input_ids), 1)
+            self.input_ids[self.n_tokens : end] = piece
+            if self._all:
+                self._room(len(piece), self._score_rows, self.network.spec.vocabulary)
+            self.n_tokens = end
+            self._requires_eval = False
+            self._computed.learn(np.array(self.held_tokens, np.int64), None, int(one.ticket))
+
+    def _room(self, count: int, rows: int, width: int) -> None:
+        """Refuse to write beyond an array's end, as NumPy does."""
+        room = max(0, rows - self.n_tokens)
+        if count > room:
+            shapes = f"from shape ({count * width},) into shape ({room * width},)"
+            text = f"could not broadcast input array {shapes}"
+            raise CallError(text, "ValueError")
+
+    def _logits(self, ridx: int) -> Array:
+        row = self._last + ridx
+        if row < 0:
+            where = "llama_get_logits_ith"
+            raise UpstreamAbort(where, f"{-ridx} tokens back in a batch")
+        return self.context.logits(row)
+
+    def _draft(self, tokens: list[Token]) -> list[Token]:
+        """Follows the end of `generate`'s loop: the sampled token is written down first."""
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        known = self.input_ids[: self.n_tokens + len(tokens)]
+        options = self.options
+        room = self.context.n_ctx - self.n_tokens - len(tokens)
+        return lookup(known, options.max_ngram_size, options.num_pred_tokens)[:room]
+
+    def _verified(self, one: Job, drafted: int, accepted: int) -> None:
+        if drafted > 0 and one.sampled:
+            one.drafted += drafted
+            one.accepted += accepted
+            self._tell(
+                happened.DraftVerified(
+                    task=one.ticket, drafted=Count(drafted), accepted=Count(accepted)
+                )
+            )
+
+    # -- save_state and load_state -------------------------------------------------------------
+
+    def _save(self, one: Job) -> State:
+        """Follows `save_state`: the whole memory, behind the name of its architecture."""
+        blob = self.context.state_write(-1)
+        spec = self.network.spec
+        state = State(
+            tokens=tuple(self.input_ids),
+            n_tokens=Count(self.n_tokens),
+            blob=blob,
+            size=4 + len(ARCHITECTURES.get(frozenset(spec.layers), "")) + blob.size,
+            scores=scores_bytes(self.n_tokens, self._score_rows, spec.vocabulary),
+        )
+        self._tell(happened.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
+        return state
+
+    def _load(self, one: Job, state: State) -> None:
+        """Follows `load_state`.
+
+        Trap: llama.cpp begins its search for cells at the first one again, so that window layers
+        take those that the window hides, even where they have a cell for every token (`swa_full`).
+        """
+        self.input_ids = list(state.tokens)
+        self.n_tokens = state.n_tokens
+        self._requires_eval = True
+        if self.context.state_read(state.blob, -1) is None:
+            text = "Failed to set llama state data"
+            raise CallError(text)
+        self._tell(happened.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
+
+    # -- accounts ------------------------------------------------------------------------------
+
+    def _account(self, one: Job) -> None:
+        """What was ever evaluated of a prompt, and what of it is still held."""
+        best, by = self._computed.find(np.array(one.prompt, np.int64), None)
+        held = get_common_prefix(self.held_tokens, one.prompt)
+        for state in () if self.cache is None else self.cache.entries.values():
+            held = max(held, get_common_prefix(state.held, one.prompt))
+        name = f"request {by}" if best else "nothing"
+        if held > best:
+            best, name = held, "an earlier request"
+        one.ledger = Ledger(Count(best), name)
+        if held < best:
+            one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
+
+    def remember(self, most: int) -> None:
+        self._computed.remember(most)
+
+    def reply(self, ticket: Ticket) -> base.Reply | None:
+        found = super().reply(ticket)
+        one = self._jobs[ticket]
+        if found is None or not self._drafts or one.error is not None:
+            return found
+        return replace(found, drafted=Count(one.drafted), accepted=Count(one.accepted))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**self.books(), "memory": parts(self.context)}
+
+    def books(self) -> dict[str, Any]:
+        entries = () if self.cache is None else self.cache.entries.values()
+        return {
+            "slots": [{"id": 0, "tokens": [int(token) for token in self.held_tokens]}],
+            "prompt_cache": [
+                {"n_tokens": each.n_tokens, "checkpoints": 0, "bytes": each.size}
+                for each in entries
+            ],
+        }
+
+    def held(self) -> Held:
+        cells, rows = memory_held(self.context)
+        entries = () if self.cache is None else self.cache.entries.values()
+        return Held(
+            slots=(SlotHeld(id=0, state="idle", tokens=self.held_tokens, checkpoints=()),),
+            cells=cells,
+            rows=rows,
+            entries=tuple(
+                EntryHeld(tokens=each.held, checkpoints=0, size=each.size) for each in entries
+            ),
+        )
+
+    def texts(self) -> Texts:
+        entries = () if self.cache is None else self.cache.entries.values()
+        return Texts(slots=((0, self.held_tokens),), entries=tuple(each.held for each in entries))
+
+    def amounts(self) -> Amounts:
+        parked = 0 if self.cache is None else self.cache.size
+        return replace(memory_amounts(self.context), parked=parked)
+
+    def check_integrity(self) -> None:
+        self.context.check_integrity()

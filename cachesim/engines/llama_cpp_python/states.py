@@ -1,0 +1,158 @@
+"""Saved states of an instance, and the caches that keep them (`llama_cache.py`)."""
+
+import pickle
+import pickletools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.units import Count, Token, Tokens
+
+ARCHITECTURES: Final[Mapping[frozenset[str], str]] = {
+    frozenset({"attention"}): "llama",
+    frozenset({"window", "attention"}): "gemma3",
+    frozenset({"ssm"}): "mamba2",
+    frozenset({"ssm", "attention"}): "granitehybrid",
+    frozenset({"delta", "attention"}): "qwen35",
+    frozenset({"conv", "window"}): "lfm2",
+    frozenset({"conv", "attention"}): "lfm2",
+}
+"""Kinds of layers -> the family that a state names at its head."""
+
+UNKNOWN: Final = Token(-1)
+"""An element of the array of tokens that was never written."""
+
+DISK_BYTES: Final = 1 << 30
+"""`size_limit` of `diskcache.Cache`: it deletes what was stored first, whatever the capacity."""
+
+CULLED: Final = 10
+"""The most entries that one store deletes for it."""
+
+DATABASE: Final = 32_768
+"""Bytes of an empty database: a capacity below evicts whatever is stored."""
+
+LEAST_FILE: Final = 32_768
+"""Bytes from which on an entry is a file of its own."""
+
+PAGE: Final = 4096
+PICKLED: Final = 330
+"""Bytes of a pickled state beside its arrays, give or take ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """What `save_state` returns (`LlamaState`)."""
+
+    tokens: tuple[Token, ...]
+    """The whole array of tokens, also behind those that the state holds."""
+
+    n_tokens: Count
+    blob: Blob
+    size: int
+    """Bytes of llama.cpp's state: all that a capacity in memory counts."""
+
+    scores: int
+    """Bytes of the logits that are kept with it."""
+
+    @property
+    def held(self) -> Tokens:
+        """The tokens that were evaluated."""
+        return self.tokens[: self.n_tokens]
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes of its file; of a small one, which lies in the database, about those of pages."""
+        whole = self.size + self.scores + 4 * len(self.tokens) + PICKLED
+        return whole if whole >= LEAST_FILE else -(-whole // PAGE) * PAGE
+
+
+class StateCache:
+    """`LlamaRAMCache`: states by prompt and reply, in the order of their last use."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.entries: dict[Tokens, State] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes that the capacity is compared with."""
+        return sum(each.size for each in self.entries.values())
+
+    def _keys(self) -> Iterable[Tokens]:
+        return self.entries
+
+    def find(self, prompt: Sequence[Token]) -> Tokens | None:
+        """The first of the keys that share most with a prompt (`_find_longest_prefix_key`)."""
+        longest, best = 0, None
+        for key in self._keys():
+            shared = get_common_prefix(key, prompt)
+            if shared > longest:
+                longest, best = shared, key
+        return best
+
+    def take(self, prompt: Sequence[Token]) -> State | None:
+        """The state under that key, which becomes the last to be evicted."""
+        key = self.find(prompt)
+        if key is None:
+            return None
+        state = self.entries.pop(key)
+        self.entries[key] = state
+        return state
+
+    def put(self, key: Tokens, state: State) -> list[State]:
+        """Keep a state; those that are evicted for it, which it may be itself."""
+        self.entries.pop(key, None)
+        self.entries[key] = state
+        return self._evict()
+
+    def _evict(self) -> list[State]:
+        evicted: list[State] = []
+        while self.size > self.capacity and self.entries:
+            evicted.append(self.entries.pop(next(iter(self.entries))))
+        return evicted
+
+
+class DiskCache(StateCache):
+    """`LlamaDiskCache`: an entry is deleted when it is read, and none is refreshed."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that `volume()` counts."""
+        return DATABASE + sum(each.on_disk for each in self.entries.values())
+
+    def _keys(self) -> Iterable[Tokens]:
+        """In the order of the bytes that keys are stored as (`iterkeys`)."""
+        return sorted(self.entries, key=_stored)
+
+    def take(self, prompt: Sequence[Token]) -> State | None:
+        """The state under that key, which is no longer kept."""
+        key = self.find(prompt)
+        return None if key is None else self.entries.pop(key)
+
+    def _evict(self) -> list[State]:
+        evicted: list[State] = []
+        while self.size > DISK_BYTES and len(self.entries) > 1 and len(evicted) < CULLED:
+            evicted.append(self.entries.pop(next(iter(self.entries))))
+        return evicted + super()._evict()
+
+
+def _stored(key: Tokens) -> bytes:
+    return pickletools.optimize(pickle.dumps(tuple(map(int, key)), pickle.HIGHEST_PROTOCOL))
+
+
+def scores_bytes(n_tokens: int, rows: int, vocabulary: int) -> int:
+    """Bytes of the logits of a state: f32, of as many tokens as there are rows for."""
+    return 4 * min(n_tokens, rows) * vocabulary
+
+
+def lookup(tokens: Sequence[Token], most_ngram: int, most: int) -> list[Token]:
+    """Draft what followed the last n-gram at its first place (`find_candidate_pred_tokens`)."""
+    count = len(tokens)
+    for size in range(min(most_ngram, count - 1), 0, -1):
+        last = list(tokens[-size:])
+        for start in range(count - size):
+            if list(tokens[start : start + size]) == last:
+                return list(tokens[start + size : start + size + most])
+    return []

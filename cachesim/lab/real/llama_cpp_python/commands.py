@@ -1,0 +1,83 @@
+"""`cachesim real llama-cpp-python`: the real class beside the simulated one, call by call."""
+
+from collections.abc import Sequence
+
+from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.lab.real.agreement import Agreement, first_difference
+from cachesim.lab.real.llama_cpp_python.compare import (
+    WRONG,
+    RealInstances,
+    draw,
+    environment_for,
+    play_scenario,
+)
+from cachesim.lab.real.playing import Stage, StepPlayed, comparing, watched
+from cachesim.model.presets import PRESETS, preset
+
+DRAWN = tuple(name for name, spec in PRESETS.items() if not spec.mtp_depth)
+"""Presets to draw from; the binding has no use for an MTP head."""
+
+HEADS = ("cached", "real answer", "simulated", "logits apart")
+
+
+@comparing
+def real_llama_cpp_python(
+    *,
+    release: str = "",
+    seed: int = 0,
+    workloads: int = 100,
+    models: Sequence[str] = (),
+    first: int = 0,
+    scenario: str | None = None,
+) -> int:
+    """Play drawn calls on the real `Llama`, and on the simulated one: counts, replies, logits.
+
+    The package is built from its source the first time, in some minutes; that takes a C++ compiler.
+
+    Example: cachesim real llama-cpp-python --release 0.3.36 --workloads 100
+
+    Parameters
+    ----------
+    release
+        0.3.23, 0.3.31 or 0.3.36; the newest if left out.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many on each preset: a fresh instance with random arguments, a cache or none, a draft
+        model or none, and 2 to 5 completions, with states saved and loaded between them.
+    models
+        Presets to draw from; all if left out.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    scenario
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
+
+    """
+    if scenario is not None:
+        stage = Stage(
+            family=FAMILY, environment_for=environment_for, play=play_scenario, heads=HEADS
+        )
+        return stage.play_named(scenario, release)
+    release = release or FAMILY.real()[-1]
+    found = Agreement(title=f"llama-cpp-python {release}, seed {seed}", kinds="preset")
+    with RealInstances(release) as real:
+        for name in models or DRAWN:
+            preset(name)
+            for number in watched(range(first, first + workloads)):
+                add(found, name, number, real.play(draw(release, name, seed, number)))
+    return found.show()
+
+
+def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -> None:
+    """Count a workload; wrong answers are those of the real class."""
+    found.add(
+        name,
+        f"{number} of {name}",
+        first_difference([each.real for each in steps], [each.simulated for each in steps]),
+        workloads=1,
+        calls=len(steps),
+        agreeing=sum(each.agrees for each in steps),
+        wrong=sum(each.proof > WRONG for each in steps),
+        raised=sum("error" in each.real for each in steps),
+    )

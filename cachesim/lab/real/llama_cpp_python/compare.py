@@ -1,0 +1,242 @@
+"""Scenarios on the real `Llama` of a release, with the simulator beside it."""
+
+import base64
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+
+import numpy as np
+
+from cachesim.engines.family import Profile
+from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.option import options_of
+from cachesim.lab.real.environment import (
+    Environment,
+    EnvironmentUnavailableError,
+    package_of,
+)
+from cachesim.lab.real.llama_cpp.gguf import write_model
+from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
+from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
+from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.build import build
+from cachesim.model.spec import FIRST_PLAIN, ModelSpec
+from cachesim.play.session import Record, Session
+from cachesim.scenario.checks import spec_of
+from cachesim.scenario.format import Prompt, Scenario, Step
+from cachesim.testing.workloads import Seeded, Shape, draw_workload
+from cachesim.typed import Json
+from cachesim.units import Array
+from cachesim.verify.oracle import Oracle
+
+WORKER: Final = "cachesim.lab.real.llama_cpp_python.worker"
+TOLERANCES: Final = {"f32": 2e-2, "f16": 0.1}
+"""Largest accepted distance of two logits, by the type of keys."""
+
+WRONG: Final = 0.1
+"""Logits this far from a fresh instance's are of a wrong answer: those found lie at 1 to 10."""
+
+PRECISE: Final = {"type_k": "f32", "type_v": "f32"}
+SHAPE: Final = Shape(max_steps=5, longest=90, together=False, fixed=PRECISE)
+ACTIONS: Final = ("slot-save", "slot-save", "slot-restore", "slot-restore", "slot-erase", "restart")
+CAPACITIES: Final = {
+    "none": (2 << 30,),
+    "ram": (2 << 30, 200_000, 100_000, 50_000),
+    "disk": (2 << 30, 20_000),  # a database's pages are not counted one by one
+}
+SYMBOLS: Final = 9
+"""Tokens of a workload in which n-grams are to be found again."""
+
+
+def environment_for(release: str) -> Environment:
+    """The environment that holds a release: built here, as the package has no wheels."""
+    name, package = package_of(FAMILY, release)
+    environment = Environment(
+        name=f"llama-cpp-python-{name}",
+        requirements=package.requirements,
+        patience=3600,
+        variables=(("CMAKE_ARGS", "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"),),
+    )
+    if not environment.is_ready() and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        msg = (
+            f"{package.requirements[0]} is built from its source, and there is no C++ compiler "
+            "here; install one, as with: apt install g++"
+        )
+        raise EnvironmentUnavailableError(msg)
+    return environment
+
+
+def draw(release: str, preset: str, seed: int, number: int) -> Scenario:
+    """A drawn workload; between its prompts states are saved and loaded, instances made anew."""
+    draws = Seeded(f"{seed}/{number}/{preset}")
+    drawn = draw_workload(draws, Profile(FAMILY.name, release), preset, SHAPE)
+    cache = draws.one_of(("ram", "ram", "disk", "none"))
+    options = dict(drawn.engine.options) | {
+        "cache": cache,
+        "capacity_bytes": draws.one_of(CAPACITIES[cache]),
+        "draft_model": draws.one_of(("none", "none", "prompt-lookup")),
+    }
+    steps: list[Step] = []
+    for drawn_step in drawn.step:
+        step = drawn_step
+        if options["draft_model"] != "none":
+            step = replace(step, prompt=_few(step.prompt), reply=_few(step.reply))
+        if draws.integer(0, 1):
+            most = max(1, step.predict or len(step.reply or ()))
+            step = replace(step, reply=None, predict=most)
+        steps.append(step)
+        if draws.integer(0, 2):
+            continue
+        do = draws.one_of(ACTIONS)
+        if do == "slot-restore" and all(each.do != "slot-save" for each in steps):
+            do = "slot-save"
+        file = "s" if do in {"slot-save", "slot-restore"} else None
+        steps.append(Step(name=f"{do}-{len(steps)}", do=do, file=file))
+    return replace(drawn, engine=replace(drawn.engine, options=options), step=tuple(steps))
+
+
+def _few(tokens: Prompt) -> Prompt:
+    """The same tokens, of fewer kinds."""
+    return None if tokens is None else tuple(FIRST_PLAIN + int(t) % SYMBOLS for t in tokens)
+
+
+class RealInstances:
+    """A release in a process of its own, and the files of the models that it played."""
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        self.python = environment_for(release).ready()
+
+    def __enter__(self) -> Self:
+        """Start the process."""
+        self._folder = TemporaryDirectory()
+        self._process = self._started()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._process.__exit__(None, None, None)
+        self._folder.cleanup()
+
+    def _started(self) -> WorkerProcess:
+        name = f"{FAMILY.name} {self.release}"
+        return WorkerProcess(name, self.python, "-I", WORKER)
+
+    def play(self, scenario: Scenario, *, proves: bool = False) -> tuple[StepPlayed, ...]:
+        """Every step on the simulator, then on the real class."""
+        spec = as_ggml_computes(spec_of(scenario.model))
+        profile = Profile(FAMILY.name, self.release)
+        session = _Session(scenario, profile, spec)
+        records = [(session.ask([step])[0], session.counts()) for step in scenario.step]
+        order = {
+            "model": str(self._model(spec)),
+            "options": _arguments(scenario.engine.options),
+            "calls": [_call(record, session, proves=proves) for record, _ in records],
+        }
+        try:
+            real = self._process.play(order)
+        except WorkerError:
+            self._process.__exit__(None, None, None)
+            self._process = self._started()
+            real = [{"error": "the process ended"}] * len(records)
+        return tuple(_compared(session, records, real))
+
+    def _model(self, spec: ModelSpec) -> Path:
+        path = Path(self._folder.name) / f"{hash(spec):x}.gguf"
+        if not path.exists():
+            write_model(spec, path)
+        return path
+
+
+class _Session(Session):
+    """A session whose network rounds as ggml does."""
+
+    def __init__(self, scenario: Scenario, profile: Profile, spec: ModelSpec) -> None:
+        self.spec = spec
+        super().__init__(scenario, profile, looks=False)
+
+    def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
+        del spec
+        return build(self.spec, arithmetic)
+
+    def counts(self) -> Json:
+        """Tokens of the instance and of its cache's entries."""
+        books = self.engine.books()
+        sizes = self.scenario.engine.options.get("cache") != "disk"
+        return {
+            "n_tokens": len(books["slots"][0]["tokens"]),
+            "entries": [[e["n_tokens"], e["bytes"] * sizes] for e in books["prompt_cache"]],
+        }
+
+
+def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: given.get(each.name, each.default) for each in options_of(Options)}
+
+
+def _call(record: Record, session: Session, *, proves: bool) -> Json:
+    step = record.step
+    if step.do != "complete":
+        return {"do": step.do, "file": step.file}
+    asked = session.request(record)
+    reply = None if asked.reply is None else list(map(int, asked.reply))
+    most = asked.predict if reply is None else len(reply)
+    prompt = list(map(int, asked.prompt))
+    return {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
+
+
+def _compared(
+    session: _Session, records: Sequence[tuple[Record, Json]], results: Sequence[Json]
+) -> Iterator[StepPlayed]:
+    oracle = Oracle(session.network)
+    tolerance = TOLERANCES[session.scenario.engine.options.get("type_k", "f16")]
+    for (record, counts), result in zip(records, results, strict=False):
+        real = {name: value for name, value in result.items() if name not in {"logits", "cold"}}
+        reply, rows = record.reply, _rows(result.get("logits", ()))
+        simulated: Json = {"cached": 0, "reply": []} | counts
+        distance, wrong, verdict = 0.0, 0.0, "-"
+        if record.error:
+            kind = "" if record.reply is None else f"{record.error}: "
+            simulated = {"error": f"{kind}{record.message}"} | counts
+        elif reply is not None and reply.generated:
+            simulated |= {"cached": reply.cached, "reply": list(map(int, reply.generated))}
+            cold = oracle.logits(reply.prompt, reply.generated)
+            verdict = "same" if np.array_equal(cold, reply.logits) else "diverged"
+            distance = _distance(rows, reply.logits)
+            wrong = _distance(rows, _rows(result["cold"]) if "cold" in result else cold)
+        agrees = bool(real == simulated and distance <= tolerance)
+        off = f"off by {wrong:.1g}" if wrong > WRONG else "same"
+        answer = str(real["error"]) if "error" in real else off
+        yield StepPlayed(
+            name=record.name,
+            prompt_tokens=len(record.prompt),
+            real=real | ({} if agrees else {"logits apart": distance}),
+            simulated=simulated,
+            agrees=agrees,
+            confirmed=wrong > WRONG or ("error" in real and agrees),
+            cells=(str(real.get("cached", "-")), answer, verdict, f"{distance:.0e}"),
+            proof=wrong,
+        )
+
+
+def _rows(encoded: Sequence[str]) -> Array:
+    rows = [np.frombuffer(base64.b64decode(each), "<f4") for each in encoded]
+    return np.stack(rows) if rows else np.zeros((0, 0))
+
+
+def _distance(one: Array, other: Array) -> float:
+    """The largest distance of two logits, of as many tokens as both have."""
+    both = min(len(one), len(other))
+    return float(np.abs(one[:both] - other[:both]).max()) if both else 0.0
+
+
+def play_scenario(
+    scenario: Scenario, release: str, *, proves: bool = True
+) -> tuple[StepPlayed, ...]:
+    """Play a scenario on both, each answer beside one of a fresh real instance."""
+    with RealInstances(release) as real:
+        return real.play(scenario, proves=proves)

@@ -1,0 +1,151 @@
+"""Runs inside a release's environment: plays calls on the real `Llama`, in process.
+
+A line of JSON names a model, the arguments of an instance and its calls; the results of the calls
+come back. Every sampled token is noted with its logits, and replaced where a call prescribes it.
+"""
+
+import base64
+import importlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cachesim.lab.real.worker_side import Json, Real, answer_lines, own_output, words_of
+
+TYPES = {"f32": 0, "f16": 1}
+"""Types of keys and values, as ggml numbers them."""
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    answers, folder = own_output(), Path(tempfile.mkdtemp(prefix="states-"))
+    binding = importlib.import_module("llama_cpp")
+    try:
+        answer_lines(answers, lambda order: Player(binding, order, folder).results())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Player:
+    """An instance with its cache, its draft model and the states that a caller keeps."""
+
+    def __init__(self, binding: Real, order: Mapping[str, Any], folder: Path) -> None:
+        self.binding, self.order, self.folder = binding, order, folder
+        self.states: dict[str, Real] = {}
+        for left in folder.iterdir():
+            shutil.rmtree(left)
+
+    def results(self) -> list[Json]:
+        """What became of each call."""
+        llama, found = self.instance(), []
+        for call in self.order["calls"]:
+            if call["do"] == "restart":
+                llama.close()
+                llama = self.instance()
+            result = self.call(llama, call)
+            if call.get("cold") and "error" not in result:
+                fresh = self.instance(cached=False)
+                result["cold"] = self.call(fresh, call | {"reply": result["reply"]})["logits"]
+                fresh.close()
+            found.append(result)
+        llama.close()
+        return found
+
+    def instance(self, *, cached: bool = True) -> Real:
+        """A fresh `Llama`."""
+        given = dict(self.order["options"])
+        cache, capacity = given.pop("cache"), given.pop("capacity_bytes")
+        ngram, drafted = given.pop("max_ngram_size"), given.pop("num_pred_tokens")
+        if given.pop("draft_model") != "none":
+            lookup = importlib.import_module("llama_cpp.llama_speculative")
+            given["draft_model"] = lookup.LlamaPromptLookupDecoding(ngram, drafted)
+        llama = watching(self.binding.Llama)(
+            self.order["model"],
+            verbose=False,
+            n_threads=1,
+            n_threads_batch=1,
+            **given | {name: TYPES[given[name]] for name in ("type_k", "type_v")},
+        )
+        llama.input_ids[:] = -1
+        if cached and cache == "ram":
+            llama.set_cache(self.binding.LlamaRAMCache(capacity))
+        elif cached and cache == "disk":
+            llama.set_cache(self.binding.LlamaDiskCache(str(self.folder / "disk"), capacity))
+        return llama
+
+    def call(self, llama: Real, call: Json) -> Json:
+        """Its counts, the tokens that were sampled and their logits; or the exception."""
+        llama.begin(call.get("reply"))
+        result: Json = {"cached": 0, "reply": []}
+        try:
+            self._do(llama, call)
+        except Exception as error:
+            result = {"error": words_of(error)}
+        else:
+            if call["do"] == "complete":
+                result["cached"] = len(call["prompt"]) - llama.evaluated[0]
+                result["reply"] = llama.sampled
+        result |= {"n_tokens": int(llama.n_tokens), "entries": _entries(llama.cache)}
+        result["logits"] = [base64.b64encode(row).decode() for row in llama.rows]
+        return result
+
+    def _do(self, llama: Real, call: Json) -> None:
+        match call["do"]:
+            case "complete":
+                llama.create_completion(call["prompt"], max_tokens=call["predict"], temperature=0.0)
+            case "slot-save":
+                self.states[call["file"]] = llama.save_state()
+            case "slot-restore":
+                llama.load_state(self.states[call["file"]])
+            case "slot-erase":
+                llama.reset()
+
+
+def _entries(cache: Real) -> list[list[int]]:
+    """Tokens and bytes of what is kept, oldest first; of what is on disk no bytes."""
+    if cache is None:
+        return []
+    kept = getattr(cache, "cache_state", None)
+    if kept is None:
+        return [[cache.cache[key].n_tokens, 0] for key in cache.cache]
+    return [[each.n_tokens, each.llama_state_size] for each in kept.values()]
+
+
+def watching(llama: Real) -> Real:
+    """The class, with notes of what it evaluates and samples."""
+    library = importlib.import_module("llama_cpp.llama_cpp")
+    numpy = importlib.import_module("numpy")
+
+    class Watching(llama):  # type: ignore[misc]
+        """`Llama` with notes."""
+
+        def begin(self, reply: list[int] | None) -> None:
+            """Forget the notes of the call before; `reply` is taken instead of what is sampled."""
+            self.wanted = reply
+            self.evaluated: list[int] = []
+            self.sampled: list[int] = []
+            self.rows: list[Real] = []
+
+        def eval(self, tokens: Real) -> None:
+            """Note how many."""
+            self.evaluated.append(len(tokens))
+            super().eval(tokens)
+
+        def sample(self, *given: Real, idx: int | None = None, **named: Real) -> int:
+            """Note the token and its logits."""
+            ridx = -1 if idx is None else idx - self.n_tokens
+            row = library.llama_get_logits_ith(self.ctx, ridx)
+            self.rows.append(numpy.ctypeslib.as_array(row, (self.n_vocab(),)).astype("<f4"))
+            token = super().sample(*given, idx=idx, **named)
+            if self.wanted is not None and len(self.sampled) < len(self.wanted):
+                token = self.wanted[len(self.sampled)]
+            self.sampled.append(int(token))
+            return int(token)
+
+    return Watching
+
+
+if __name__ == "__main__":
+    main()
