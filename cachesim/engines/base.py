@@ -74,7 +74,7 @@ class Ticket(int):
 
 
 class Engine(ABC):
-    """A server: rules as data, mutable memory and slots, no clock, no file, no chance."""
+    """A simulated server. Deterministic: no clock, no files, no randomness."""
 
     profile: Profile
     network: Network
@@ -148,18 +148,18 @@ class Engine(ABC):
 
     @abstractmethod
     def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for the reply of a finished request again, nor for the events so far."""
+        """Drop a finished request's reply and the events so far, to free memory."""
 
     @abstractmethod
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away."""
+        """Cancel a request, as a client that disconnects does."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
         """The server's content as plain data: slots, cells, checkpoints, prompt cache."""
 
     def books(self) -> dict[str, Any]:
-        """Of `snapshot` the slots and the prompt cache, which are told of every step; no cell."""
+        """Slots and prompt cache only: the part of `snapshot()` recorded after every step."""
         found = self.snapshot()
         return {name: found[name] for name in ("slots", "prompt_cache")}
 
@@ -168,7 +168,7 @@ class Engine(ABC):
         return Held()
 
     def texts(self) -> Texts:
-        """Of `held` the tokens of slots and parked conversations, asked for after every step."""
+        """Tokens of slots and prompt-cache entries: the part of `held()` recorded after every step."""
         return self.held().texts
 
     def amounts(self) -> Amounts:
@@ -176,16 +176,16 @@ class Engine(ABC):
         return Amounts()
 
     def after_each_event(self, hear: Callable[[], None]) -> None:
-        """Have something done whenever an event was noted, in the middle of a turn too."""
+        """Call `hear` after every event, including inside a turn."""
         if isinstance(self.events, EventLog):
             self.events.hear = hear
 
     def limit_turns(self, most: int) -> None:
-        """Take no more than so many turns as one, where replies are known beforehand."""
+        """Batch at most `most` decode turns into one, where replies are given."""
         del most  # most servers never do
 
     def remember(self, most: int) -> None:
-        """Forget what was computed long ago; of the last so many sequences all is known."""
+        """Keep the computed tokens of the last `most` sequences only."""
         del most  # most servers keep no such books
 
     @abstractmethod

@@ -6,7 +6,7 @@ names its cause and hands over the numbers of the test it really made (`Ledger.a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cachesim.engines.words import filled, names_in
 from cachesim.errors import ContractError
@@ -25,9 +25,10 @@ class Cause:
     sentence: str
     about: str
     fields: tuple[str, ...] = ()
+    derived: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        missing = names_in(self.sentence) - set(self.fields)
+        missing = names_in(self.sentence) - set(self.fields) - self.derived
         if missing or not self.sentence or not self.about:
             msg = f"cause {self.id}: its sentence needs fields {sorted(missing)}, and an about"
             raise ContractError(msg)
@@ -67,7 +68,7 @@ class Loss:
     @property
     def sentence(self) -> str:
         """The cause's sentence, without the counts."""
-        words = self.cause.says(self.detail)
+        words = self.cause.says({**self.detail, "before": self.before})
         return f"{words[:1].upper()}{words[1:]}"
 
     def as_dict(self) -> dict[str, Any]:

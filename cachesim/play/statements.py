@@ -226,7 +226,7 @@ def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
 
 def _reuse(step: Step, account: Account) -> Iterator[Fact]:
     fields = {"equal": account.equal, "of": step.prompt_tokens, "with": account.equal_with}
-    yield Fact(word="equal", sentence=account.sentences[0], fields=fields)
+    yield Fact(word="match", sentence=account.sentences[0], fields=fields)
     for loss in step.why:
         yield Fact(
             word="rule",
@@ -274,8 +274,8 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         yield Fact(
             word="consumed",
             sentence=(
-                f"step {taker} loaded the parked {event['n_tokens']} tokens for the"
-                f" {event['shared']} it shares with them; the entry left the prompt cache"
+                f"step {taker} loaded the prompt-cache entry ({event['n_tokens']} tokens) for the"
+                f" {event['shared']} tokens in common; the entry left the prompt cache"
             ),
             fields={"step": taker, "n_tokens": event["n_tokens"], "shared": event["shared"]},
         )

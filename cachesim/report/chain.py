@@ -78,7 +78,7 @@ def _lost(run: Run, index: int) -> Iterator[Link]:
     tones = [event.loudness() for event in step.events]
     names = [event.name() for event in step.events]
     if "prompt-started" in names:
-        yield _link("equal", run, index, names.index("prompt-started"))
+        yield _link("match", run, index, names.index("prompt-started"))
     taken = [i for i, tone in enumerate(tones) if tone in {"loss", "warn"}]
     yield from (_link("lost", run, index, i) for i in taken)
     yield _outcome(step, index)

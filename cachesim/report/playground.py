@@ -76,7 +76,7 @@ def played(scenario: Mapping[str, Any], profile: str, arithmetic: str) -> dict[s
     }
 
 
-CAUSES: Final = ("because", "rule", "equal")
+CAUSES: Final = ("because", "rule", "match")
 """The facts that say why, the most telling first."""
 
 

@@ -149,7 +149,7 @@ def _heading(step: Step) -> Iterator[RenderableType]:
         yield Text(f"   {step.finding.title}", style="wrong")
 
 
-BEFORE: Final = frozenset({"server", "equal", "rule", "ideal", "consumed", "gone", "together"})
+BEFORE: Final = frozenset({"server", "match", "rule", "ideal", "consumed", "gone", "together"})
 """Statements about the reuse; the others are about the answer, and follow it."""
 
 

@@ -221,7 +221,7 @@ def request(each: Mapping[str, Any]) -> RenderableType:
         value = each[name]
         how = f"{known[name]}{_bounds(each, name)}"
         facts.add_row(word, "unknown" if value is None else f"{value:,} tokens ({how})")
-    facts.add_row("equal", _equal(each))
+    facts.add_row("match", _equal(each))
     for loss in each["why"]:
         facts.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
     if each["stale"]:

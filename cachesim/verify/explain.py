@@ -243,18 +243,18 @@ def _beginning(
     some = (
         f"{reply.equal} of {count} tokens match"
         if reply.equal > 1
-        else f"of {count} tokens matches"
+        else f"1 of {count} tokens matches"
     )
-    equal = f"The first {some} {reply.equal_with}"
-    where = f" in {parting.within}" if parting.within else ""
+    held = reply.equal_with
+    equal = f"{some} {held}"
+    token = f"oken {parting.index}" + (f" (in {parting.within})" if parting.within else "")
     if parting.there is not None:
-        differ = f"they differ at token {parting.index}{where}"
-        return f"{equal}; {differ} ({parting.token} here, {parting.there} there)."
+        return f"{equal}. T{token} is {parting.token} in the prompt, {parting.there} in {held}."
     if ideal.common(reply.prompt, reply.strengths) <= reply.equal and not parting.others:
-        return f"{equal}; what follows{where} is new."
+        return f"{equal}. T{token} and all after it are new."
     if matched is not None:
-        return f"{equal}, which has no more; what follows{where} is not there."
-    return f"{equal}; nothing more was found from token {parting.index}{where} on."
+        return f"{equal}, which ends before t{token}."
+    return f"{equal}. T{token} was not found."
 
 
 def sentence(loss: Loss) -> str:

@@ -12,8 +12,8 @@ from pages.tables import code, plain, table
 INTRODUCTION: Final = """\
 # Python interface
 
-Everything that `import cachesim` offers, and `cachesim.testing`. Names that stand here stay; keys
-of the JSON output are never renamed. The examples are run whenever the tests are.
+Everything that `import cachesim` offers, and `cachesim.testing`. These names are stable; keys of
+the JSON output are never renamed. The examples are run whenever the tests are.
 """
 
 EXAMPLES: Final[dict[str, str]] = {
@@ -35,7 +35,7 @@ assert run.to_json()["steps"][1]["cached"] == run.steps[1].cached
     "Step": """\
 step = run.steps[1]
 assert step.finding.fate == "lost"
-assert [fact.word for fact in step.facts][:2] == ["equal", "rule"]
+assert [fact.word for fact in step.facts][:2] == ["match", "rule"]
 assert [loss.rule for loss in step.why] == ["full-reprocessing"]
 """,
     "Engine": """\

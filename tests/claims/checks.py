@@ -217,9 +217,9 @@ def _equal(case: Case, fact: Fact) -> None:
         if matched is not None:
             case.claim("equal", prefix(matched, prompt) == len(prompt), text)
         return
-    found = re.match(r"The first (?:(\d+) )?of (\d+) tokens match(?:es)? (.*?)(?:;|, which)", text)
+    found = re.match(r"(\d+) of (\d+) tokens match(?:es)? (.*?)(?:\. T|, which)", text)
     assert found, text
-    equal = int(found[1] or 1)
+    equal = int(found[1])
     case.claim("equal", (equal, int(found[2])) == (reply.equal, len(prompt)), text)
     case.claim("equal", found[3] == reply.equal_with, text)
     if matched is not None:
@@ -231,7 +231,7 @@ def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
     """The token named, the part it lies in, and what stands there instead."""
     prompt = case.record.prompt
     found = re.search(
-        r"they differ at token (\d+)(?: in (.*))? \((\d+) here, (\d+) there\)\.$", text
+        r"\. Token (\d+)(?: \(in (.*)\))? is (\d+) in the prompt, (\d+) in .*\.$", text
     )
     within = None
     if found:
@@ -240,20 +240,20 @@ def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
         case.claim("parting", here == (equal, prompt[equal]), text)
         right = matched is not None and equal < len(matched) and matched[equal] == int(found[4])
         case.claim("parting", right, text)
-    elif text.endswith("is new."):
-        found = re.search(r"what follows(?: in (.*))? is new\.$", text)
+    elif text.endswith("are new."):
+        found = re.search(r"Token \d+(?: \(in (.*)\))? and all after it are new\.$", text)
         assert found, text
         within = found[1]
         earlier = [text_of(each) for each in case.played.records[: case.index]]
         goes_on = [t for t in earlier if len(t) > equal and t[:equal] == prompt[:equal]]
         case.claim("new", not goes_on, text)
-    elif text.endswith("is not there."):
+    elif ", which ends before" in text:
         case.claim("no more", matched is not None and len(matched) == equal, text)
-        found = re.search(r"what follows(?: in (.*))? is not there\.$", text)
+        found = re.search(r"ends before token \d+(?: \(in (.*)\))?\.$", text)
         assert found, text
         within = found[1]
     else:
-        found = re.search(r"; nothing more was found from token (\d+)(?: in (.*))? on\.$", text)
+        found = re.search(r"\. Token (\d+)(?: \(in (.*)\))? was not found\.$", text)
         assert found, text
         within = found[2]
         case.claim("parting", int(found[1]) == equal, text)
@@ -409,7 +409,7 @@ def _under(record: Record) -> tuple[float, ...]:
 
 def _consumed(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*) loaded the parked (\d+) tokens for the (\d+) it shares with them; "
+        r"step (.*) loaded the prompt-cache entry \((\d+) tokens\) for the (\d+) tokens in common; "
         r"the entry left the prompt cache$",
         fact.sentence,
     )
@@ -581,7 +581,7 @@ def _account(case: Case) -> None:
     chain.append(int(reply.cached))
     whole = all(a == b for a, b in list(pairwise(chain))[::2])
     case.claim("adds up", whole, f"{chain}")
-    facts = [each.sentence for each in case.step.facts if each.word in {"equal", "rule"}]
+    facts = [each.sentence for each in case.step.facts if each.word in {"match", "rule"}]
     rules = [re.fullmatch(r"(\d+) → (\d+)  (.*)", each) for each in facts[1:]]
     told = [f"{each[3]}: {each[1]} to {each[2]}." for each in rules if each]
     case.claim("sentences", [*facts[:1], *told] == list(case.step.explanation.sentences), "why")
@@ -609,7 +609,7 @@ def _title(case: Case) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Case, Fact], None]]] = {
     "server": _said_by_server,
-    "equal": _equal,
+    "match": _equal,
     "rule": _cause,
     "ideal": _ideal,
     "consumed": _consumed,

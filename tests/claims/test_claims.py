@@ -269,7 +269,7 @@ LIES: Final = (
 
 KINDS: Final = {
     "server": "ik_llama.cpp-1673-stop-flag-stays",
-    "equal": THREE,
+    "match": THREE,
     "rule": THREE,
     "ideal": LOADED,
     "consumed": LOADED,

@@ -204,13 +204,14 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
     profiles = ["b9538", "b9538+24143"]
     monkeypatch.setenv("COLUMNS", "200")
 
-    assert main(["diff", *profiles, "llama.cpp-24143-hybrid", "--arithmetic", "ring"]) == 1
+    assert main(["compare", "llama.cpp-24143-hybrid", "-p", profiles[0], "-p", profiles[1]]) == 1
 
     out = spoken(capsys)[0]
     assert "2 of 4 steps differ; the first is C" in out
     assert "the first decision that differs is in step C:" in out
-    assert "the parked 703 tokens are loaded into slot 0; the entry leaves the prompt cache" in out
-    assert "the parked 703 tokens are loaded into slot 0; the entry stays in the prompt" in out
+    loaded = "the prompt-cache entry (703 tokens) is loaded into slot 0; it"
+    assert f"{loaded} leaves the prompt cache" in out
+    assert f"{loaded} stays in the prompt cache" in out
     assert main(["compare", DENSE, "-p", "b9538", "-p", "b11549", "--arithmetic", "ring"]) == 0
 
 

@@ -152,10 +152,7 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     ) == (account.parting)
     assert (196, 100) == (account.ideal, account.lost)
     assert account.sentences == (
-        (
-            "The first 196 of 206 tokens match slot 0; they differ at token 196 in u2 "
-            "(400 here, 196 there)."
-        ),
+        ("196 of 206 tokens match slot 0. Token 196 (in u2) is 400 in the prompt, 196 in slot 0."),
         "Memory starts at 203, not below 196: 196 to 0.",
         "Checkpoint 96 was restored: 0 to 96.",
     )
@@ -183,7 +180,7 @@ def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None
     account = explain(reply(as_tokens(range(8)), cached=5, equal=5), ideal)
 
     assert account is not None
-    assert account.sentences == ("The first 5 of 8 tokens match slot 0; what follows is new.",)
+    assert account.sentences == ("5 of 8 tokens match slot 0. Token 5 and all after it are new.",)
 
 
 def test_one_token_that_matches_is_told_in_the_singular() -> None:
@@ -195,7 +192,7 @@ def test_one_token_that_matches_is_told_in_the_singular() -> None:
 
     assert first is not None
     assert only is not None
-    assert "The first of 8 tokens matches slot 0; what follows is new." == first.sentences[0]
+    assert "1 of 8 tokens matches slot 0. Token 1 and all after it are new." == first.sentences[0]
     assert "The one token matches slot 0." == only.sentences[0]
 
 

@@ -38,7 +38,7 @@ class PromptAlreadyCached(Event):
 
 @event("loss")
 class PromptLoaded(Event):
-    """the parked {n_tokens} tokens are moved into slot {slot}; the entry leaves the prompt cache"""
+    """the prompt-cache entry ({n_tokens} tokens) is moved into slot {slot}; it leaves the cache"""
 
     entry: int
     n_tokens: int
@@ -47,7 +47,7 @@ class PromptLoaded(Event):
 
 @event("loss")
 class PromptLoadFailed(Event):
-    """there is no room for the parked {n_tokens} tokens: slot {slot} keeps its token list, and its
+    """there is no room for the entry's {n_tokens} tokens: slot {slot} keeps its token list, and its
     memory is empty"""
 
     entry: int
@@ -56,7 +56,7 @@ class PromptLoadFailed(Event):
 
 @event("loss")
 class PromptEvicted(Event):
-    """the parked {n_tokens} tokens ({size} bytes) are evicted"""
+    """the prompt-cache entry ({n_tokens} tokens, {size} bytes) is evicted"""
 
     n_tokens: int
     size: int

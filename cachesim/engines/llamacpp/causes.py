@@ -1,10 +1,13 @@
 """Causes of lost reuse in llama-server: one for each branch that lowers the number of tokens."""
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from cachesim.engines.causes import Cause, declared
+from cachesim.engines.words import filled
 
-# --- which slot, and what is parked ----------------------------------------------------------
+# --- which slot, and the prompt cache --------------------------------------------------------
 
 SLOT_BUSY: Final = Cause(
     id="slot-busy",
@@ -48,15 +51,16 @@ F_KEEP: Final = Cause(
 CACHE_KEEP: Final = Cause(
     id="cache-keep",
     sentence=(
-        "only {f_keep} of the parked {n_tokens} tokens would be kept, below {below}: not loaded"
+        "prompt-cache entry ({n_tokens} tokens): {f_keep} of it would be kept, below {below}: "
+        "not loaded"
     ),
-    about="A parked conversation is not loaded if only a small part of it would be kept.",
+    about="A prompt-cache entry is not loaded if only a small part of it would be kept.",
     fields=("n_tokens", "f_keep", "below"),
 )
 CACHE_NOT_BETTER: Final = Cause(
     id="cache-not-better",
     sentence=(
-        "the parked {n_tokens} tokens (kept {f_keep}, shared {f_sim}) do not beat "
+        "prompt-cache entry ({n_tokens} tokens, kept {f_keep}, shared {f_sim}) does not beat "
         "{best_keep} and {best_sim}: not loaded"
     ),
     about=(
@@ -67,27 +71,27 @@ CACHE_NOT_BETTER: Final = Cause(
 )
 CACHE_BETTER_ENTRY: Final = Cause(
     id="cache-better-entry",
-    sentence="another parked conversation beats the one of {n_tokens} tokens",
+    sentence="another prompt-cache entry beats the one of {n_tokens} tokens",
     about="Of several entries the last one that beats all before it is loaded.",
     fields=("n_tokens", "f_keep", "f_sim"),
 )
 CACHE_OBSOLETE_ENTRY: Final = Cause(
     id="cache-obsolete-entry",
     sentence=(
-        "the parked {n_tokens} tokens are a prefix of a longer conversation that is parked instead"
+        "the prompt-cache entry ({n_tokens} tokens) is a prefix of a longer entry, saved instead"
     ),
     about="Saving a prompt erases every entry that is a prefix of it.",
     fields=("n_tokens",),
 )
 CACHE_MAKING_ROOM: Final = Cause(
     id="cache-making-room",
-    sentence="the parked {n_tokens} tokens ({size} bytes) were evicted to make room",
+    sentence="the prompt-cache entry ({n_tokens} tokens, {size} bytes) was evicted to make room",
     about="The oldest entries are evicted before a new one is added, even the one needed next.",
     fields=("n_tokens", "size"),
 )
 CACHE_LOAD_FAILED: Final = Cause(
     id="cache-load-failed",
-    sentence="the parked state of {n_tokens} tokens does not load",
+    sentence="the state of the prompt-cache entry ({n_tokens} tokens) does not load",
     about="Memory had no room for the state, or it does not fit; nothing of it is reused.",
     fields=("n_tokens",),
 )
@@ -142,10 +146,32 @@ CHUNK_REUSE: Final = Cause(
     ),
     fields=("n_cache_reuse",),
 )
-MEMORY_DEPTH: Final = Cause(
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthCause(Cause):
+    """A state or a window that begins too late; the sentence names which of the two."""
+
+    derived: ClassVar[frozenset[str]] = frozenset({"before", "latest"})
+
+    def says(self, detail: Mapping[str, Any]) -> str:
+        latest, window = detail["threshold"] - 1, detail.get("n_swa", 0)
+        words = self.sentence
+        if latest < 0 or window:
+            memory, _, rest = words.partition("; ")
+            memory = "memory begins at position {pos_min}"
+            rest = rest.replace("needs one at {latest}", "needs position {latest}")
+            words = f"{memory}; {rest}"
+        if latest < 0:
+            words = words.replace("position {latest} or earlier", "an earlier position")
+        return filled(words, {**detail, "before": detail.get("before"), "latest": latest})
+
+
+MEMORY_DEPTH: Final = DepthCause(
     id="memory-depth",
     sentence=(
-        "memory reaches back only to position {pos_min}; resuming here needs one below {threshold}"
+        "recurrent state at position {pos_min}; resuming at token {before} needs one at {latest} or"
+        " earlier"
     ),
     about=(
         "A recurrent state is valid at one position and cannot be rewound; a window has dropped "
@@ -153,11 +179,11 @@ MEMORY_DEPTH: Final = Cause(
     ),
     fields=("pos_min", "threshold", "n_swa", "checkpoints"),
 )
-FULL_REPROCESSING: Final = Cause(
+FULL_REPROCESSING: Final = DepthCause(
     id="full-reprocessing",
     sentence=(
-        "memory reaches back only to position {pos_min}; resuming here needs one below "
-        "{threshold}, and no checkpoint qualifies ({checkpoints})"
+        "recurrent state at position {pos_min}; resuming at token {before} needs one at {latest} or"
+        " earlier, and no checkpoint qualifies ({checkpoints})"
     ),
     about=(
         'The server\'s log says "forcing full prompt re-processing due to lack of cache data": '

@@ -313,8 +313,8 @@ def gets_checkpoints(server: ServerContext, task: Task) -> bool:
 def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None:
     """Before #19408: one state, when the whole prompt is decoded (upstream: `update_slots`).
 
-    Trap: its last tokens are often the template's opening of the reply, which the next prompt of
-    the same chat does not have.
+    Trap: the checkpoint's last tokens are often the template's opening of the reply, which the
+    next prompt of the same chat does not have.
     """
     if not server.rules.checkpoints.before_the_end and gets_checkpoints(server, task):
         checkpoint_here(server, slot, task, int(slot.prompt.n_tokens))

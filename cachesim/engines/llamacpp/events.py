@@ -3,6 +3,7 @@
 from typing import Final
 
 from cachesim.engines.events import Event, Tone, event
+from cachesim.engines.words import filled
 from cachesim.model.adapters import Strengths
 
 
@@ -352,7 +353,7 @@ class PromptAlreadyCached(Event):
 
 @event("plain")
 class CacheEntryObsolete(Event):
-    """the parked {n_tokens} tokens are a prefix of the prompt that is saved, and are erased"""
+    """the prompt-cache entry ({n_tokens} tokens) is a prefix of the saved prompt: erased"""
 
     n_tokens: int
 
@@ -372,7 +373,7 @@ class CacheEntryTooLarge(Event):
 
 @event("loss")
 class CacheEntryDropped(Event):
-    """the parked {n_tokens} tokens are evicted ({reason})"""
+    """the prompt-cache entry ({n_tokens} tokens) is evicted ({reason})"""
 
     reason: str  # "room", "size", "tokens"
     n_tokens: int
@@ -395,12 +396,19 @@ class CacheSearchBegun(Event):
 
 @event("plain")
 class CacheEntryCompared(Event):
-    """a parked conversation of {n_tokens} tokens shares {lcp}: keep {f_keep}, similarity {f_sim}"""
+    """An entry in the search."""
 
     n_tokens: int
     lcp: int
     f_keep: float | None
     f_sim: float | None
+
+    @property
+    def sentence(self) -> str:
+        shares = "no common prefix"
+        if self.lcp:
+            shares = "{lcp} tokens in common, keep {f_keep}, similarity {f_sim}"
+        return filled(f"prompt-cache entry ({{n_tokens}} tokens): {shares}", self.as_dict())
 
 
 @event()
@@ -419,13 +427,14 @@ class CacheEntryLoaded(Event):
     def sentence(self) -> str:
         stays = "stays in the prompt cache" if self.kept else "leaves the prompt cache"
         return (
-            f"the parked {self.n_tokens} tokens are loaded into slot {self.slot}; the entry {stays}"
+            f"the prompt-cache entry ({self.n_tokens} tokens) is loaded into slot {self.slot}; "
+            f"it {stays}"
         )
 
 
 @event("loss")
 class CacheLoadFailed(Event):
-    """the parked state of the {part} does not load ({size} bytes): slot {slot} is cleared"""
+    """the {part}'s state of the entry does not load ({size} bytes): slot {slot} is cleared"""
 
     part: str  # "target" or "companion"
     size: int

@@ -71,14 +71,16 @@ def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> I
     wanted = "an answer to every request" if crash else "the answer of a server without a cache"
     yield f"Expected: {wanted}."
     yield f"Seen on {where}: {trophy.word.seen}."
-    yield f"Simulated: {found.finding.detail}."
+    if found.finding.detail != trophy.word.seen:
+        yield f"Simulated: {found.finding.detail}."
     yield f"Evidence: {trophy.word.evidence}."
     yield ""
     if trophy.cause.cure:
         patch = family_of(profile.engine).patch(trophy.cause.cure)
         yield f"Cause: {patch.cures}. It is gone with `{profile}+{patch.name}`: {patch.about}."
     else:
-        yield f"Cause, as far as it is known: {'; '.join(trophy.cause.marks)}."
+        marks = f" Branches taken: {'; '.join(trophy.cause.marks)}." if trophy.cause.marks else ""
+        yield f"Cause: unknown.{marks}"
     if trophy.target != profile:
         yield f"Found with other known defects fixed: `{trophy.target}`."
     yield ""
