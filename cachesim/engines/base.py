@@ -168,7 +168,7 @@ class Engine(ABC):
         return Held()
 
     def texts(self) -> Texts:
-        """Tokens of slots and prompt-cache entries: the part of `held()` recorded after every step."""
+        """Tokens of slots and prompt-cache entries, recorded after every step."""
         return self.held().texts
 
     def amounts(self) -> Amounts:
