@@ -13,6 +13,7 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
 from cachesim.cli.options import Page
 from cachesim.cli.outputs import page_at, print_report, write_page
+from cachesim.cli.progress import tracked
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import is_dump
@@ -51,7 +52,8 @@ def bisect_command(
     scenario = _scenario(name, server.wanted(()))
     family = family_of(scenario.engine.name)
     play = _play(scenario, arithmetic, real=real)
-    judged = judge([play(release) for release in (family.real() if real else family.names())])
+    releases = family.real() if real else family.names()
+    judged = judge([play(each) for each in tracked(releases, len(releases), name, "releases")])
     where = "the real servers" if real else "the simulator"
     found = list(turns(scenario, judged, simulated(scenario, arithmetic)))
     table = FittingTable(padding=(0, 1, 0, 0))

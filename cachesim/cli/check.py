@@ -5,23 +5,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
+from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
-from cachesim.cli.options import Dask, Jobs, Settings
+from cachesim.cli.options import Dask, Jobs, Page, Profiles, Settings
+from cachesim.cli.outputs import page_at, write_page
+from cachesim.cli.progress import progress
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.files import free_name
+from cachesim.files import Output, free_name
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding
 from cachesim.lab.real.hunt.loop import hunt as hunt_by
 from cachesim.lab.real.hunt.proof import proof_command, prover_of
@@ -29,8 +32,8 @@ from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS
-from cachesim.report.consoles import notes, results, show
-from cachesim.report.document import FittingTable
+from cachesim.report.consoles import results, show
+from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.labels import label_of_release
 from cachesim.testing.search import (
@@ -72,20 +75,27 @@ class Budget:
         """Check whether there is time for one more workload."""
         return self._minutes is None or self.seconds < 60 * self._minutes
 
+    @property
+    def share(self) -> float:
+        """Part of the time that is over; 0 where it has no end."""
+        return 0.0 if self._minutes is None else self.seconds / (60 * self._minutes)
+
     def rate(self, workloads: int) -> float:
         """Workloads a second since the start."""
         return workloads / max(self.seconds, 1e-9)
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Workloads played so far, on standard error, where that is a terminal."""
-    text = TextColumn("{task.description}  {task.fields[said]}")
-    with Progress(text, TimeElapsedColumn(), console=notes(), transient=True) as shown:
-        task = shown.add_task(title, total=None, said="")
-        yield lambda workloads, requests: shown.update(
-            task, said=f"{counted(workloads, 'workload')}, {counted(requests, 'request')}"
-        )
+def bar(title: str, budget: "Budget", examples: int) -> Iterator[Callable[[int, int], None]]:
+    """Workloads played so far and about how long is left, of the number or of the time."""
+    with progress(title, 1) as move:
+
+        def advance(workloads: int, requests: int) -> None:
+            of = f" of {examples:,}" if examples < WITHOUT_END else ""
+            done = f"{workloads:,}{of} workloads, {counted(requests, 'request')}"
+            move(max(workloads / examples, budget.share), done)
+
+        yield advance
 
 
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
@@ -117,6 +127,7 @@ class Plan:
     find: Find = "wrong"
     everything: bool = False  # go on past the first finding
     dask: str | None = None  # whose workers search: an address, or a number of own ones
+    printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played, before anything is."""
@@ -237,8 +248,14 @@ def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
         status = NOT_AS_EXPECTED
-    show(results(), *lines)
+    _print(plan.printed, *map(Text, lines))
     return status
+
+
+def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
+    """Print parts of a report, and keep them for its page."""
+    show(results(), *parts)
+    printed += parts
 
 
 def _exercised(counts: Counter[str]) -> str:
@@ -265,7 +282,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     return [*lines, f"  on the real server: {command}"] if command else lines
 
 
-def tell_comparison(found: Comparison) -> int:
+def tell_comparison(found: Comparison, printed: list[RenderableType]) -> int:
     """Say who reuses more and who answers wrong; the exit status."""
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
@@ -281,7 +298,7 @@ def tell_comparison(found: Comparison) -> int:
         table.add_column(head, justify="left" if head == "profile" else "right")
     for side in (found.one, found.other):
         table.add_row(*_row(side, found))
-    show(results(), table, *found.verdict, *_evidence_of_sides(found))
+    _print(printed, table, *map(Text, (*found.verdict, *_evidence_of_sides(found))))
     return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
 
 
@@ -307,27 +324,34 @@ Hands: TypeAlias = tuple[Executor | None, int]
 """Whoever searches beside this process, and how many they are."""
 
 
+Prove: TypeAlias = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        help="Play each wrong answer on the real engine, and write a report of each that is wrong "
+        "there too, to the folder of --emit (hunt by default).",
+    ),
+]
+Models: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(
+        negative="",
+        help="A preset of `cachesim list presets`; may be repeated. By default hybrid; with "
+        "--prove all that the real engine loads.",
+    ),
+]
+
+
 def check_command(
-    *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
-    prove: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Play each wrong answer on the real engine, and write a report of each that it "
-            "gives too, to the folder of --emit (hunt by default).",
-        ),
-    ] = False,
+    *profiles: Annotated[
+        str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal; or as --profile.")
+    ],
+    profile: Profiles = None,
+    prove: Prove = False,
     against: Annotated[
         str | None, Parameter(help="A second profile, compared on the same workloads.")
     ] = None,
-    model: Annotated[
-        list[str] | None,
-        Parameter(
-            negative="",
-            help="A preset of `cachesim list presets`; may be repeated. By default hybrid; with "
-            "--prove all that the real engine loads.",
-        ),
-    ] = None,
+    model: Models = None,
     settings: Settings = None,
     examples: Annotated[
         int | None, Parameter(help="At most this many workloads; 200 if no --minutes are given.")
@@ -354,12 +378,14 @@ def check_command(
     arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
     jobs: Jobs = None,
     dask: Dask = None,
+    report: Page = None,
 ) -> int:
     """Search random workloads for wrong answers; --prove: play them on the real engine.
 
     Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
     """
-    chosen = tuple(map(Profile.parse, profiles))
+    page, printed = page_at(report), list[RenderableType]()
+    chosen = tuple(map(Profile.parse, (*profiles, *(profile or ()))))
     for unknown in sorted(set(model or ()) - set(PRESETS)):
         msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
         raise InputError(msg)
@@ -374,17 +400,10 @@ def check_command(
             "--dask": dask,
             "--jobs": jobs,
         }
-        for flag in (flag for flag, value in refused.items() if value):
-            msg = f"{flag} cannot be used with --prove; leave one of the two out"
-            raise InputError(msg)
-        _refuse_no_profile(chosen)
-        check_minutes(minutes)
-        folder = emit or Path("hunt")
-        found = [
-            hunt(each, minutes=minutes or 10, seed=seed, models=model or (), emit=folder)
-            for each in chosen
-        ]
-        return max(found)
+        _refuse_beside_prove(refused)
+        return _proven(
+            chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
+        )
     status = AS_EXPECTED
     for each in model or ["hybrid"]:
         plan = Plan(
@@ -402,9 +421,38 @@ def check_command(
             find=find,
             everything=everything,
             dask=dask,
+            printed=printed,
         )
         status |= _carried_out(plan)
+    write_page(page, "cachesim check", [Heading("cachesim check"), *printed])
     return status
+
+
+def _refuse_beside_prove(options: Mapping[str, object]) -> None:
+    for flag in (flag for flag, value in options.items() if value):
+        msg = f"{flag} cannot be used with --prove; leave one of the two out"
+        raise InputError(msg)
+
+
+def _proven(
+    profiles: Sequence[Profile],
+    page: Output | None,
+    minutes: float | None,
+    *,
+    seed: int,
+    models: Sequence[str],
+    emit: Path,
+) -> int:
+    """Search releases, each wrong answer played on the real engine too; 1 if one is confirmed."""
+    _refuse_no_profile(profiles)
+    check_minutes(minutes)
+    printed: list[RenderableType] = []
+    found = [
+        hunt(each, printed, minutes=minutes or 10, seed=seed, models=models, emit=emit)
+        for each in profiles
+    ]
+    write_page(page, "cachesim check --prove", [Heading("cachesim check --prove"), *printed])
+    return max(found)
 
 
 def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
@@ -441,8 +489,8 @@ def _carried_out(plan: Plan) -> int:
 def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     search_with = search if pool is None else partial(search_by, pool, count)
-    with bar(f"{profile} {plan.model}") as advance:
-        budget = Budget(plan.minutes)
+    budget = Budget(plan.minutes)
+    with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
 
         def going(report: Report) -> bool:
             report.rate = budget.rate(report.workloads)
@@ -458,7 +506,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}") as advance:
+    with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
 
         def going(report: Report) -> bool:
             advance(report.workloads, report.requests)
@@ -494,18 +542,26 @@ def _hands(plan: Plan) -> Iterator[Hands]:
 
 def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     budget = Budget(plan.minutes)
-    with bar(f"{one} against {other}, {plan.model}") as advance:
+    with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as advance:
 
         def going(found: Comparison) -> bool:
             advance(found.workloads, found.requests)
             return budget.left()
 
         found = compare(one, other, plan.model, **plan.how, going=going)
-    return tell_comparison(found)
+    return tell_comparison(found, plan.printed)
 
 
 @comparing
-def hunt(wanted: Profile, *, minutes: float, seed: int, models: Sequence[str], emit: Path) -> int:
+def hunt(
+    wanted: Profile,
+    printed: list[RenderableType],
+    *,
+    minutes: float,
+    seed: int,
+    models: Sequence[str],
+    emit: Path,
+) -> int:
     """Search a release for wrong answers, prove them on the real engine, and write reports."""
     if wanted.patches:
         msg = f"{wanted} has patches: --prove is for a release as it is, as {wanted.engine}@..."
@@ -513,7 +569,7 @@ def hunt(wanted: Profile, *, minutes: float, seed: int, models: Sequence[str], e
     check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[ProvenFinding, Path]] = []
-    with bar(f"{wanted}") as advance:
+    with bar(f"{wanted}", budget, WITHOUT_END) as advance:
 
         def going(bag: Findings) -> bool:
             advance(bag.workloads, bag.requests)
@@ -527,11 +583,15 @@ def hunt(wanted: Profile, *, minutes: float, seed: int, models: Sequence[str], e
         bag = hunt_by(wanted, seed=seed, models=models, going=going, told=told)
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
-    return _told_proven(title, bag, reports, where)
+    return _told_proven(title, bag, reports, where, printed)
 
 
 def _told_proven(
-    title: str, bag: Findings, reports: Sequence[tuple[ProvenFinding, Path]], where: str
+    title: str,
+    bag: Findings,
+    reports: Sequence[tuple[ProvenFinding, Path]],
+    where: str,
+    printed: list[RenderableType],
 ) -> int:
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
@@ -543,5 +603,5 @@ def _told_proven(
     lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
     lines += [f"  {path}" for _, path in reports]
     lines += [f"  not confirmed: {each.cause}: {each.word.seen}" for each in bag.missed.values()]
-    show(results(), title, *([table] if reports else []), *lines)
+    _print(printed, Text(title), *([table] if reports else []), *map(Text, lines))
     return NOT_AS_EXPECTED if reports else AS_EXPECTED

@@ -15,6 +15,7 @@ from cachesim.cli.diff import diff
 from cachesim.cli.jobs import changed, setting
 from cachesim.cli.options import AnyFormat, Jobs, Page, Seed, Settings
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
+from cachesim.cli.progress import tracked
 from cachesim.cli.replay import WHOLE, TraceFlags, replay
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PLOT, Output
@@ -228,7 +229,9 @@ def _table(
     page: Output | None,
 ) -> int:
     """Play the workload on every row; 1 if any answer was wrong."""
-    found = list(compare(scenario, rows, arithmetic=arithmetic))
+    found = list(
+        compare(scenario, tracked(rows, len(rows), scenario.name, "rows"), arithmetic=arithmetic)
+    )
     if picture is not None:
         write(picture, picture_of(scenario.name, found))
     parts = comparison(scenario.name, found)

@@ -7,9 +7,10 @@ from typing import Any
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
+from cachesim.cli.outputs import print_report, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.option import Option
-from cachesim.report.consoles import results, show
+from cachesim.files import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +25,19 @@ class Flag:
     about: str
 
 
-def flags_command(name: str) -> int:
+def flags_command(name: str, page: Output | None = None) -> int:
     """Print the flags of an engine, or of one release of it."""
     engine, _, release = name.partition("@")
     family = family_of(engine)
     one = family.release(release).name if release else ""
-    screen = results()
     what = f"{family.name}@{one}" if one else family.name
-    show(screen, Text(f"flags of {what}, as options of a scenario's server", style="name"))
-    for flag in flags_of(family, one):
-        show(screen, _told(flag))
+    parts = [Text(f"flags of {what}, as options of a scenario's server", style="name")]
+    parts += map(_told, flags_of(family, one))
     if family.fields:
-        show(screen, Text("\nfields of a request, as options of a step", style="name"))
-    for flag in fields_of(family, one):
-        show(screen, _told(flag))
+        parts.append(Text("\nfields of a request, as options of a step", style="name"))
+    parts += map(_told, fields_of(family, one))
+    print_report(parts)
+    write_page(page, f"flags of {what}", parts)
     return AS_EXPECTED
 
 

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -14,9 +15,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.options import TextOrJson
+from cachesim.cli.options import Page, TextOrJson
+from cachesim.cli.outputs import page_at, write_page
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.report.consoles import results, show
+from cachesim.report.document import FittingTable, Heading, Picture
 from cachesim.scenario.shipped import shipped_files
 
 if TYPE_CHECKING:
@@ -220,6 +224,7 @@ def list_command(
         bool, Parameter(negative="", help="The flags of an engine's server, or of one release.")
     ] = False,
     format: TextOrJson = "text",
+    report: Page = None,
 ) -> int:
     """List scenarios, engines, releases, patches, presets; show one of them, or a JSON Schema.
 
@@ -228,6 +233,10 @@ def list_command(
 
     Example: cachesim list scenarios --symptom "every turn reprocesses the whole prompt"
     """
+    page = page_at(report)
+    if what == SCHEMA and page is not None:
+        msg = "--report: a schema is JSON; print it to a file with >"
+        raise InputError(msg)
     if what == SCHEMA:
         from cachesim.cli.schema import schema_command
 
@@ -238,16 +247,16 @@ def list_command(
     if flags:
         from cachesim.cli.flags import flags_command
 
-        return flags_command(what)
+        return flags_command(what, page)
     if what in LISTS or f"{what}s" in LISTS:
-        return _list(what, symptom=symptom, output=format)
+        return _list(what, symptom=symptom, output=format, page=page)
     if symptom:
         msg = f"--symptom searches scenarios, not {what!r}; leave the name out"
         raise InputError(msg)
-    return show_command(what, raw=raw)
+    return show_command(what, raw=raw, page=page)
 
 
-def _list(what: str, *, symptom: str, output: ListFormat) -> int:
+def _list(what: str, *, symptom: str, output: ListFormat, page: Output | None) -> int:
     name = what if what in LISTS else f"{what}s"
     if symptom and name != "scenarios":
         msg = f"--symptom searches scenarios; {name} have none"
@@ -259,6 +268,7 @@ def _list(what: str, *, symptom: str, output: ListFormat) -> int:
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED
+    write_page(page, f"cachesim list {name}", [Heading(f"{len(items)} {name}"), _table(items)])
     screen = results()
     lines = listed(items)
     if screen.is_terminal:
@@ -284,11 +294,21 @@ def listed(items: Sequence[Item]) -> list[Text]:
     return lines
 
 
-def show_command(name: str, *, raw: bool = False) -> int:
+def _table(items: Sequence[Item]) -> FittingTable:
+    """The list on a page."""
+    table = FittingTable()
+    for head in ("name", "about", "upstream", "landed"):
+        table.add_column(head, overflow="fold")
+    for item in items:
+        table.add_row(item.name, item.about, item.upstream, item.landed)
+    return table
+
+
+def show_command(name: str, *, raw: bool = False, page: Output | None = None) -> int:
     """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
-        return _show_scenario(file, raw=raw)
+        return _show_scenario(file, raw=raw, page=page)
     if raw:
         from cachesim.scenario.readers import nearest
 
@@ -298,7 +318,9 @@ def show_command(name: str, *, raw: bool = False) -> int:
     for items in (presets, engines, releases, patches):
         found = [item for item in items(name) if name in aliases(item)]
         if found:
-            show(screen, Group(*(shown(item) for item in found)))
+            parts = [*map(shown, found)]
+            show(screen, *parts)
+            write_page(page, f"cachesim list {name}", parts)
             return AS_EXPECTED
     engine, _, release = name.partition("@")
     for family in families(name):
@@ -313,8 +335,10 @@ def show_command(name: str, *, raw: bool = False) -> int:
     raise InputError(msg)
 
 
-def _show_scenario(file: Path, *, raw: bool) -> int:
+def _show_scenario(file: Path, *, raw: bool, page: Output | None) -> int:
     text = file.read_text(encoding="utf-8")
+    markup = f"<pre>{escape(text)}</pre>"
+    write_page(page, file.stem, [Heading(file.stem), Picture("", markup)])
     screen = results()
     if raw:
         sys.stdout.write(text)

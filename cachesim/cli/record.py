@@ -12,9 +12,11 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
-from cachesim.cli.options import Settings
+from cachesim.cli.options import Page, Settings
+from cachesim.cli.outputs import page_at, write_page
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.lab.logs.live import Live, causes_of, told_of_live
 from cachesim.lab.logs.whole import Wanted
 from cachesim.lab.record.file import RecordFile
@@ -56,6 +58,7 @@ def record_command(
     ] = True,
     server: ServerFlags = UNSAID,
     settings: Settings = None,
+    report: Page = None,
 ) -> int:
     """Record the requests of your client on their way to a server, and explain each miss.
 
@@ -78,10 +81,10 @@ def record_command(
         import_module("aiohttp")  # the extra
     except ImportError:
         raise InputError(EXTRA) from None
-    return _recorded(plan, about, quiet=quiet)
+    return _recorded(plan, about, page_at(report), quiet=quiet)
 
 
-def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
+def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) -> int:
     from cachesim.lab.record.asking import Asker
     from cachesim.lab.record.serving import serve
     from cachesim.lab.record.session import Session
@@ -121,8 +124,11 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
         file.close()
         if not file.lines:
             plan.output.unlink(missing_ok=True)
-    if not quiet and file.lines:
-        show(results(), *dump_report(told_of_live(live, source=str(plan.output)), worst=0))
+    if file.lines and (page is not None or not quiet):
+        told = dump_report(told_of_live(live, source=str(plan.output)), worst=0)
+        if not quiet:
+            show(results(), *told)
+        write_page(page, "cachesim record", told)
     requests = counted(file.lines, "request")
     if file.problem:
         said = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"

@@ -1,7 +1,7 @@
 """`cachesim compare TRACE`: a production trace on one design after the other, counts only."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -11,13 +11,13 @@ from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
-from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
 from cachesim.cli.options import Gguf
 from cachesim.cli.outputs import print_report, write_page
+from cachesim.cli.progress import progress
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -29,7 +29,6 @@ from cachesim.lab.traces.store import open_store
 from cachesim.lab.traces.sweep import play_cells
 from cachesim.lab.traces.verifying import Verified, verified
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import notes
 from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
 
@@ -186,17 +185,8 @@ def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
     if count == 1:
         outcomes = []
         for cell in cells:
-            with progress(cell.profile) as advance:
+            with progress(cell.profile, cell.source.first, "requests") as advance:
                 outcomes.append(play(cell, advance))
         return outcomes
-    with open_store(None) as store, progress("servers", len(cells)) as advance:
+    with open_store(None) as store, progress("playing", len(cells), "servers") as advance:
         return play_cells(cells, store, lambda: processes(count), advance)
-
-
-@contextmanager
-def progress(text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar where somebody is watching; what it hands out is told how much is done."""
-    console = notes()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task(text, total=total)
-        yield lambda done: shown.update(task, completed=done)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, jobs_of, setting
 from cachesim.cli.options import AnyFormat, Arithmetic, Jobs, Profiles, Seed, Settings
 from cachesim.cli.outputs import output_at
+from cachesim.cli.progress import progress
 from cachesim.cli.workers import how_many, processes_wanted, workers
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
@@ -310,24 +310,25 @@ def play(
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
     announce(seconds_of(jobs, how_many(len(groups), processes), arithmetic), arithmetic, screen)
+    alone = how_many(len(groups), processes) == 1
+    steps = sum(len(job.scenario.step) for job in jobs)
+    (total, unit), done = (steps, "steps") if alone else (len(jobs), "runs"), count(1)
     with (
         workers(len(groups), processes) as do,
-        Progress(console=screen, transient=True, disable=not watched(jobs)) as bar,
+        progress("running", total, unit, shown=watched(jobs)) as move,
     ):
-        alone = do is map
-        steps = sum(len(job.scenario.step) for job in jobs)
-        task = bar.add_task("running", total=steps if alone else len(jobs))
         play_one = partial(
             _play_group, arithmetic=arithmetic, verify=verify, detail=detail, deadline=deadline
         )
         if alone:  # another process has no bar to move
-            play_one = partial(play_one, tell=lambda: bar.advance(task))
+            play_one = partial(play_one, tell=lambda: move(next(done)))
         for runs in do(play_one, groups):
             if isinstance(runs, ScenarioError):
                 raise runs
-            if not alone:
-                bar.advance(task, len(runs))
-            yield from runs
+            for each in runs:
+                if not alone:
+                    move(next(done))
+                yield each
 
 
 def watched(jobs: Sequence[Job]) -> bool:

@@ -11,7 +11,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.options import AnyFormat, Dask, Jobs, Page
 from cachesim.cli.outputs import output_at, page_at, print_report, write_page
-from cachesim.cli.replay import progress
+from cachesim.cli.progress import progress
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
@@ -59,7 +59,7 @@ def sweep_command(
     else:
         hands = partial(cluster, dask)
     path = store or default_store(plan)
-    with open_store(path) as known, progress("cells", len(cells)) as advance:
+    with open_store(path) as known, progress("playing", len(cells), "cells") as advance:
         outcomes = play_cells(cells, known, hands, advance)
     found = [told(*each) for each in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, plan.name)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import Progress
-
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import given, requests_in
 from cachesim.cli.outputs import print_report, write_page
+from cachesim.cli.progress import tracked
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -27,7 +26,6 @@ from cachesim.lab.logs.tuning import (
 )
 from cachesim.lab.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import notes
 from cachesim.report.tune import tune_report
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
@@ -100,15 +98,6 @@ def swept(lives: Sequence[Life]) -> list[Tried]:
 
 
 def _played(trials: Sequence[Trial]) -> list[Tried]:
-    screen = notes()
-    found: list[Tried] = []
-    with (
-        workers(len(trials)) as do,
-        Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar,
-    ):
-        task = bar.add_task("trying settings", total=len(trials))
-        for each in do(tried, trials):
-            bar.advance(task)
-            if each is not None:
-                found.append(each)
-    return found
+    with workers(len(trials)) as do:
+        done = tracked(do(tried, trials), len(trials), "trying", "settings")
+        return [each for each in done if each is not None]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
-from rich.progress import Progress
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, Given, ServerFlags, given, requests_in
 from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
+from cachesim.cli.progress import progress
 from cachesim.cli.tune import swept, tune_command
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
@@ -30,7 +30,7 @@ from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flag
 from cachesim.lab.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.reading import line_of
-from cachesim.report.consoles import notes, results, show
+from cachesim.report.consoles import results, show
 from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
 from cachesim.report.why import why_report
@@ -255,12 +255,8 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
 def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Replay]]:
     read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
-    screen = notes()
-    with Progress(
-        console=screen, transient=True, disable=not (screen.is_terminal and requests > SLOW)
-    ) as bar:
-        task = bar.add_task("replaying", total=read.lines)
-        return read, replays_of(read, wanted, lambda line: bar.update(task, completed=line))
+    with progress("replaying", read.lines, "lines", shown=requests > SLOW) as move:
+        return read, replays_of(read, wanted, move)
 
 
 MOST_AT_ONCE: Final = 1 << 24

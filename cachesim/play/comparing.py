@@ -91,7 +91,7 @@ def newest(*, releases: bool = False) -> tuple[Row, ...]:
 
 def compare(
     scenario: Scenario,
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     *,
     arithmetic: ArithmeticName = "ring",
     verify: bool = True,

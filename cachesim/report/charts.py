@@ -3,9 +3,10 @@
 Colours are distinguished by a mark or a pattern as well, so a plot reads in black and white.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import log10
+from textwrap import wrap
 from typing import Final
 
 COLOURS: Final = (
@@ -47,7 +48,13 @@ Points = Sequence[tuple[float, float]]
 def line_chart(
     series: Mapping[str, Points], *, x: str, title: str, rings: Mapping[str, Sequence[float]]
 ) -> str:
-    """Shares from 0 to 1 over a number, spread by size where it grows fast; rings at some of it."""
+    """Shares from 0 to 1 over a number, spread by size where it grows fast; rings at some of it.
+
+    Series with the same points are one line, whose name in the legend is all of theirs.
+    """
+    rings = {name: rings.get(name, ()) for name in series}
+    series, names = _distinct(series)
+    rings = {name: [at for each in names[name] for at in rings[each]] for name in series}
     numbers = sorted({at for points in series.values() for at, _ in points})
     low, high = numbers[0], numbers[-1]
     logarithmic = low > 0 and high / low >= 20
@@ -93,6 +100,56 @@ def line_chart(
     return svg_of(parts, HEIGHT) + legend(list(series))
 
 
+def _distinct(series: Mapping[str, Points]) -> tuple[dict[str, Points], dict[str, list[str]]]:
+    """The series without those that another one hides, and the names of each."""
+    alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for name, points in series.items():
+        alike.setdefault(tuple(sorted(points)), []).append(name)
+    groups = {" = ".join(names): names for names in alike.values()}
+    return dict(zip(groups, alike, strict=True)), groups
+
+
+def scatter(
+    groups: Mapping[str, Points], *, x: str, y: str, title: str, names: Mapping[str, str]
+) -> str:
+    """Points of several groups, a mark for each group; `names` are printed beside a group's.
+
+    Upwards the scale begins at 0.
+    """
+    spots = [point for points in groups.values() for point in points]
+    left, right = min(at for at, _ in spots), max(at for at, _ in spots)
+    low, high = min(up for _, up in spots), max(up for _, up in spots)
+
+    def place(at: float, up: float) -> tuple[float, float]:
+        across = (at - left) / ((right - left) or 1) * (WIDTH - LEFT - 180)
+        return LEFT + 40 + across, HEIGHT - BOTTOM - up / (high or 1) * 210
+
+    floor = HEIGHT - BOTTOM
+    parts = [
+        f"<title>{escape(title)}</title>",
+        f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{floor}"/>',
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>',
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>',
+        f'<text x="0" y="{TOP}">{escape(y)}</text>',
+    ]
+    for value in dict.fromkeys((0, low, high)):
+        at = place(left, value)[1] + 4
+        parts.append(f'<text x="{LEFT - 6}" y="{at:.1f}" text-anchor="end">{value:,.0f}</text>')
+    for value in dict.fromkeys((left, right)):
+        at = place(value, low)[0]
+        parts.append(f'<text x="{at:.1f}" y="{floor + 22}" text-anchor="middle">{value:,g}</text>')
+    for index, (name, points) in enumerate(groups.items()):
+        for point in points:
+            over, up = place(*point)
+            parts.append(f"<g><title>{escape(name)}: {point[1]:,.0f}</title>")
+            parts.append(f"{_mark(index, over, up)}</g>")
+            if name in names:
+                parts.append(
+                    f'<text x="{over + 9:.1f}" y="{up - 7:.1f}">{escape(names[name])}</text>'
+                )
+    return svg_of(parts, HEIGHT) + legend([*groups], lined=False)
+
+
 def line_of(index: int, spots: Points) -> list[str]:
     """A line through some spots of a picture, and its mark at each."""
     way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
@@ -104,11 +161,9 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
     """A bar for each name, in parts; one colour and pattern for each part."""
     names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     most = max((sum(bar.values()) for bar in bars.values()), default=0) or 1
-    height = TOP + ROW * len(bars)
-    parts = [f"<title>{escape(title)}</title>", *patterns(len(names))]
-    for index, (name, bar) in enumerate(bars.items()):
-        up = TOP + index * ROW
-        parts.append(f'<text x="0" y="{up + 18}">{escape(name)}</text>')
+    height, tops = _labelled(bars)
+    parts = [f"<title>{escape(title)}</title>", *patterns(len(names)), *_labels(tops)]
+    for (up, _), bar in zip(tops, bars.values(), strict=True):
         left = 0.0
         for part, value in bar.items():
             wide = value / most * (WIDTH - 120)
@@ -122,6 +177,29 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
             f'<text x="{left + 6:.1f}" y="{up + BAR_AT + 11}">{sum(bar.values()):,.0f}</text>'
         )
     return svg_of(parts, height) + legend(names, filled=True)
+
+
+LETTERS: Final = 64
+"""Letters of a bar's label in a line: so many fit where letters are largest, on a phone."""
+
+LABEL_HIGH: Final = 20
+
+
+def _labelled(names: Iterable[str]) -> tuple[int, list[tuple[int, list[str]]]]:
+    """The height of a picture of bars; the top of each bar's row, and its label in lines."""
+    rows, up = [], TOP
+    for name in names:
+        label = wrap(name, LETTERS) or [""]
+        up += LABEL_HIGH * (len(label) - 1)
+        rows.append((up, label))
+        up += ROW
+    return up, rows
+
+
+def _labels(rows: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
+    for up, label in rows:
+        for at, words in enumerate(reversed(label)):
+            yield f'<text x="0" y="{up + 18 - LABEL_HIGH * at}">{escape(words)}</text>'
 
 
 def svg_of(parts: Sequence[str], height: int, width: int = WIDTH) -> str:
@@ -181,14 +259,15 @@ def patterns(count: int) -> Iterator[str]:
     yield "</defs>"
 
 
-def legend(names: Sequence[str], *, filled: bool = False) -> str:
-    """Each name with its line and mark, or its pattern."""
+def legend(names: Sequence[str], *, filled: bool = False, lined: bool = True) -> str:
+    """Each name with its line and mark, its mark, or its pattern."""
     lines = []
     for index, name in enumerate(names):
         if filled:
             drawn = f'<rect width="30" height="12" fill="url(#p{index})"/>'
         else:
-            drawn = f'<path d="M0 6h30" {_pen(index)}/>{_mark(index, 15, 6)}'
+            line = f'<path d="M0 6h30" {_pen(index)}/>' if lined else ""
+            drawn = f"{line}{_mark(index, 15, 6)}"
         lines.append(
             f'<li><svg viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>{escape(name)}</li>'
         )
@@ -206,11 +285,9 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
     more, less = (max((side[at] for side in sides), default=0) for at in (0, 1))
     unit = (WIDTH - 2 * EDGE) / ((more + less) or 1)
     line = EDGE + more * unit
-    height = TOP + ROW * len(bars)
-    parts = [f"<title>{escape(title)}</title>", *patterns(len(names))]
-    for index, ((name, bar), (grown, shrunk)) in enumerate(zip(bars.items(), sides, strict=True)):
-        up = TOP + index * ROW
-        parts.append(f'<text x="0" y="{up + 18}">{escape(name)}</text>')
+    height, tops = _labelled(bars)
+    parts = [f"<title>{escape(title)}</title>", *patterns(len(names)), *_labels(tops)]
+    for (up, _), bar, (grown, shrunk) in zip(tops, bars.values(), sides, strict=True):
         left, right = line, line
         for part, value in bar.items():
             wide = abs(value) * unit
@@ -254,11 +331,11 @@ def stacked_areas(
     *,
     kinds: Sequence[str],
     most: str,
+    top: float,
     title: str,
 ) -> str:
-    """Each column upon the one before; `kinds` say the pattern of each, `most` is the top."""
-    sums = [sum(each) for each in zip(*columns.values(), strict=True)]
-    top, first, last = max(sums) or 1, at[0], at[-1]
+    """Each column upon the one before; `kinds` say the pattern of each, `top` is the scale."""
+    top, first, last = top or 1, at[0], at[-1]
     across = [SMALL_WIDTH * (each - first) / ((last - first) or 1) for each in at]
     floor = [0.0] * len(at)
     parts = [f"<title>{escape(title)}</title>", *patterns(len(kinds))]

@@ -28,7 +28,7 @@ tr.differs td { background: #fff4e5; }
 .bar { background: #dde2ea; height: .6rem; min-width: 4rem; }
 .bar i { display: block; height: 100%; background: #2f6fb0; }
 pre { font: 14px/1.4 ui-monospace, monospace; overflow-x: auto; }
-p, h1, td { overflow-wrap: anywhere; }
+p, h1, td { overflow-wrap: anywhere; } .flag { white-space: nowrap; }
 table:not(:has(thead)) td:first-child { white-space: nowrap; }
 @media (max-width: 48rem) { thead { display: none; } table, tbody, tr, td { display: block; }
   tr { padding: .5rem 0; border-bottom: 1px solid #dde2ea; }
@@ -119,5 +119,10 @@ def _inline(text: Text) -> str:
     return "".join(pieces[:-1])
 
 
+FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+
+
 def _code(text: str) -> str:
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))
+    """Text with code in backticks; no line ends inside a flag."""
+    words = re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))
+    return FLAG.sub(r'<span class="flag">\g<0></span>', words)

@@ -59,22 +59,23 @@ def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
 
 
 def holdings_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """For each server its kinds over the requests; the highest of a server reaches the top."""
+    """For each server its kinds over the requests; the highest of all reaches the top."""
+    top = max(
+        (max(column) for _, row in rows for column in timeline_of(row)[1].values()), default=0
+    )
     table = FittingTable()
     table.add_column("server", overflow="fold")
     table.add_column("kind", no_wrap=True)
     table.add_column("over the requests", no_wrap=True)
     table.add_column("at most", justify="right", no_wrap=True)
     for name, row in rows:
-        for at, cells in enumerate(_lines(row)):
+        for at, cells in enumerate(_lines(row, top)):
             table.add_row("" if at else name, *cells)
     return table
 
 
-def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    _, columns = timeline_of(row)
-    top = max((max(column) for column in columns.values()), default=0)
-    for kind, column in columns.items():
+def _lines(row: Mapping[str, Any], top: float) -> Iterator[tuple[str, str, str]]:
+    for kind, column in timeline_of(row)[1].items():
         yield kind, sparkline(_some(column), top), in_words(max(column))
 
 
@@ -430,11 +431,13 @@ def _holdings(rows: Rows) -> Iterator[RenderableType]:
     shown = [(server_of(row), row) for row in rows if timeline_of(row)[1]]
     if not shown:
         return
+    drawn_of = [(name, *timeline_of(row)) for name, row in shown[:MOST_HELD]]
+    highest = [max(map(sum, zip(*each.values(), strict=True))) for _, _, each in drawn_of]
     figures = []
-    for name, row in shown[:MOST_HELD]:
-        requests, columns = timeline_of(row)
-        most = in_words(max(map(sum, zip(*columns.values(), strict=True))))
-        areas = stacked_areas(requests, columns, kinds=list(KINDS), most=most, title=name)
+    for (name, requests, columns), most in zip(drawn_of, highest, strict=True):
+        areas = stacked_areas(
+            requests, columns, kinds=[*KINDS], most=in_words(most), top=max(highest), title=name
+        )
         figures.append(f"<figure>{areas}<figcaption>{escape(name)}</figcaption></figure>")
     drawn = f"<div class='small'>{''.join(figures)}</div>"
     yield Heading(f"bytes held by kind, over the requests ({whose_bytes(rows)})", level=3)

@@ -8,7 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from cachesim.engines.words import MIB, counted, mib
-from cachesim.report.document import FittingTable, Heading
+from cachesim.report.charts import scatter
+from cachesim.report.document import FittingTable, Heading, Picture
 
 WIDTH, HEIGHT, MARGIN = 60, 12, 14
 """Columns and lines of the plot, and columns to its left."""
@@ -48,7 +49,7 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
         Text(),
     ]
     if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
-        parts += [_Plot(found["tried"], own, best), Text()]
+        parts += [Picture(_Plot(found["tried"], own, best), _scatter(found)), Text()]
     parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]
     if found["bytes_say"]:
         parts += [Text(), Text(found["bytes_say"], style="quiet")]
@@ -57,9 +58,38 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     return parts
 
 
+def _scatter(found: Mapping[str, Any]) -> str:
+    """The plot of a page."""
+    own, best = found["own"], found["recommended"]
+    groups: dict[str, list[Mapping[str, Any]]] = {
+        "tried": [each for each in found["tried"] if each not in (own, best)],
+        "recommended": [best] if best != own else [],
+        "now" if best != own else "now, and recommended": [own],
+    }
+    return scatter(
+        {
+            name: [(round(held(each) / MIB, 1), each["processed"]) for each in members]
+            for name, members in groups.items()
+            if members
+        },
+        x="memory (MiB)",
+        y="prefill tokens",
+        title="prefill tokens and memory of each of the settings",
+        names={"recommended": words_of(best["changes"])},
+    )
+
+
 def words_of(changes: Mapping[str, Any]) -> str:
-    """The differences from the user's settings."""
-    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "as it is"
+    """The differences from the user's settings, as flags."""
+    return " ".join(flag(name, value) for name, value in changes.items()) or "as it is"
+
+
+def flag(name: str, value: object) -> str:
+    """A setting as a command line has it."""
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{words}" if value else f"--no-{words}"
+    return f"--{words} {value}"
 
 
 def held(each: Mapping[str, Any]) -> int:

@@ -44,3 +44,10 @@ def test_what_only_a_page_has_is_not_printed() -> None:
 
     assert "<h1>Title</h1>\n<p>all requests</p>\n<svg/>" == body(*parts)
     assert "Title\n..:\n" == plain_text(*parts)
+
+
+def test_no_line_ends_inside_a_flag() -> None:
+    shown = body(Text("lower `--checkpoint-min-step`, not-a-flag"))
+
+    assert '<code><span class="flag">--checkpoint-min-step</span></code>, not-a-flag' in shown
+    assert ".flag { white-space: nowrap; }" in page("t")

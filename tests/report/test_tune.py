@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
+from cachesim.report.html_document import page
 from cachesim.report.tune import tune_report
 
 MIB = 1 << 20
@@ -47,7 +48,7 @@ def test_where_no_setting_helps_that_comes_first_and_nothing_is_drawn() -> None:
 
     assert (
         "None of the settings tried prefills fewer tokens. The same number of tokens is prefilled "
-        "with 3.0 MiB less: cache_ram=0."
+        "with 3.0 MiB less: --cache-ram 0."
     ) in said
     assert "o now" not in said
 
@@ -56,7 +57,7 @@ def test_a_little_more_is_not_called_the_same() -> None:
     said = in_words(tried(1000, 7), tried(1005, 4, cache_ram=0), tried(999, 9, parallel=2))
 
     assert "None of the settings tried prefills clearly fewer tokens." in said
-    assert "5 more tokens are prefilled with 3.0 MiB less: cache_ram=0." in said
+    assert "5 more tokens are prefilled with 3.0 MiB less: --cache-ram 0." in said
     assert "o now" in said
 
 
@@ -92,3 +93,11 @@ def test_a_plot_is_as_wide_as_the_terminal() -> None:
 
     assert ("*.o", ["o now", "* recommended", ". tried"]) == signs_of(page, width=40)
     assert 40 == max(map(len, plain_text(page, width=40).splitlines()))
+
+
+def test_a_page_has_a_drawing_in_place_of_the_signs() -> None:
+    shown = page("t", page_of(tried(900, 3), tried(100, 7, parallel=2), tried(500, 9, parallel=3)))
+
+    assert "<pre>" not in shown
+    assert 'class="chart"' in shown
+    assert all(word in shown for word in ("now", "recommended", "tried", "--parallel 2"))

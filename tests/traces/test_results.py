@@ -219,6 +219,7 @@ def test_areas_stand_one_upon_the_other_and_reach_the_top() -> None:
         {"states": [0, 5, 10], "attention": [10, 5, 0]},
         kinds=["attention", "states"],
         most="10 bytes",
+        top=10,
         title="t",
     )
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -339,7 +340,8 @@ def test_from_python_a_sweep_is_a_list_of_flat_rows() -> None:
 def test_the_page_draws_a_line_for_each_server_and_the_bound() -> None:
     page = html_page("plan.toml", *sweep_report(rows(), "plan.toml"))
 
-    assert 5 == page.count("<polyline")
+    assert 2 == page.count("<polyline")  # of five servers, four reuse alike
+    assert 5 == 2 + page.partition("Knees")[0].count(" = ")
     assert "share of the prompts that is reused, over num_gpu_blocks_override" in page
     assert "<script" not in page
     for drawing in ('class="chart"', 'class="legend"'):
@@ -357,6 +359,29 @@ def test_a_chart_is_well_formed_and_keeps_to_its_frame() -> None:
         assert [] == seen.open
         assert marks == len(seen.marks)
         assert all(0 <= at <= end for at, end in seen.places)
+
+
+def test_curves_that_coincide_are_one_curve_with_both_names() -> None:
+    points = [(1, 0.1), (10, 0.5)]
+    drawn = line_chart(
+        {"a": points, "b": points[::-1], "c": [(1, 0.2), (10, 0.2)]},
+        x="x", title="t", rings={"b": [10]},
+    )  # fmt: skip
+
+    assert 2 == drawn.count("<polyline")
+    assert 1 == drawn.count('class="knee"')
+    assert ["a = b", "c"] == re.findall(r"</svg>([^<]+)</li>", drawn)
+
+
+def test_a_long_label_of_a_bar_is_printed_whole_in_lines_of_its_own() -> None:
+    name = "vllm@0.33.0, hybrid, " + ", ".join(f"flag_{at}=100" for at in range(12))
+    drawn = stacked_bars({name: {"p": 3.0}, "two": {"p": 8.0}}, title="t")
+    label = re.findall(r'<text x="0" y="(\d+)">([^<]+)</text>', drawn)
+
+    assert name in " ".join(words for _, words in label[:-1][::-1])
+    assert max(len(words) for _, words in label) <= 64
+    heights = [int(at) for at, _ in label]
+    assert len(heights) == len(set(heights))
 
 
 def test_the_command_keeps_what_it_found_beside_the_plan(
