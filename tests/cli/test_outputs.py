@@ -32,7 +32,6 @@ REPLACED = [
     ("compare", STALE, "--report"),
     ("compare", STALE, "-p", "b9538", "-p", "b11549", "--arithmetic", "ring", "--report"),
     ("compare", "made:9", "-p", "vllm@0.33.0", "--model", "dense", "--report"),
-    ("check", "llama.cpp@b11549", "--examples", "1", "--report"),
     ("check", "-p", "mlx-lm@0.32.2", "--against", "mlx-lm@0.32.2", "--examples", "1", "--report"),
     ("list", "--report"),
     ("list", "hybrid", "--report"),
