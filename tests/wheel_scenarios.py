@@ -23,6 +23,7 @@ from rich.console import Console
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError
+from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT
 from cachesim.lab.real.llama_cpp_python.compare import play_scenario as play_on_binding
@@ -59,11 +60,11 @@ PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
 """How a scenario is played for real; `proves` is true where an answer is in question."""
 
 
-RUNNERS: Final[Mapping[str, Callable[[Scenario, str], str]]] = {
+RUNNERS: Final[Mapping[str, Callable[[Scenario, str], Difference | None]]] = {
     "vllm": vllm_differs_in,
     "sglang": sglang_differs_in,
 }
-"""Where a model runner is compared: what it does otherwise than the simulated one, or nothing."""
+"""The first difference between a real model runner and the simulated one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.sglang.rows import RUNNER, Compared, compare_rows, is_compared, rows_of
+from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
 from cachesim.lab.real.sglang.settings import configuration_of
 from cachesim.lab.real.sglang.workloads import draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
@@ -73,20 +74,21 @@ def test_a_scenario_of_a_wrong_state_reads_one_only_with_the_rule_that_explains_
 
 
 def test_the_first_row_that_differs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = Compared(RELEASE)
-    found.count("one", [[0, 0, 64, 0, True, None]], [[0, 0, 64, 0, True, [64, True, 64]]])
+    found = Agreement(title=RELEASE)
+    count(found, "one", [[0, 0, 64, 0, True, None]], [[0, 0, 64, 0, True, [64, True, 64]]])
 
     assert 1 == found.show()
-    assert "one, row 0: real [0, 0, 64, 0, True, None], simulated" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "workload one, step 0:\n  [5]: real null, simulated [64, true, 64]" in printed
 
 
 def test_a_row_that_only_one_has_is_a_difference() -> None:
     row = [0, 0, 64, 0, True, None]
-    found = Compared(RELEASE)
-    found.count("one", [row], [row, row])
+    found = Agreement(title=RELEASE)
+    count(found, "one", [row], [row, row])
 
-    assert 1 == found.differing
-    assert f"one, row 1: real None, simulated {row}" == found.first
+    assert 0 == found.total("agreeing")
+    assert ("one", Difference(step=1, real=None, simulated=row)) == found.difference
 
 
 def test_models_without_states_are_not_compared() -> None:

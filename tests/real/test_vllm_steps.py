@@ -8,11 +8,12 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
 from cachesim.lab.real.vllm.steps import (
     KERNELS,
-    Compared,
     compare_steps,
+    count,
     difference,
     differs_in,
     draw_steps,
@@ -23,6 +24,7 @@ from cachesim.lab.real.vllm.steps import (
 from cachesim.scenario import load
 from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file
+from cachesim.typed import there_is
 
 DRAFTS = "vllm-39273-plain-step-after-drafts"
 
@@ -69,7 +71,9 @@ def test_a_rule_that_the_runner_does_not_have_is_a_difference() -> None:
     planted = steps_of(DRAFTLESS, "0.33.0", plain_path_reads_first=True)
 
     assert not difference([{"steps": real}], [{"steps": real}])
-    assert "step 2, request 0, delta" in difference([{"steps": real}], [{"steps": planted}])
+    found = there_is(difference([{"steps": real}], [{"steps": planted}]))
+    assert 2 == found.step
+    assert "  rows.0.delta." in next(found.lines())
 
 
 @pytest.mark.parametrize(("other", "place"), [("11-13", 0), ("11-14", 2), ("11-12", 2)])
@@ -193,16 +197,18 @@ def test_every_mode_of_a_release_is_drawn_with_drafts_and_without() -> None:
 
 
 def test_what_was_not_played_does_not_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    found = Compared("0.33.0")
+    found = Agreement()
     assert 1 == found.show()
 
     steps = [{"steps": steps_of(DRAFTLESS, "0.33.0")}]
-    found.count(DRAFTLESS, steps, steps)
-    assert (0, 1, 1) == (found.show(), found.workloads, found.agreeing)
+    count(found, DRAFTLESS, steps, steps)
+    assert (0, 1, 1) == (found.show(), found.total("workloads"), found.total("agreeing"))
 
-    found.count(DRAFTLESS, [{"error": "ended"}], steps)
+    count(found, DRAFTLESS, [{"error": "ended"}], steps)
     assert 1 == found.show()
-    assert "difference in drawn: group 0: real {'error': 'ended'}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "workload drawn, step 0:\n  copies: real null" in printed
+    assert '  error: real "ended", simulated null' in printed
 
 
 def test_the_real_runner_is_handed_as_many_drafts_as_n_grams_proposed() -> None:

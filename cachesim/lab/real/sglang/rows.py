@@ -6,7 +6,7 @@ request's, and the same of the state that is tracked for the tree.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,8 @@ from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.playing import console, watched
+from cachesim.lab.real.agreement import Agreement, Difference, first_difference
+from cachesim.lab.real.playing import watched
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.agents import draw_agents
 from cachesim.lab.real.sglang.playing import Player
@@ -146,42 +147,19 @@ def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
     return player.recorder.rows
 
 
-@dataclass(slots=True)
-class Compared:
-    """Counts of a comparison, and the first difference."""
-
-    release: str
-    workloads: int = 0
-    rows: int = 0
-    tracked: int = 0
-    wrong: int = 0
-    differing: int = 0
-    first: str = ""
-
-    def count(self, name: str, real: list[Row], ours: list[Row]) -> None:
-        """Compare a workload's rows."""
-        self.workloads += 1
-        self.rows += len(real)
-        self.tracked += sum(row[-1] is not None for row in real)
-        self.wrong += sum(not row[4] for row in real)
-        if real == ours:
-            return
-        self.differing += 1
-        pairs = zip([*real, None], [*ours, None], strict=False)
-        at, (one, other) = next((at, each) for at, each in enumerate(pairs) if each[0] != each[1])
-        self.first = self.first or f"{name}, row {at}: real {one}, simulated {other}"
-
-    def show(self) -> int:
-        """The counts; the exit status."""
-        out = console()
-        out.print(
-            f"sglang {self.release}: {self.workloads:,} workloads, {self.rows:,} rows, "
-            f"{self.tracked:,} tracked states; {self.differing:,} workloads differ; "
-            f"{self.wrong:,} rows read a state that is not their prefix's"
-        )
-        if self.first:
-            out.print(f"first difference: {self.first}", markup=False)
-        return 0 if self.workloads and not self.differing else 1
+def count(agreement: Agreement, name: str, real: list[Row], ours: list[Row]) -> None:
+    """Compare a workload's rows, and count those that read a state that is not their prefix's."""
+    found = first_difference(real, ours)
+    agreement.add(
+        name.rpartition("-")[0],
+        name,
+        found,
+        workloads=1,
+        rows=len(real),
+        tracked=sum(row[-1] is not None for row in real),
+        wrong_states=sum(not row[4] for row in real),
+        agreeing=int(found is None),
+    )
 
 
 def is_compared(workload: Mapping[str, Any]) -> bool:
@@ -193,24 +171,25 @@ def is_compared(workload: Mapping[str, Any]) -> bool:
 def compare_rows(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
     """Play workloads with states on both model runners; the exit status."""
     known = FAMILY.release(release)
-    found = Compared(known.name)
+    title = f"sglang {known.name}: states that rows read and track, seed {seed}"
+    found = Agreement(title=title)
     with RUNNER.start(known.name) as real:
         for number in watched(numbers):
             drawn = [make(seed, number, known.rules) for make in (draw, draw_mixed, draw_agents)]
             for workload in (each for each in drawn if is_compared(each)):
                 answer = there_is(real.order(workload).get("results"))
-                found.count(workload["id"], answer["rows"], rows_of(workload, rules or known.rules))
+                count(
+                    found, workload["id"], answer["rows"], rows_of(workload, rules or known.rules)
+                )
     return found.show()
 
 
-def differs_in(scenario: Scenario, release: str) -> str:
-    """The first row of a scenario in which the release's model runner differs, empty if none."""
+def differs_in(scenario: Scenario, release: str) -> Difference | None:
+    """The first row of a scenario in which the release's model runner differs."""
     _, workload = RUNNER.workload_of(scenario, release)
     if not is_compared(workload):
         msg = f"{scenario.name} is not compared: its model has no states, or a host"
         raise ScenarioError(msg)
-    found = Compared(release)
     with RUNNER.start(release) as real:
         answer = there_is(real.order(workload).get("results"))
-        found.count(scenario.name, answer["rows"], rows_of(workload, FAMILY.release(release).rules))
-    return found.first
+    return first_difference(answer["rows"], rows_of(workload, FAMILY.release(release).rules))

@@ -5,10 +5,8 @@ slots of keys and values, states that are read and written, copies of states bef
 after the outputs. Beside it the simulated scheduler and runner play the same workload.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
@@ -21,8 +19,9 @@ from cachesim.engines.vllm.request import Chunk, Request, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
 from cachesim.errors import UpstreamAbort
+from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.playing import console, table_of_numbers, watched
+from cachesim.lab.real.playing import watched
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
@@ -39,8 +38,6 @@ KERNELS: Final = Environment(name="vllm-kernels", requirements=("triton==3.9.0",
 """Triton, whose interpreter runs the release's kernels on a CPU."""
 
 KINDS: Final = ("delta", "ssm")
-COLUMNS: Final = ("workloads", "steps", "rows", "copies", "agreeing")
-MOST_SHOWN: Final = 5
 
 DRAWN: Final = (1, 2, 3, 4, 7, 8, 9, 10, 11)
 """Kinds of workloads, by their place: with windows, states, drafters, pressure, priorities."""
@@ -92,6 +89,9 @@ def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> N
 def _draft(rng: Random, workload: Entry, rules: Rules) -> None:
     """Give the workload's server a drafter: an MTP head or EAGLE, or n-grams."""
     config, drafts, eagle = workload["config"], rng.choice((1, 2, 3)), rng.random() < 0.7
+    kinds = {each["kind"] for each in config["groups"]}
+    if len(config["groups"]) > len(kinds) > 2:  # the drafter's layer would change the groups
+        eagle = False
     config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
     config["groups"] = speculative(config["groups"], drafts, rules, eagle=eagle)
     config["blocks"] += len(config["groups"]) * (drafts + 1)
@@ -187,76 +187,46 @@ class Runs(Player):
         return self.answers[chunk.request.id]
 
 
-def difference(real: Sequence[Entry], ours: Sequence[Entry]) -> str:
-    """The first place in which the steps of all groups differ; empty where none does."""
-    nothing: Entry = {}
-    for number, (theirs, mine) in enumerate(zip_longest(real, ours, fillvalue=nothing)):
-        if "steps" not in theirs or "steps" not in mine:
-            if theirs != mine:
-                return f"group {number}: real {str(theirs)[:200]}, simulated {str(mine)[:200]}"
-            continue
-        for turn, pair in enumerate(zip_longest(theirs["steps"], mine["steps"], fillvalue=nothing)):
-            found = _of_step(*pair)
-            if found:
-                return f"group {number}, step {turn}, {found}"
-    return ""
+def difference(real: Sequence[Entry], ours: Sequence[Entry]) -> Difference | None:
+    """The first step of all groups that differs, in fields that the real runner has."""
+    theirs, mine = _steps(real), _steps(ours)
+    likes = [*theirs, *mine[len(theirs) :]]
+    return first_difference(
+        [_shown(each, each) for each in theirs],
+        [_shown(each, like) for each, like in zip(mine, likes, strict=False)],
+    )
 
 
-def _of_step(real: Entry, ours: Entry) -> str:
-    if "rows" not in real or "rows" not in ours:
-        return "one has a step more"
-    if real["rows"].keys() != ours["rows"].keys():
-        return f"requests: real {[*real['rows']]}, simulated {[*ours['rows']]}"
-    for name, row in real["rows"].items():
-        for what in row:
-            if row[what] != ours["rows"][name].get(what):
-                mine = ours["rows"][name].get(what)
-                chunk = row["chunk"]
-                return f"request {name}, {what}: real {row[what]}, simulated {mine}, chunk {chunk}"
-    for phase in ("pages", "before", "after"):
-        theirs, mine = real["copies"].get(phase, []), ours["copies"].get(phase, [])
-        if theirs != mine:
-            return f"copies {phase}: real {theirs}, simulated {mine}"
-    return ""
+def _steps(groups: Sequence[Entry]) -> list[Entry]:
+    """The steps of all groups; a group that ended the engine is one."""
+    return [step for group in groups for step in group.get("steps", [group])]
 
 
-@dataclass(slots=True)
-class Compared:
-    """Counts of workloads and steps that the real runner and ours play alike."""
+def _shown(step: Entry, like: Entry) -> Entry:
+    if "rows" not in step:
+        return step
+    known = like.get("rows", {})
+    rows = {
+        name: {what: row.get(what) for what in known.get(name, row)}
+        for name, row in step["rows"].items()
+    }
+    return {"rows": rows, "copies": {phase: each for phase, each in step["copies"].items() if each}}
 
-    release: str
-    workloads: int = 0
-    agreeing: int = 0
-    steps: int = 0
-    rows: int = 0
-    copies: int = 0
-    modes: Counter[str] = field(default_factory=Counter)
-    differences: list[str] = field(default_factory=list)
 
-    def count(self, workload: Entry, real: Sequence[Entry], ours: Sequence[Entry]) -> None:
-        """Hold one workload's steps against each other."""
-        self.workloads += 1
-        found = difference(real, ours)
-        self.agreeing += not found
-        if found:
-            self.differences.append(f"{workload['id']}: {found}")
-        self.modes[mode_of(workload["config"])] += 1
-        for step in (each for group in real for each in group.get("steps", ())):
-            self.steps += 1
-            self.rows += len(step["rows"])
-            self.copies += sum(len(each) for each in step["copies"].values())
-
-    def show(self) -> int:
-        """The counts, and the first differences; the exit status."""
-        title = f"vllm {self.release}: reads, writes and copies of the model runner, step by step"
-        shown = table_of_numbers(title, "modes", *COLUMNS)
-        counts = (self.workloads, self.steps, self.rows, self.copies, self.agreeing)
-        modes = ", ".join(f"{mode} {count}" for mode, count in sorted(self.modes.items()))
-        shown.add_row(modes, *map(str, counts))
-        console().print(shown)
-        for found in self.differences[:MOST_SHOWN]:
-            console().print(f"difference in {found}", markup=False)
-        return 0 if self.workloads and not self.differences else 1
+def count(agreement: Agreement, workload: Entry, real: list[Entry], ours: list[Entry]) -> None:
+    """Count a workload by the mode of its states."""
+    found = difference(real, ours)
+    steps = [each for each in _steps(real) if "rows" in each]
+    agreement.add(
+        mode_of(workload["config"]),
+        workload["id"],
+        found,
+        workloads=1,
+        steps=len(steps),
+        rows=sum(len(each["rows"]) for each in steps),
+        copies=sum(len(copies) for each in steps for copies in each["copies"].values()),
+        agreeing=int(found is None),
+    )
 
 
 def mode_of(config: Mapping[str, Any]) -> str:
@@ -268,12 +238,13 @@ def mode_of(config: Mapping[str, Any]) -> str:
 def compare_steps(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
     """Play workloads on a release's scheduler and runner, and ours beside it; the exit status."""
     known = FAMILY.release(release)
-    found = Compared(known.name)
+    title = f"vllm {known.name}: reads, writes and copies of the model runner, seed {seed}"
+    found = Agreement(title=title, kinds="mode")
     with start(known.name) as process:
         for number in watched(numbers):
             workload = draw_steps(seed, number, known.rules)
             real = process.play(workload)
-            found.count(workload, real, play_steps(workload, rules or known.rules))
+            count(found, workload, real, play_steps(workload, rules or known.rules))
     return found.show()
 
 
@@ -285,10 +256,8 @@ def start(release: str) -> WorkerProcess:
     return WorkerProcess(f"vllm {release}", core.python, SCHEDULER.flags, WORKER, *given)
 
 
-def differs_in(scenario: Scenario, release: str) -> str:
-    """The first read, write or copy of a scenario that the release's runner does not make; empty
-    where all are the same.
-    """
+def differs_in(scenario: Scenario, release: str) -> Difference | None:
+    """The first step of a scenario that the release's runner reads, writes or copies otherwise."""
     _, workload = SCHEDULER.workload_of(scenario, release)
     with start(release) as process:
         real = process.play(workload)
