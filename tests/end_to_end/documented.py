@@ -48,6 +48,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"--fit ": "searches for minutes; tests/real/test_fit.py",
     r"--end-to-end": "installs 3.5 GB",
     r"^cachesim record ": "passes requests on until it is ended; tests.real_recorder",
+    r"^cachesim probe ": "needs a server; tests/probe",
     r"my-change": "stands for the reader's own patch",
     r"--traces FOLDER": "needs the published trace",
     r"plan\.toml": "needs the reader's own plan",

@@ -57,6 +57,7 @@ class Dialect(ABC):
         self.connection = connection
         self.listed = words  # that whoever runs it named
         self.facts = Facts()
+        self.first: list[tuple[Query, Answer]] | None = []  # requests that `look` sent
 
     @abstractmethod
     def look(self) -> bool:
@@ -72,6 +73,12 @@ class Dialect(ABC):
 
     def answer(self, query: Query, *, cold: bool = False) -> Answer:
         """Send a request and read its answer."""
+        answer = self._answer(query, cold=cold)
+        if self.first is not None:
+            self.first.append((replace(query, cache_prompt=not cold), answer))
+        return answer
+
+    def _answer(self, query: Query, *, cold: bool) -> Answer:
         body, tokens = self.body(query, cold=cold), len(query.prompt) + len(query.reply)
         try:
             if query.leaves:

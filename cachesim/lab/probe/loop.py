@@ -12,7 +12,7 @@ from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, InputError
 from cachesim.lab.probe.answers import GONE, Answer, Query, Word, distance
 from cachesim.lab.probe.connection import BudgetError, Meter
-from cachesim.lab.probe.judging import ERROR, Judge, Noise, Wager
+from cachesim.lab.probe.judging import ERROR, FLOOR, Judge, Noise, Wager, upper_bound
 from cachesim.lab.probe.playing import Played, distances, joined, play, query_of, up_to, words_for
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
 from cachesim.lab.probe.target import Target
@@ -43,6 +43,9 @@ HISTORY: Final = (0, 1, 2, 4, 8)
 
 TRIALS: Final = 100
 """Simplifications that are tried on the live server."""
+
+EXPLAINING: Final = 4
+"""Simulated servers on which the cause is looked for."""
 
 SHRINKING: Final = 60.0
 """Seconds after which the smallest workload so far is taken."""
@@ -152,7 +155,10 @@ class Probe:
             return
         found = Fingerprint.of(target.dialect.engine, self.facts.slots, self.facts.context)
         self.outcome.fingerprint = found
-        target.restart()
+        first, target.dialect.first = target.dialect.first or [], None
+        found.fresh = target.restart()
+        for query, answer in () if found.fresh else first:
+            found.see(query, answer)
         while len(found.left) > 1 and found.requests < IDENTIFYING:
             named = words_for(self.facts.words, self._chance)
             drawn = [self._draw(together=False) for _ in range(DRAWN)]
@@ -165,8 +171,8 @@ class Probe:
             for query, answer in zip(played.queries, played.answers, strict=True):
                 found.see(query, answer)
             self._watch(self.outcome)
-        newest = sorted(found.left, key=lambda each: len(each.shown))
-        self._guided = newest[:2]
+        models = dict.fromkeys(each.model for each in found.ranked)
+        self._guided = [next(e for e in found.ranked if e.model == one) for one in models][:2]
 
     def _calibrate(self) -> None:
         """Measure rounding: cold and cold, cold in company, cold and a plain extension.
@@ -217,7 +223,8 @@ class Probe:
             )
             return
         for kind, samples, what in laws:
-            wager = Wager(max(0.2, 3 * (alone + 1) / (len(noise.alone) + 1)))
+            error = 1 / (4 * self.plan.alarms)
+            wager = Wager(max(FLOOR, upper_bound(alone, len(noise.alone), error)))
             far = [each for each in samples if each > noise.error]
             for each in samples:
                 wager.add(hit=each > noise.error)
@@ -228,6 +235,11 @@ class Probe:
                 )
                 self._found(kind, sentence, evidence=wager.value, distances=samples)
                 return
+            if far:
+                self.outcome.note(
+                    f"{what} otherwise than alone and cold in {len(far)} of {len(samples)} cases, "
+                    f"off by up to {max(far):.2g}: too few to decide"
+                )
 
     # -- search ------------------------------------------------------------------------------
 
@@ -396,13 +408,13 @@ class Probe:
         if finding.scenario is None:
             return
         found: dict[str, list[str]] = {}
-        for each in self._guided:
+        for each in self.outcome.fingerprint.ranked[:EXPLAINING]:
             flags = replace(finding.scenario.engine, name=each.engine_name, options=each.options)
             model = replace(finding.scenario.model, preset=each.model)
             workload = replace(finding.scenario, engine=flags, model=model)
             try:
                 for cause in causes(workload, each.profile, "ring", "wrong"):
-                    found.setdefault(str(cause), []).append(str(each.profile))
+                    found.setdefault(str(cause), []).append(f"{each.profile} ({each.model})")
             except CachesimError:
                 continue
         finding.mechanism = [f"as {', '.join(who)}: {cause}" for cause, who in found.items()]

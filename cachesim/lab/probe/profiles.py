@@ -107,6 +107,7 @@ class Fingerprint:
     first: int = 0
     requests: int = 0
     unexplained: str = ""
+    fresh: bool = True  # the server was started for this
     _numbers: dict[Word, int] = field(default_factory=dict)
 
     @classmethod
@@ -151,6 +152,14 @@ class Fingerprint:
 
         return max(drawn, key=lambda each: kinds(each[1]))[0]
 
+    @property
+    def ranked(self) -> list[Candidate]:
+        """The candidates: those with default flags first, newer releases first."""
+        if not self.left:
+            return []
+        order = family_of(self.left[0].engine_name).names()
+        return sorted(self.left, key=lambda e: (len(e.shown), -order.index(e.releases[-1])))
+
     def names(self) -> str:
         """The candidates in words: releases, kinds of models, flags."""
         order = family_of(self.left[0].engine_name).names()
@@ -175,7 +184,7 @@ def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
     variants = [{}, *FLAGS.get(engine, ())]
     if slots > 1 and family.has_slots:
         variants += [{"kv_unified": True, "ctx_size": context}]
-    seen: dict[Any, Candidate] = {}
+    seen: dict[tuple[str, str, str], Candidate] = {}
     for model in MODELS:
         network = build(replace(preset(model), vocabulary=VOCABULARY), "counts")
         for release in family.names():
@@ -183,7 +192,7 @@ def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
             for shown in variants:
                 options = base | shown
                 try:
-                    key = model, family.rules(profile), repr(family.read(profile, options))
+                    key = model, repr(family.rules(profile)), repr(family.read(profile, options))
                     if key in seen:
                         seen[key].releases.append(release)
                         continue

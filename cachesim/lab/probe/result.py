@@ -88,6 +88,8 @@ class Result:
         found = self.outcome.fingerprint
         if not found.first or not found.requests:
             return
+        if not found.fresh:
+            yield "the server was not restarted: earlier requests may have a part in its counts"
         after = f"after {counted(found.requests, 'request')}"
         if found.left:
             yield (
@@ -172,14 +174,13 @@ class Result:
         """The workload of the finding, which expects the cold answer."""
         if finding.scenario is None:
             return None
-        left = self.outcome.fingerprint.left
-        one = finding.scenario
-        if left:
-            profile, options = left[-1].profile, left[-1].options
+        ranked, one = self.outcome.fingerprint.ranked, finding.scenario
+        if ranked:
+            profile, options = ranked[0].profile, ranked[0].options
             server = replace(
                 one.engine, name=profile.engine, profiles=(profile.release,), options=options
             )
-            model = replace(one.model, preset=left[-1].model)
+            model = replace(one.model, preset=ranked[0].model)
             one = replace(one, engine=server, model=model)
         about = f"Found on a live server, {self.name}: {finding.sentence}."
         return replace(one, about=about, expect=(Expect(answer="same"),))

@@ -1,0 +1,33 @@
+"""Simulated releases that explain the counts of a server."""
+
+import pytest
+
+from cachesim.lab.probe.answers import Answer, Query
+from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.profiles import Fingerprint
+from tests.probe.fakes import fake
+
+
+@pytest.mark.thorough
+def test_the_true_release_is_always_among_those_that_are_left() -> None:
+    with fake("llama", "llama.cpp@b9538", model="hybrid") as server:
+        result = run(Settings(url=server.url, requests=250, minutes=2.0, longest=200)).result
+    found = result.outcome.fingerprint
+    assert len(found.left) < found.first
+    assert any("b9538" in each.releases and "hybrid" == each.model for each in found.left)
+    assert not found.unexplained
+
+
+def test_rules_that_releases_share_are_one_candidate() -> None:
+    found = Fingerprint.of("mlx-lm", 1, 4096)
+    releases = [each for one in found.left for each in one.releases]
+    assert found.first == len(found.left) < len(releases)
+
+
+def test_a_count_that_no_release_explains_is_named() -> None:
+    found = Fingerprint.of("sglang", 1, 4096)
+    found.see(Query(prompt=(1, 2, 3), reply=(4,)), Answer(cached=2, tokens=(4,)))
+    assert [] == found.left
+    assert "request 1 reports 2 of 3 tokens cached; the simulated servers that explained all " in (
+        found.unexplained
+    )
