@@ -58,6 +58,9 @@ TURNS: Final = 5
 LESS: Final = (10, 14, 19, 26, 35, 47, 63, 84)
 """Workloads of each kind on scarce blocks, and the blocks that are tried, fewest first."""
 
+TAILS: Final = ((1407, 12), (1680, 20), (1823, 16), (1953, 16))
+"""Workloads, and blocks, in which a request is preempted after its prompt's tail was cached."""
+
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
 
@@ -164,6 +167,10 @@ def scarce(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
             if not any("error" in each for each in tried):
                 yield {**workload, "config": config | {"blocks": blocks}, "results": tried}
                 break
+    for number, blocks in TAILS:
+        workload = draw_vllm(SEED + 4, number, rules)
+        workload["config"] |= {"blocks": blocks, "max_seqs": 16}
+        yield {**workload, "results": real.play(workload)}
 
 
 def main(engine: str, release: str, path: Path) -> None:

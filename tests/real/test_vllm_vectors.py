@@ -85,7 +85,7 @@ def test_overlapping_steps_and_stores_on_few_blocks_are_scheduled_alike() -> Non
     found = {line["id"]: mismatch(line) for line in lines}
 
     assert {} == {name: each for name, each in found.items() if each is not None}
-    assert 65 == len(lines)
+    assert 69 == len(lines)
 
 
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:

@@ -193,7 +193,7 @@ class Coordinator:
             tuple(each or [] for each in blocks),
             length,
             longest - length if rules.reports_junction else 0,
-            tuple(first_answers.get(number, 0) for number in range(len(groups))),
+            tuple(first_answers[number] for number in range(len(groups))),
         )
 
     def _shortened(self, group: SpecGroup, current: int, length: int) -> int:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
@@ -141,6 +141,19 @@ def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(pr
     assert reply is not None
     assert [290, 291] == list(reply.generated)
     assert {} == of_kind(Vllm, engine).runner.held
+
+
+def test_a_server_with_a_limit_forgets_prefixes_that_nothing_holds() -> None:
+    engine = of_kind(Vllm, server("0.33.0", "dense", num_gpu_blocks_override=12))
+    engine.remember(20)
+    for at in range(30):
+        salt = {"cache_salt": str(at)}
+        engine.submit(Request(prompt=text(300, 65), predict=1, options=salt))
+        engine.run()
+        engine.forget(Ticket(at))
+
+    assert len(engine.prefixes) <= 20 + 4
+    assert len(engine.prefixes._numbers | engine.prefixes._earlier) < 60
 
 
 def test_a_request_that_is_aborted_between_its_steps_leaves_nothing_behind() -> None:
