@@ -11,14 +11,27 @@ from cachesim.engines.family import FAMILIES, Family
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ABOUT, PRESETS
-from cachesim.play import run_scenario
 from cachesim.play.result import FATES, Run, Step
+from cachesim.play.runner import chosen, run
 from cachesim.report.chain import chain
+from cachesim.report.frames import frames
 from cachesim.report.json_output import document
-from cachesim.report.picture import after, story
-from cachesim.report.svg import inline
+from cachesim.report.picture import after, positions_of, story
+from cachesim.report.svg import (
+    AXIS,
+    LINE,
+    axis_svg,
+    hatches,
+    inline,
+    legend_high,
+    legend_svg,
+    looks_of,
+    row_svg,
+)
+from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.files import to_toml
+from cachesim.scenario.files import content_of, loads, to_toml
+from cachesim.scenario.format import Scenario
 
 
 def choices() -> dict[str, Any]:
@@ -47,32 +60,146 @@ def _engine(family: Family[Any, Any]) -> dict[str, Any]:
 
 
 def answer(asked: str) -> str:
-    """A request of the page; what is wrong with it is told, and never raised."""
+    """Response to a message of the page, as JSON; problems are part of it and never raised."""
     try:
-        told = json.loads(asked)
-        return json.dumps(played(told["scenario"], told["profile"], told["arithmetic"]))
+        question = json.loads(asked)
+        return json.dumps(ACTIONS[question.get("do", "run")](question))
     except ScenarioError as error:
         return json.dumps({"problems": list(error.problems)})
+    except RecursionError:
+        return json.dumps({"problems": ["it is nested too deeply"]})
     except CachesimError as error:
         return json.dumps({"problems": [str(error)]})
 
 
-def played(scenario: Mapping[str, Any], profile: str, arithmetic: str) -> dict[str, Any]:
-    """A run: the verdict, the story as a picture, each step with its facts, and its JSON."""
+FILE: Final = "the file"
+"""Name of a pasted text in error messages."""
+
+
+def _scenario(question: Mapping[str, Any]) -> Scenario:
+    """The scenario of a form, or of a file's text."""
+    if "text" in question:
+        return loads(question["text"].encode(), name=FILE)
+    return scenario_of(question["scenario"])
+
+
+_recent: list[Run] = []
+"""The run that was played last: the page steps through it."""
+
+
+def played(question: Mapping[str, Any]) -> dict[str, Any]:
+    """A run: verdict, picture of all requests, facts of each, JSON and scenario file."""
+    arithmetic = question["arithmetic"]
     if arithmetic not in {"float", "ring"}:
         msg = f"arithmetic: {arithmetic!r} is not one of float, ring"
         raise ScenarioError(msg)
     numbers: ArithmeticName = "ring" if arithmetic == "ring" else "float"
-    run = run_scenario(scenario, profile=profile, arithmetic=numbers, detail=True)
-    worst = min(run.steps, key=lambda step: FATES.index(step.finding.fate))
+    scenario = _scenario(question)
+    wanted = chosen(scenario, question["profile"])
+    result = run(scenario, wanted, arithmetic=numbers, detail=True)
+    _recent[:] = [result]
+    worst = min(result.steps, key=lambda step: FATES.index(step.finding.fate))
     return {
+        "scenario": result.scenario,
+        "profile": result.profile,
         "fate": worst.finding.fate,
+        "worst": result.steps.index(worst),
         "verdict": worst.finding.title or "Every answer is the cold answer.",
         "cause": _cause(worst),
-        "story": inline(story(run, kinds=_kinds(run)), "s"),
-        "steps": [_step(run, index) for index in range(len(run.steps))],
-        "json": document([run]),
-        "toml": to_toml(scenario_of(scenario)),
+        "story": inline(story(result, kinds=_kinds(result)), "s"),
+        "steps": [_step(result, index) for index in range(len(result.steps))],
+        "json": document([result]),
+        "toml": question["text"] if "text" in question else to_toml(scenario),
+    }
+
+
+def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The moments of a request of the run that was played last, as numbers of rows."""
+    (result,) = _recent
+    found = tuple(frames(result, question["step"]))
+    wide = positions_of(result)
+    looks = looks_of(row for each in found for row in each.rows)
+    pool: dict[str, int] = {}
+    return {
+        "line": LINE,
+        "foot": AXIS,
+        "axis": axis_svg(wide),
+        "hatches": hatches("f"),
+        "legend": legend_svg(looks, "f"),
+        "note": legend_high(looks),
+        "frames": [
+            {
+                "word": each.word,
+                "sentence": each.sentence,
+                "rows": [pool.setdefault(row_svg(row, wide, "f"), len(pool)) for row in each.rows],
+            }
+            for each in found
+        ],
+        "pool": list(pool),
+    }
+
+
+def opened(question: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario file as the page's form, or without one where the form has no place for it."""
+    scenario = _scenario(question)
+    mapping = content_of(question["text"])
+    profiles = [str(full_profile(scenario.engine.name, each)) for each in scenario.engine.profiles]
+    return {
+        "name": scenario.name,
+        "about": " ".join(scenario.about.split()),
+        "profiles": profiles,
+        "profile": _telling(scenario, profiles),
+        "form": form_of(mapping),
+        "expect": mapping.get("expect", []),
+    }
+
+
+def _telling(scenario: Scenario, profiles: Sequence[str]) -> str:
+    """The profile on which a scenario shows what was reported; else the first that it lists."""
+    before = scenario.shows.before
+    named = "" if before is None or before.profile is None else before.profile
+    wanted = str(full_profile(scenario.engine.name, named)) if named else ""
+    return wanted if wanted in profiles else next(iter(profiles), "")
+
+
+ACTIONS: Final = {"run": played, "step": stepped, "open": opened}
+
+
+FORM: Final[Mapping[str, frozenset[str]]] = {
+    "scenario": frozenset(
+        {"format", "name", "about", "class", "kind", "source", "shows", "model", "engine", "spans"}
+        | {"step", "expect"}
+    ),
+    "model": frozenset({"preset", "seed"}),
+    "engine": frozenset({"name", "profiles", "options"}),
+    "step": frozenset({"name", "prompt", "predict", "slot"}),
+}
+"""Keys of a scenario file that the page's form has a field for, or that change no run."""
+
+
+def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of the form for a scenario; None where it has more than the form."""
+    model, engine = mapping["model"], mapping["engine"]
+    spans, steps = mapping.get("spans", {}), mapping["step"]
+    parts = (("scenario", mapping), ("model", model), ("engine", engine))
+    fits = all(set(part) <= FORM[name] for name, part in (*parts, *(("step", s) for s in steps)))
+    options = engine.get("options", {})
+    if not (
+        fits
+        and "preset" in model
+        and all(isinstance(each, int) for each in spans.values())
+        and all(isinstance(each.get("prompt"), str) and "name" in each for each in steps)
+        and all(isinstance(each, str | int | float) for each in options.values())
+    ):
+        return None
+    return {
+        "name": mapping["name"],
+        "engine": engine["name"],
+        "model": model["preset"],
+        "seed": model.get("seed", 0),
+        "flags": "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items()),
+        "spans": [{"name": key, "length": value} for key, value in spans.items()],
+        "steps": steps,
     }
 
 
@@ -98,7 +225,7 @@ def _rows(run: Run, index: int) -> Sequence[Any]:
 
 
 def _step(run: Run, index: int) -> dict[str, Any]:
-    step, picture = run.steps[index], after(run, index)
+    step = run.steps[index]
     return {
         "name": step.name,
         "fate": step.finding.fate,
@@ -112,5 +239,4 @@ def _step(run: Run, index: int) -> dict[str, Any]:
         "chain": [
             [link.word, run.steps[link.step].name, link.sentence] for link in chain(run, index)
         ],
-        "picture": "" if picture is None else inline(picture, f"m{index}"),
     }

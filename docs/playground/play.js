@@ -1,29 +1,28 @@
-// The playground: a form that is a scenario, a worker that plays it, the picture of what came of it.
+// The playground: a form that is a scenario, a file, or a log; the simulator's answer beside it.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
 let choices = null;
 let openings = [];
-let worker = null;
-let ready = false;
-let number = 0;
-let last = null;
+let shipped = [];
+let kept = {}; // runs of the openings, played when the site was built
+let simulator = null;
+let player = null;
+let last = null; // the run that is shown
+let report = null; // the log's report that is shown
 let form = null;
 
 /** An element; texts go in as texts. */
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === false) continue;
+    if (value === null || value === false || value === undefined) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat(9).filter((each) => each !== null && each !== undefined && each !== false));
   return element;
 }
-
-/** A drawing that Python made; it escapes every text. */
-const drawing = (text) => document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
 
 function trouble(text) {
   byId("trouble").hidden = !text;
@@ -37,9 +36,10 @@ const rules = () => [form.release, ...form.patches].join("+");
 const profile = () => `${form.engine}@${rules()}`;
 
 /** What an opening expects holds as long as nothing but the release was changed. */
-const asked = () => JSON.stringify([form.name, form.engine, form.model, form.seed, form.flags, form.spans, form.steps]);
+const asked = () => JSON.stringify([form.name, form.engine, form.model, form.seed, form.flags, form.spans, form.steps, form.toml]);
 let pristine = null;
 let expected = [];
+let origin = null; // the shipped scenario that was opened
 
 function scenario() {
   const options = {};
@@ -53,8 +53,8 @@ function scenario() {
     }
   }
   const steps = form.steps.map((each) => {
-    const step = { name: each.name, prompt: each.prompt, predict: each.predict };
-    if (each.slot !== undefined && each.slot !== null) step.slot = each.slot;
+    const step = { name: each.name, prompt: each.prompt };
+    for (const key of ["predict", "slot"]) if (each[key] !== undefined && each[key] !== null) step[key] = each[key];
     return step;
   });
   return {
@@ -64,7 +64,7 @@ function scenario() {
     engine: { name: form.engine, profiles: [rules()], options },
     spans: Object.fromEntries(form.spans.map((each) => [each.name, each.length])),
     step: steps,
-    ...(asked() === pristine ? { expect: expected.filter((each) => each.profile === rules()) } : {}),
+    ...(asked() === pristine ? { expect: expected.filter((each) => each.profile === undefined || each.profile === rules()) } : {}),
   };
 }
 
@@ -74,126 +74,263 @@ function fill(select, values, chosen) {
 
 function show() {
   const engine = choices.engines[form.engine];
+  const isFile = form.toml !== null;
+  for (const each of document.querySelectorAll(".of-form")) each.hidden = isFile;
+  for (const each of document.querySelectorAll(".of-file")) each.hidden = !isFile;
   fill(byId("engine"), Object.keys(choices.engines).map((name) => [name, name]), form.engine);
+  byId("engine").disabled = isFile;
   if (!engine.releases.some((each) => each.name === form.release)) form.release = engine.releases[0].name;
   fill(byId("release"), engine.releases.map((each) => [each.name, each.name, each.about]), form.release);
-  fill(byId("model"), Object.entries(choices.models).map(([name, about]) => [name, `${name}: ${about}`]), form.model);
   form.patches = form.patches.filter((each) => release().patches.includes(each));
   byId("patches").replaceChildren(...release().patches.map((name) => h("label", { title: engine.patches[name] }, h("input", { type: "checkbox", value: name, checked: form.patches.includes(name), onchange: (event) => { form.patches = form.patches.filter((each) => each !== name).concat(event.target.checked ? [name] : []); play(); } }), ` ${name}`)));
-  byId("flags").value = form.flags;
   byId("arithmetic").value = form.arithmetic;
+  if (isFile) {
+    byId("toml").value = form.toml;
+    byId("about").textContent = form.about || "";
+    return;
+  }
+  fill(byId("model"), Object.entries(choices.models).map(([name, about]) => [name, `${name}: ${about}`]), form.model);
+  byId("flags").value = form.flags;
   fill(byId("flag"), [["", "add a flag"], ...Object.entries(engine.flags).map(([name, about]) => [name, name, about])], "");
   byId("spans").replaceChildren(...form.spans.map(spanView));
   byId("steps").replaceChildren(...form.steps.map(stepView));
 }
 
+const SLIDER = 200; // the least end of a slider
+
 function spanView(each) {
-  const count = h("input", { type: "number", min: "1", max: "2000", value: each.length, "aria-label": `length of ${each.name}` });
-  const slider = h("input", { type: "range", min: "1", max: "200", value: Math.min(200, each.length), "aria-label": `length of ${each.name}, to drag` });
-  const set = (value) => { each.length = Math.max(1, Math.min(2000, Number(value) || 1)); count.value = each.length; slider.value = each.length; play(); };
+  const end = () => Math.min(MOST.length, Math.max(SLIDER, 2 * each.length));
+  const count = h("input", { type: "number", min: "1", max: MOST.length, value: each.length, "aria-label": `length of ${each.name}` });
+  const slider = h("input", { type: "range", min: "1", max: end(), value: each.length, "aria-label": `length of ${each.name}, to drag` });
+  const set = (value) => { each.length = Math.max(1, Math.min(MOST.length, Math.round(Number(value)) || 1)); count.value = each.length; if (Number(slider.max) < each.length) slider.max = end(); slider.value = each.length; play(); };
   slider.addEventListener("input", () => set(slider.value));
-  count.addEventListener("change", () => set(count.value));
-  return h("div", { class: "span" }, h("b", {}, each.name), slider, count, h("button", { type: "button", "aria-label": `remove ${each.name}`, onclick: () => { form.spans = form.spans.filter((one) => one !== each); show(); play(); } }, "×"));
+  count.addEventListener("change", () => { slider.max = Math.min(MOST.length, Math.max(SLIDER, 2 * Number(count.value) || 1)); set(count.value); });
+  return h("div", { class: "span field", "data-field": `span ${each.name}` }, h("b", {}, each.name), slider, count, h("button", { type: "button", "aria-label": `remove ${each.name}`, onclick: () => { form.spans = form.spans.filter((one) => one !== each); show(); play(); } }, "×"));
 }
 
 function stepView(each, index) {
-  const input = (key, type, label) => h("input", { type, value: each[key] ?? "", min: type === "number" ? "0" : null, "aria-label": `${label} of request ${index + 1}`, onchange: (event) => { each[key] = type === "number" ? Number(event.target.value) : event.target.value; play(); } });
-  return h("div", { class: "step" }, input("name", "text", "name"), input("prompt", "text", "prompt"), input("predict", "number", "tokens to predict"), h("button", { type: "button", "aria-label": `remove request ${index + 1}`, onclick: () => { form.steps = form.steps.filter((one) => one !== each); show(); play(); } }, "×"));
+  const whole = (text) => (text.trim() === "" ? null : Math.max(0, Math.min(MOST.predict, Math.round(Number(text)) || 0)));
+  const input = (key, type, label) => h("input", { type, value: each[key] ?? "", min: type === "number" ? "0" : null, max: type === "number" ? MOST.predict : null, "aria-label": `${label} of request ${index + 1}`, "data-key": key, onchange: (event) => { each[key] = type === "number" ? whole(event.target.value) : event.target.value; play(); } });
+  return h("div", { class: "step field", "data-field": `step ${index}` }, input("name", "text", "name"), input("prompt", "text", "prompt"), input("predict", "number", "tokens to predict"), h("button", { type: "button", "aria-label": `remove request ${index + 1}`, onclick: () => { form.steps = form.steps.filter((one) => one !== each); show(); play(); } }, "×"));
+}
+
+// --- problems stand beside their field, in its own words
+
+const KEYS = { prompt: "prompt", predict: "tokens to predict", name: "name", slot: "slot" };
+
+/** The field of a problem, and the problem in the form's words. */
+function placed(problem) {
+  const step = /^step\[(\d+)\](?:\.(\w+))?[^:]*: (.*)$/s.exec(problem);
+  const words = (text) => text.replace(/\bspans\b/g, "texts").replace(/\ba span\b/g, "a text").replace(/\bspan\b/g, "text").replace(/\bsteps\b/g, "requests").replace(/\bstep\b/g, "request");
+  if (step) return { field: `step ${step[1]}`, key: step[2], text: `Request ${Number(step[1]) + 1}${step[2] ? `, ${KEYS[step[2]] || step[2]}` : ""}: ${words(step[3])}` };
+  const span = /^spans\.([\w-]+)[^:]*: (.*)$/s.exec(problem);
+  if (span) return { field: `span ${span[1]}`, text: `Text ${span[1]}: ${words(span[2])}` };
+  const flag = /^engine\.options(?:\.([\w-]+))?[^:]*: (.*)$/s.exec(problem);
+  if (flag) return { field: "flags", text: `${flag[1] ? `Flag ${flag[1]}` : "Flags"}: ${flag[2]}` };
+  return { field: null, text: words(problem) };
+}
+
+function clearProblems() {
+  for (const each of document.querySelectorAll(".problem")) each.remove();
+  for (const each of document.querySelectorAll("[aria-invalid]")) { each.removeAttribute("aria-invalid"); each.removeAttribute("aria-describedby"); }
+}
+
+function showProblems(problems) {
+  clearProblems();
+  const unplaced = [];
+  problems.map(form.toml !== null ? (text) => ({ field: "file", text }) : placed).forEach(({ field, key, text }, i) => {
+    const row = field && [...document.querySelectorAll(".field")].find((each) => each.dataset.field === field);
+    if (!row) { unplaced.push(text); return; }
+    const input = row.querySelector(`[data-key="${key}"], textarea, input[type="number"], input`);
+    input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", `problem-${i}`);
+    row.append(h("p", { class: "problem", id: `problem-${i}`, role: "alert" }, text));
+  });
+  trouble(unplaced.join("\n"));
+  const first = document.querySelector(".problem");
+  return first ? first.textContent : unplaced[0];
 }
 
 // --- playing
 
+/** Nothing is shown that is not of the form as it stands. */
+function clear() {
+  last = null;
+  report = null;
+  byId("cause").textContent = "";
+  byId("kept").hidden = true;
+  byId("story").replaceChildren();
+  byId("steps-out").replaceChildren();
+  byId("log").hidden = true;
+  byId("log").replaceChildren();
+  player.begin([], 0);
+  for (const id of ["share", "take", "json"]) byId(id).disabled = true;
+}
+
+function verdict(text, tone = "") {
+  byId("verdict").className = tone;
+  byId("verdict").textContent = text;
+  byId("peek").hidden = !text;
+  byId("peek").className = tone;
+  byId("peek").textContent = `${text.length > 90 ? `${text.slice(0, 88)}…` : text} ↓`;
+}
+
 let waiting = 0;
 function play() {
   window.clearTimeout(waiting);
-  waiting = window.setTimeout(() => {
-    if (!ready) return;
-    number += 1;
-    byId("verdict").setAttribute("aria-busy", "true");
-    worker.postMessage({ number, asked: JSON.stringify({ scenario: scenario(), profile: profile(), arithmetic: form.arithmetic }) });
-  }, 60);
+  waiting = window.setTimeout(run, 60);
+}
+
+async function run() {
+  if (!simulator || !simulator.files) return;
+  const now = form;
+  byId("verdict").setAttribute("aria-busy", "true");
+  const source = form.toml === null ? { scenario: scenario() } : { text: form.toml };
+  const result = await simulator.ask({ do: "run", ...source, profile: profile(), arithmetic: form.arithmetic });
+  if (result === null || now !== form) return;
+  byId("verdict").removeAttribute("aria-busy");
+  trouble("");
+  if (result.cancelled) {
+    clear();
+    verdict("Cancelled. The simulator starts again; change something, or run it again.");
+    byId("verdict").append(" ", h("button", { type: "button", onclick: play }, "Run it again"));
+    return;
+  }
+  if (result.problems) {
+    clear();
+    verdict(`Not run. ${showProblems(result.problems)}`, "wrong");
+    return;
+  }
+  clearProblems();
+  told(result, (step) => simulator.ask({ do: "step", step }));
 }
 
 const TONE = { wrong: "wrong", right: "right" };
 const SIGN = { wrong: "✗", right: "✓", lost: "–", "by-design": "≈" };
+const NOUN = { wrong: "wrong", right: "right", lost: "reuse lost", "by-design": "differs by design" };
 
-function told(result) {
-  byId("verdict").removeAttribute("aria-busy");
-  if (result.problems) {
-    trouble(result.problems.join("\n"));
-    byId("verdict").textContent = "Cannot run this. Fix the line below.";
-    byId("verdict").className = "";
-    return;
-  }
-  trouble("");
+function told(result, moments) {
+  const here = byId("which").value;
+  const chosen = last && last.steps.length === result.steps.length && here !== "" ? Number(here) : result.worst;
   last = result;
-  byId("verdict").className = TONE[result.fate] || "lost";
-  byId("verdict").textContent = `${SIGN[result.fate] || "!"} ${result.verdict}`;
+  report = null;
+  byId("log").hidden = true;
+  for (const id of ["share", "take", "json"]) byId(id).disabled = false;
+  verdict(`${SIGN[result.fate] || "!"} ${result.verdict}`, TONE[result.fate] || "lost");
   byId("cause").textContent = result.cause;
   byId("story").replaceChildren(drawing(result.story));
-  byId("steps-out").replaceChildren(h("h2", {}, "Step by step"), ...result.steps.map((step) =>
+  byId("steps-out").replaceChildren(h("h2", {}, "Request by request"), ...result.steps.map((step) =>
     h("details", { open: step.fate === result.fate && step.fate !== "right" },
-      h("summary", {}, `${step.name}: ${step.prompt} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, ${step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
+      h("summary", {}, `${step.name}: ${step.prompt} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${step.answer === "same" ? "right" : step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
       h("dl", {}, step.facts.map(([word, sentence]) => [h("dt", {}, word), h("dd", {}, sentence)])),
-      step.chain.length > 0 && h("ol", {}, step.chain.map(([word, name, sentence]) => h("li", {}, h("b", {}, word), ` step ${name}: ${sentence}`))),
-      step.picture ? drawing(step.picture) : null)));
+      step.chain.length > 0 && h("ol", {}, step.chain.map(([word, name, sentence]) => h("li", {}, h("b", {}, word), ` request ${name}: ${sentence}`))))));
+  return player.load === moments ? null : (player.load = moments, player.begin(result.steps.map((each) => each.name), chosen));
 }
 
-function load(manifest) {
-  if (!manifest.files) {
-    byId("loading").hidden = true;
-    trouble(`The simulator is not in this build of the site: ${manifest.why}\nOn your own machine: cachesim run llama.cpp-three-requests`);
+async function load(manifest) {
+  const own = "\nOn your own machine: cachesim run llama.cpp-three-requests";
+  const refuse = (text) => { byId("loading").hidden = true; trouble(text); };
+  if (!manifest.files) { refuse(`The simulator is not in this build of the site: ${manifest.why}${own}`); return; }
+  if (typeof WebAssembly !== "object" || typeof Worker !== "function" || typeof DecompressionStream !== "function") {
+    refuse(`This browser has no WebAssembly, no workers or no decompression, and the simulator needs all three. Any recent browser has them.${own}`);
     return;
   }
-  if (typeof WebAssembly !== "object" || typeof Worker !== "function") {
-    byId("loading").hidden = true;
-    trouble("This browser has no WebAssembly, or no workers, and the simulator needs both. Any recent browser has them.\nOn your own machine: cachesim run llama.cpp-three-requests");
-    return;
+  simulator = new Simulator({
+    progress: (share, what) => { byId("loading").hidden = false; byId("progress").value = share; byId("state").textContent = share < 1 ? `${what}: ${Math.round(100 * share)} %` : what; },
+    ready: () => { byId("loading").hidden = true; if (!report) play(); },
+    trouble: (text) => trouble(`The simulator stopped: ${text}`),
+    busy: (seconds) => { byId("busy").hidden = seconds === null; byId("elapsed").textContent = seconds === null ? "" : `Running, ${seconds} s`; },
+  });
+  try {
+    await simulator.load(manifest);
+  } catch (error) {
+    refuse(`The simulator could not be loaded: ${error.message}${own}`);
   }
-  worker = new Worker("worker.js");
-  worker.onerror = (event) => trouble(`The simulator could not be started: ${event.message || "the worker failed"}`);
-  worker.onmessage = ({ data }) => {
-    if (data.loaded !== undefined) { byId("progress").value = data.loaded; byId("state").textContent = `Loading the simulator: ${Math.round(100 * data.loaded)} %`; }
-    if (data.state) byId("state").textContent = data.state;
-    if (data.ready) { ready = true; byId("loading").hidden = true; play(); }
-    if (data.trouble) trouble(`The simulator stopped: ${data.trouble}`);
-    if (data.told && data.number === number) told(JSON.parse(data.told));
-  };
-  worker.postMessage({ manifest });
 }
 
-// --- openings, links, files
+// --- openings, files, logs, links
 
-const coded = (value) => btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(value)))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-const decoded = (text) => JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (each) => each.charCodeAt(0))));
-
-/** Only what a form may hold; a link comes from anywhere. */
-function wellFormed(value) {
-  const list = (each) => (Array.isArray(each) ? each.slice(0, 40) : []);
-  return {
-    name: String(value.name || "playground"),
-    engine: value.engine in choices.engines ? value.engine : "llama.cpp",
-    release: String(value.release || ""),
-    patches: list(value.patches).map(String),
-    model: value.model in choices.models ? value.model : "hybrid",
-    seed: Number.isInteger(value.seed) ? value.seed : 0,
-    arithmetic: value.arithmetic === "ring" ? "ring" : "float",
-    flags: String(value.flags || ""),
-    spans: list(value.spans).map((each) => ({ name: String(each.name), length: Math.max(1, Math.min(2000, Number(each.length) || 1)) })),
-    steps: list(value.steps).map((each) => ({ name: String(each.name), prompt: String(each.prompt), predict: Math.max(0, Math.min(64, Number(each.predict) || 0)), slot: Number.isInteger(each.slot) ? each.slot : null })),
-  };
-}
-
-function open(opening) {
-  form = wellFormed(structuredClone(opening.form));
-  expected = opening.expect || [];
-  pristine = opening.expect ? asked() : null;
-  for (const button of byId("openings").children) button.setAttribute("aria-pressed", String(button.textContent === opening.title));
+async function open(value, { expects = null, title = "", about = "", name = null } = {}) {
+  form = { about, ...wellFormed(structuredClone(value)) };
+  origin = name;
+  expected = expects || [];
+  pristine = expects ? asked() : null;
+  for (const button of byId("openings").children) button.setAttribute("aria-pressed", String(button.textContent === title));
+  clearProblems();
+  trouble("");
+  clear();
   show();
+  verdict(simulator && simulator.ready ? "Running" : "The run appears here once the simulator has loaded.");
+  if (kept[title] && !(simulator && simulator.ready)) {
+    told(kept[title].result, (step) => Promise.resolve(kept[title].steps[step]));
+    byId("kept").hidden = false;
+    byId("kept").textContent = "This is the run of this scenario when the site was built. It runs again here as soon as the simulator has loaded.";
+  }
   play();
 }
 
-function kept(name, text, type) {
+/** A scenario file: as a form where the form has a place for all of it, else as its text. */
+async function openText(text, { name = null, wanted = null } = {}) {
+  const found = await simulator.ask({ do: "open", text });
+  if (found.cancelled) return;
+  if (found.problems) {
+    await open({ ...form, toml: text.slice(0, MOST.file), patches: [] });
+    return;
+  }
+  const [engine, rest] = (wanted || found.profile).split("@");
+  const [chosen, ...patches] = rest.split("+");
+  const common = { name: found.name, engine, release: chosen, patches, arithmetic: "float" };
+  const source = found.form && found.form.steps.length <= MOST.steps && found.form.spans.every((each) => each.length <= MOST.length) && found.form.steps.every((each) => (each.predict ?? 0) <= MOST.predict) ? found.form : { toml: text };
+  await open({ ...common, ...source }, { expects: found.expect, about: found.about, name });
+}
+
+async function openShipped(name, wanted = null) {
+  if (!shipped.some((each) => each.name === name)) throw new LinkError(`there is no shipped scenario “${name.slice(0, 80)}”`);
+  const reply = await fetch(`scenarios/${name}.toml`);
+  await openText(await reply.text(), { name, wanted });
+}
+
+const LOG = 60000000; // bytes of a log that are read here
+
+async function openFile(file) {
+  byId("open").open = false;
+  if (file.size > LOG) { trouble(`${file.name} has ${Math.round(file.size / 1e6)} MB; this page reads up to ${LOG / 1e6}. On your own machine: cachesim why ${file.name}`); return; }
+  const data = await file.arrayBuffer();
+  const head = new TextDecoder().decode(data.slice(0, MOST.file));
+  if (/^\s*(\[\[step\]\]|format\s*=\s*1)/m.test(head) || /^\s*\{[\s\S]*"format"\s*:\s*1[\s\S]*"step"/.test(head)) await openText(head);
+  else await openLog(file.name, data);
+}
+
+async function openLog(name, data) {
+  clear();
+  clearProblems();
+  trouble("");
+  verdict(simulator.ready ? `Reading ${name}` : `${name} is read once the simulator has loaded.`);
+  report = { json: "", name };
+  const found = await simulator.ask({ do: "log" }, { name, data });
+  if (found.cancelled || found.problems) {
+    report = null;
+    verdict(found.cancelled ? "Cancelled. The simulator starts again." : `Not read. ${found.problems.join("\n")}`, "wrong");
+    return;
+  }
+  report = { ...found, name };
+  verdict(`${name}: the report of cachesim why`);
+  const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
+  frame.srcdoc = found.html;
+  frame.addEventListener("load", () => { const fit = () => { frame.style.height = `${frame.contentDocument.documentElement.scrollHeight + 4}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
+  byId("log").hidden = false;
+  byId("log").replaceChildren(frame);
+  byId("json").disabled = false;
+}
+
+function search() {
+  const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = shipped.filter((each) => words.every((word) => each.text.includes(word)));
+  byId("found").replaceChildren(...found.slice(0, 12).map((each) => h("li", {}, h("button", { type: "button", onclick: () => { byId("open").open = false; openShipped(each.name).catch(refused); } }, each.name), " ", h("span", { class: "quiet" }, each.about))));
+  byId("count").textContent = found.length > 12 ? `${found.length} found, the first 12 are shown.` : `${found.length} found.`;
+}
+
+function keep(name, text, type) {
   const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
   link.click();
   URL.revokeObjectURL(link.href);
@@ -204,16 +341,49 @@ function said(text) {
   window.setTimeout(() => { byId("said").textContent = ""; }, 4000);
 }
 
+function address() {
+  if (asked() === pristine && origin) return `scenario=${encodeURIComponent(origin)}&profile=${encodeURIComponent(profile())}`;
+  const { about, ...whole } = form;
+  return coded(whole.toml === null ? whole : { name: whole.name, engine: whole.engine, release: whole.release, patches: whole.patches, arithmetic: whole.arithmetic, toml: whole.toml });
+}
+
+function refused(error) {
+  const why = error instanceof LinkError ? error.message : `it cannot be read (${String(error.message || error).slice(0, 100)})`;
+  open(openings[0].form, { expects: openings[0].expect, title: openings[0].title, name: openings[0].form.name });
+  trouble(`The link does not open: ${why}. Here is the first example instead.`);
+}
+
+/** The run that the address names, or the first opening. */
+async function openAddress() {
+  const hash = window.location.hash.slice(1);
+  try {
+    if (!hash) await open(openings[0].form, { expects: openings[0].expect, title: openings[0].title, name: openings[0].form.name });
+    else if (hash.startsWith("scenario=")) await openShipped(new URLSearchParams(hash).get("scenario"), new URLSearchParams(hash).get("profile"));
+    else await open(decoded(hash));
+  } catch (error) {
+    refused(error);
+  }
+}
+
 function listen() {
   const changed = (id, key) => byId(id).addEventListener("change", (event) => { form[key] = event.target.value; show(); play(); });
   for (const key of ["engine", "release", "model", "arithmetic", "flags"]) changed(key, key);
+  byId("toml").addEventListener("change", () => openText(byId("toml").value, {}));
   byId("form").addEventListener("submit", (event) => event.preventDefault());
   byId("flag").addEventListener("change", (event) => { if (event.target.value) { form.flags = `${form.flags}${form.flags && !form.flags.endsWith("\n") ? "\n" : ""}${event.target.value} = `; show(); byId("flags").focus(); } });
   const free = (taken, names) => names.find((each) => !taken.includes(each)) || `t${taken.length}`;
-  byId("add-span").addEventListener("click", () => { form.spans.push({ name: free(form.spans.map((each) => each.name), [..."abcdefghij"]), length: 20 }); show(); play(); });
-  byId("add-step").addEventListener("click", () => { form.steps.push({ name: free(form.steps.map((each) => each.name), [..."ABCDEFGHIJ"]), prompt: form.spans[0] ? form.spans[0].name : "", predict: 4, slot: null }); show(); play(); });
+  byId("add-span").addEventListener("click", () => { if (form.spans.length < MOST.spans) form.spans.push({ name: free(form.spans.map((each) => each.name), [..."abcdefghij"]), length: 20 }); show(); play(); });
+  byId("add-step").addEventListener("click", () => { if (form.steps.length < MOST.steps) form.steps.push({ name: free(form.steps.map((each) => each.name), [..."ABCDEFGHIJ"]), prompt: form.spans[0] ? form.spans[0].name : "", predict: 4, slot: null }); show(); play(); });
+  byId("cancel").addEventListener("click", () => simulator.cancel());
+  byId("search").addEventListener("input", search);
+  byId("file").addEventListener("change", (event) => { if (event.target.files[0]) openFile(event.target.files[0]); event.target.value = ""; });
+  byId("take-pasted").addEventListener("click", () => { if (byId("pasted").value.trim()) openFile(new File([byId("pasted").value], "pasted.log")); });
+  window.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("over"); });
+  window.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
+  window.addEventListener("drop", (event) => { event.preventDefault(); document.body.classList.remove("over"); if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]); });
+  window.addEventListener("hashchange", openAddress);
   byId("share").addEventListener("click", async () => {
-    window.history.replaceState(null, "", `#${coded(form)}`);
+    window.history.replaceState(null, "", `#${address()}`);
     try {
       await navigator.clipboard.writeText(window.location.href);
       said("The link is copied.");
@@ -221,30 +391,29 @@ function listen() {
       said("The link is in the address bar.");
     }
   });
-  byId("take").addEventListener("click", () => { if (last) { kept(`${form.name}.toml`, last.toml, "application/toml"); said("Play it with: cachesim run FILE"); } });
-  byId("json").addEventListener("click", () => { if (last) kept(`${form.name}.json`, `${last.json}\n`, "application/json"); });
+  byId("take").addEventListener("click", () => { if (last) { keep(`${form.name}.toml`, last.toml, "application/toml"); said("Run it with: cachesim run FILE"); } });
+  byId("json").addEventListener("click", () => { if (last) keep(`${form.name}.json`, `${last.json}\n`, "application/json"); else if (report) keep(`${report.name}.json`, report.json, "application/json"); });
 }
 
 async function begin() {
   let manifest;
   try {
-    [choices, openings, manifest] = await Promise.all(["choices.json", "openings.json", "manifest.json"].map(async (name) => (await fetch(name)).json()));
+    [choices, openings, shipped, manifest] = await Promise.all(["choices.json", "openings.json", "scenarios.json", "manifest.json"].map(async (name) => (await fetch(name)).json()));
   } catch (error) {
     byId("loading").hidden = true;
     trouble("This page must come from a web server, because browsers do not let one file fetch another: run `python -m http.server` in the folder of the site, and open http://localhost:8000/playground/.");
     return;
   }
-  byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each) }, each.title)));
+  for (const each of openings) if (each.kept) kept[each.title] = each.kept;
+  for (const each of shipped) each.text = `${each.name} ${each.about} ${each.engine}`.toLowerCase();
+  player = new Player(() => Promise.resolve(null));
+  byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each.form, { expects: each.expect, title: each.title, name: each.form.name }) }, each.title)));
+  search();
   listen();
-  let linked = null;
-  try {
-    linked = window.location.hash.length > 1 ? { title: "", form: decoded(window.location.hash.slice(1)) } : null;
-  } catch {
-    trouble("The link is damaged; here is the first opening instead.");
-  }
-  open(linked || openings[0]);
-  load(manifest);
+  const loaded = load(manifest);
+  await openAddress();
+  await loaded;
 }
 
-window.playground = { result: () => last, ready: () => ready };
+window.playground = { result: () => last, report: () => report, ready: () => Boolean(simulator && simulator.ready), kept: () => !byId("kept").hidden, ask: (question) => simulator.ask(question) };
 begin();

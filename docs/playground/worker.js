@@ -1,44 +1,63 @@
 // The simulator, off the page's own thread: Pyodide, NumPy, and cachesim as Python.
 "use strict";
 
+let python = null;
 let answer = null;
+let explained = null;
+let later = [];
 
 const say = (message) => self.postMessage(message);
 
-/** A file's bytes; what has come so far is told. */
-async function fetched(name, told) {
-  const reply = await fetch(name);
-  if (!reply.ok) throw new Error(`${name}: ${reply.status}`);
-  const reader = reply.body.getReader();
-  const parts = [];
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    parts.push(value);
-    told(value.length);
-  }
-  return new Uint8Array(await new Blob(parts).arrayBuffer());
-}
+const unzipped = (data) => new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 
-async function load(manifest) {
-  let come = 0;
-  const whole = manifest.files.reduce((sum, each) => sum + each.bytes, 0);
-  const told = (bytes) => { come += bytes; say({ loaded: Math.min(1, come / whole) }); };
-  const files = await Promise.all(manifest.files.map(async (each) => ({ ...each, data: await fetched(each.name, told) })));
+const unpack = (files) => { for (const each of files) python.unpackArchive(each.data, "zip", { extractDir: "/lib/python3.11/site-packages" }); };
+
+/** Files of the page, each gzipped, under the names that Pyodide asks for. */
+async function load(files) {
   say({ state: "Starting Python" });
-  importScripts("pyodide.js");
-  const python = await loadPyodide({ indexURL: "./" });
-  for (const each of files.filter((file) => file.unpack)) python.unpackArchive(each.data, "zip", { extractDir: "/lib/python3.11/site-packages" });
+  const parts = await Promise.all(files.map(async (each) => ({ ...each, data: each.name.endsWith(".gz") ? await unzipped(each.data) : each.data })));
+  const named = Object.fromEntries(parts.map((each) => [each.name.replace(/\.gz$/, ""), each.data]));
+  const types = { wasm: "application/wasm", js: "text/javascript", json: "application/json" };
+  const fetchElsewhere = self.fetch;
+  self.fetch = (what, ...more) => {
+    const name = String(what.url || what).split("/").pop();
+    if (!(name in named)) return fetchElsewhere(what, ...more);
+    return Promise.resolve(new Response(named[name], { headers: { "Content-Type": types[name.split(".").pop()] || "application/zip" } }));
+  };
+  const text = (name) => new TextDecoder().decode(named[name]);
+  (0, eval)(text("pyodide.js"));
+  (0, eval)(text("pyodide.asm.js"));
+  python = await loadPyodide({ indexURL: "./", lockFileURL: "pyodide-lock.json" });
+  unpack(parts.filter((each) => each.unpack === "now"));
+  later = parts.filter((each) => each.unpack === "later");
+  say({ state: "Loading cachesim" });
   python.runPython("from cachesim.report.playground import answer");
   answer = python.globals.get("answer");
+  self.fetch = fetchElsewhere;
   say({ ready: true });
+}
+
+/** The report on a log; what only logs need is unpacked for the first of them. */
+function read({ name, data }) {
+  if (explained === null) {
+    unpack(later);
+    later = [];
+    python.runPython("import importlib; importlib.invalidate_caches(); from cachesim.lab.logs.page import explained");
+    explained = python.globals.get("explained");
+  }
+  const bytes = python.toPy(new Uint8Array(data));
+  try {
+    return explained(name, bytes);
+  } finally {
+    bytes.destroy();
+  }
 }
 
 self.onmessage = async ({ data }) => {
   try {
-    if (data.manifest) await load(data.manifest);
-    else say({ number: data.number, told: answer(data.asked) });
+    if (data.files) await load(data.files);
+    else say({ number: data.number, told: data.log ? read(data.log) : answer(data.asked) });
   } catch (error) {
-    say({ number: data.number, trouble: String(error.message || error) });
+    say({ number: data.number, trouble: String(error.message || error).trim().split("\n").pop() });
   }
 };

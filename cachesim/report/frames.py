@@ -1,0 +1,140 @@
+"""A request in moments: matched, cut, restored, reprocessed, each with the rule that decides it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from cachesim.engines.events import Event
+from cachesim.play.result import Run, Step
+from cachesim.play.states import State, cut
+from cachesim.report.picture import Row, held, request
+from cachesim.report.texts import Look, texts_of
+
+MOST: Final = 40
+"""Moments of a request; in a longer one, routine events are left out."""
+
+Stretches: TypeAlias = tuple[tuple[int, int, Look, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A moment: a word, the sentence of the event or rule, and the rows."""
+
+    word: str
+    sentence: str
+    rows: tuple[Row, ...]
+
+
+def frames(run: Run, index: int) -> Iterator[Frame]:
+    """The moments of a step, from its arrival to its answer."""
+    step = run.steps[index]
+    if step.detail is None or run.detail is None:
+        return
+    total, cached = step.prompt_tokens, min(step.cached or 0, step.prompt_tokens)
+    equal = max(step.explanation.equal if step.explanation else 0, cached)
+    arrival: Stretches = ((0, total, "pending", f"{total} tokens"),)
+    matched: Stretches = ((0, equal, "shared", f"{equal} match"), (equal, total, "pending", ""))
+    facts = {each.word: each.sentence for each in reversed(step.statements)}
+    before = _state(run, step.detail.before)
+    yield Frame(
+        word="request",
+        sentence=f"Request {step.name} arrives: {total} tokens.",
+        rows=_rows(run, index, arrival, before),
+    )
+    if "equal" in facts:
+        yield Frame(word="match", sentence=facts["equal"], rows=_rows(run, index, matched, before))
+    rules = [each.sentence for each in step.statements if each.word == "rule"]
+    done, decided = cached, False
+    for event, number in _shown(step):
+        progress = _processed(event, cached)
+        if not decided and (progress is not None or event.name() == "memory-cut"):
+            decided = True
+            for rule in rules:
+                rows = _rows(run, index, _split(cached, equal, cached, total), before)
+                yield Frame(word="rule", sentence=rule, rows=rows)
+        if progress is not None:
+            done = progress if event.name() != "batch-decoded" else done + progress
+        before = _state(run, number) or before
+        stretches = _split(cached, equal, done, total) if decided else matched
+        yield Frame(
+            word=event.name().replace("-", " "),
+            sentence=event.sentence,
+            rows=_rows(run, index, stretches, before),
+        )
+    last = _state(run, step.detail.at[-1]) if step.detail.at else before
+    rows = (*request(run, index), *(() if last is None else held(run, last, index)))
+    told = [facts[word] for word in ("wrong", "because") if word in facts]
+    yield Frame(word="answer", sentence=". ".join(told) or _answer(step), rows=rows)
+
+
+def _answer(step: Step) -> str:
+    if step.error is not None or step.cached is None:
+        return step.error or "The server gives no answer."
+    words = {"same": "equal to that of a cold run", None: "not compared with a cold run"}
+    return (
+        f"{step.cached} of {step.prompt_tokens} tokens were reused; the answer is "
+        f"{words.get(step.answer, str(step.answer))}."
+    )
+
+
+def _state(run: Run, number: int) -> State | None:
+    return run.detail.states[number] if run.detail is not None and number >= 0 else None
+
+
+def _rows(run: Run, index: int, stretches: Stretches, state: State | None) -> tuple[Row, ...]:
+    """The prompt with these looks, over everything that is held."""
+    texts = texts_of(run)
+    own = [{"step": index, "at": 0, "count": run.steps[index].prompt_tokens}]
+    bars = tuple(
+        replace(texts.bar(start, piece, look), text=words)
+        for start, end, look, words in stretches
+        for piece in cut(own, start, end)
+    )
+    first = next(iter(request(run, index)), Row(kind="request", label="request", bars=()))
+    return (replace(first, bars=bars), *(() if state is None else held(run, state, index)))
+
+
+def _split(cached: int, equal: int, done: int, total: int) -> Stretches:
+    """Reused, reprocessed, new: each as far as it is processed."""
+    at = min(max(done, cached), total)
+    found: Stretches = (
+        (0, cached, "shared", "reused"),
+        (cached, min(equal, at), "again", "reprocessed"),
+        (equal, at, "new", "new"),
+        (at, total, "pending", "to be processed"),
+    )
+    return tuple((a, b, look, f"{b - a} {words}") for a, b, look, words in found if a < b)
+
+
+def _shown(step: Step) -> list[tuple[Event, int]]:
+    """Events that are decisions, or change what is held before the reply."""
+    detail = step.detail
+    if detail is None:
+        return []
+    pairs = list(zip(step.events, detail.at, strict=True))
+    prompt = step.prompt_tokens - (step.cached or 0)
+    found: list[tuple[Event, int]] = []
+    for event, number in pairs:
+        progress = event.as_dict().get("n_tokens", 0) if event.name() == "batch-decoded" else None
+        if progress is not None and prompt <= 0:
+            continue
+        prompt -= progress or 0
+        if event.loudness() != "quiet" or progress is not None or event.name() == "memory-cut":
+            found.append((event, number))
+    if len(found) > MOST:
+        loud = [each for each in found if each[0].loudness() in {"loss", "gain", "warn"}]
+        found = loud[:MOST]
+    return found
+
+
+def _processed(event: Event, cached: int) -> int | None:
+    """Tokens of the prompt that an event of prefill stands for; None for any other event."""
+    told = event.as_dict()
+    match event.name():
+        case "batch-decoded":
+            return int(told["n_tokens"])
+        case "chunk-scheduled":
+            return int(told["end"])
+        case "prompt-progress":
+            return cached + int(told["done"])
+    return None

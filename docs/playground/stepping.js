@@ -1,0 +1,87 @@
+// A request in moments: one picture at a time, with the rule that decides.
+"use strict";
+
+const SVG = "http://www.w3.org/2000/svg";
+const PACE = 1600; // milliseconds of a moment
+
+/** A drawing that Python made; it escapes every text. */
+const drawing = (text) => document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
+
+class Player {
+  constructor(load) {
+    this.load = load;
+    this.data = null;
+    this.timer = 0;
+    byId("which").addEventListener("change", () => this.open(Number(byId("which").value)));
+    byId("moment").addEventListener("input", () => { this.stop(); this.show(Number(byId("moment").value)); });
+    byId("back").addEventListener("click", () => { this.stop(); this.show(this.at - 1); });
+    byId("on").addEventListener("click", () => { this.stop(); this.show(this.at + 1); });
+    byId("go").addEventListener("click", () => (this.timer ? this.stop() : this.go()));
+  }
+
+  /** The requests of a run; the moments of the one that matters most are shown first. */
+  async begin(names, worst) {
+    this.stop();
+    byId("player").hidden = names.length === 0;
+    byId("which").replaceChildren(...names.map((name, i) => h("option", { value: i, selected: i === worst }, name)));
+    if (names.length) await this.open(worst);
+  }
+
+  async open(index) {
+    this.stop();
+    const data = await this.load(index);
+    if (!data || !data.frames || !data.frames.length) { byId("player").hidden = true; return; }
+    this.data = data;
+    const rule = data.frames.findIndex((each) => each.word === "rule" || each.word === "match");
+    byId("moment").max = data.frames.length - 1;
+    this.at = -1;
+    this.show(Math.max(0, rule));
+  }
+
+  show(at) {
+    if (!this.data) return;
+    const { frames, pool } = this.data;
+    const before = this.at >= 0 ? new Set(frames[this.at].rows.map((i) => pool[i])) : null;
+    this.at = Math.max(0, Math.min(frames.length - 1, at));
+    const { word, sentence, rows } = frames[this.at];
+    byId("moment").value = this.at;
+    byId("moment").setAttribute("aria-valuetext", `${this.at + 1} of ${frames.length}: ${word}`);
+    byId("back").disabled = this.at === 0;
+    byId("on").disabled = this.at === frames.length - 1;
+    byId("sentence").replaceChildren(h("b", {}, `${this.at + 1}/${frames.length} ${word}`), ` ${sentence}`);
+    byId("frame").replaceChildren(this.picture(rows.map((i) => pool[i]), before, `${word}: ${sentence}`));
+  }
+
+  picture(rows, before, name) {
+    const { line, foot, axis, legend, note, hatches } = this.data;
+    const most = Math.max(...this.data.frames.map((each) => each.rows.length));
+    const end = most * line + 4;
+    const drawn = rows.map((row, i) => `<svg class="r${before && !before.has(row) ? " changed" : ""}" y="${i * line}" width="100%" height="${line}">${row}</svg>`).join("");
+    const svg = drawing(`<svg xmlns="${SVG}" class="cs-pic" role="img" width="100%" height="${end + foot + note}">${hatches}${drawn}<svg y="${end}" width="100%" height="${foot}">${axis}</svg><svg y="${end + foot}" width="100%" height="${note}">${legend}</svg></svg>`);
+    const told = [...svg.querySelectorAll(".r")].map((row) => `${row.querySelector(".l").textContent}: ${[...row.querySelectorAll("title")].map((each) => each.textContent).join("; ") || "empty"}`);
+    const [title, about] = ["title", "desc"].map((tag) => document.createElementNS(SVG, tag));
+    title.textContent = name;
+    about.textContent = told.join(". ");
+    svg.setAttribute("aria-label", name);
+    svg.prepend(title, about);
+    return svg;
+  }
+
+  go() {
+    if (!this.data) return;
+    if (this.at === this.data.frames.length - 1) this.show(0);
+    this.timer = window.setInterval(() => {
+      this.show(this.at + 1);
+      if (this.at === this.data.frames.length - 1) this.stop();
+    }, PACE);
+    byId("go").textContent = "Pause";
+    byId("go").setAttribute("aria-pressed", "true");
+  }
+
+  stop() {
+    window.clearInterval(this.timer);
+    this.timer = 0;
+    byId("go").textContent = "Play";
+    byId("go").setAttribute("aria-pressed", "false");
+  }
+}
