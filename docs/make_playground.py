@@ -5,25 +5,28 @@ cachesim is packed from this tree. Nothing of that is committed. Where the packa
 the page is built without them: it says so, and so does this program.
 """
 
+import gzip
 import hashlib
+import importlib.util
 import io
 import json
+import marshal
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.report.playground import choices
+from cachesim.report.playground import answer, choices
 from cachesim.report.svg import STYLE
+from cachesim.scenario import load
 from cachesim.scenario.labels import TABLE
-from cachesim.scenario.shipped import shipped_file
+from cachesim.scenario.shipped import shipped_file, shipped_files
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -43,6 +46,12 @@ PYPI: Final[Mapping[str, str]] = {
 }
 """The same of PyPI."""
 
+RICH: Final = (
+    "rich==15.0.0",
+    "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
+)
+"""The package of PyPI that only a log's report needs."""
+
 PYODIDE: Final = (
     "pyodide.js",
     "pyodide.asm.js",
@@ -50,8 +59,27 @@ PYODIDE: Final = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LEFT_OUT: Final = ("cli", "lab", "testing")
-"""Rooms that a browser has no use for."""
+LEFT_OUT: Final = ("cli", "testing")
+"""Packages that a browser has no use for."""
+
+FOR_LOGS: Final = ("lab/logs", "lab/traces", "lab/record")
+"""What is loaded for the first log."""
+
+UNUSED_STDLIB: Final = frozenset(
+    (  # noqa: SIM905 - a list of names reads better without quotes
+        "cgi.py cgitb.py ctypes curses dbm distutils doctest.py ensurepip ftplib.py idlelib "
+        "imaplib.py lib2to3 mailbox.py nntplib.py optparse.py pdb.py pickletools.py poplib.py "
+        "pydoc.py pydoc_data smtplib.py socketserver.py sqlite3 telnetlib.py test tkinter "
+        "turtle.py turtledemo unittest venv webbrowser.py wsgiref xml xmlrpc"
+    ).split()
+)
+"""Modules of the standard library that no import of a run or a log reaches."""
+
+UNUSED_NUMPY: Final = (
+    "f2py", "distutils", "testing", "tests", "doc", "fft", "ma", "polynomial",
+    "_pyinstaller", "char", "rec", "core",
+)  # fmt: skip
+"""Packages of NumPy that load on first use, and are not used."""
 
 OPENINGS: Final = (
     ("Three requests", "llama.cpp-three-requests", "b11549"),
@@ -74,6 +102,7 @@ def main(site: Path) -> None:
     (folder / "picture.css").write_text(STYLE, encoding="utf-8")
     _write(folder / "choices.json", choices())
     _write(folder / "openings.json", [opening(*each) for each in OPENINGS])
+    _write(folder / "scenarios.json", list(shipped(folder / "scenarios")))
     try:
         files = list(engine(folder))
     except MissingError as error:
@@ -84,46 +113,110 @@ def main(site: Path) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value), encoding="utf-8")
+    path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
 
 
 def opening(title: str, name: str, release: str) -> dict[str, Any]:
-    """A shipped scenario as the page's form."""
-    told = tomllib.loads(shipped_file(name).read_text(encoding="utf-8"))
-    options = told["engine"].get("options", {})
-    form = {
-        "name": name,
-        "engine": told["engine"]["name"],
-        "release": release,
-        "patches": [],
-        "model": told["model"]["preset"],
-        "seed": told["model"].get("seed", 0),
-        "arithmetic": "float",
-        "flags": "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items()),
-        "spans": [{"name": key, "length": value} for key, value in told["spans"].items()],
-        "steps": told["step"],
-    }
-    about = " ".join(told["about"].split())
-    return {"title": title, "about": about, "form": form, "expect": told.get("expect", [])}
+    """A shipped scenario as the page's form, and its run."""
+    text = shipped_file(name).read_text(encoding="utf-8")
+    found = asked(do="open", text=text)
+    form = found["form"] | {"release": release, "patches": [], "arithmetic": "float"}
+    profile = f"{form['engine']}@{release}"
+    result = asked(do="run", text=text, profile=profile, arithmetic="float")
+    steps = [asked(do="step", step=index) for index in range(len(result["steps"]))]
+    kept = {"result": result, "steps": steps}
+    about = found["about"]
+    return {"title": title, "about": about, "form": form, "expect": found["expect"], "kept": kept}
+
+
+def asked(**question: object) -> dict[str, Any]:
+    """The simulator's answer to a question of the page."""
+    found: dict[str, Any] = json.loads(answer(json.dumps(question)))
+    return found
+
+
+def shipped(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every shipped scenario: its file in a folder, and what a search looks at."""
+    folder.mkdir()
+    for path in shipped_files():
+        shutil.copyfile(path, folder / path.name)
+        told = load(path)
+        about = " ".join((told.shows.symptom or told.about).split())
+        short = (
+            about if len(about) <= MOST_ABOUT else f"{about[:MOST_ABOUT].rpartition(' ')[0]} ..."
+        )
+        yield {"name": path.stem, "engine": told.engine.name, "about": short}
+
+
+MOST_ABOUT: Final = 160
+"""Letters that a list has for a scenario."""
 
 
 def engine(folder: Path) -> Iterator[dict[str, Any]]:
-    """The files that the page loads, each with its size; those that are to be unpacked say so."""
+    """The files that the page loads, each with its size and when it is unpacked."""
     pyodide, numpy = (_npm(name, wanted) for name, wanted in NPM.items())
     with tarfile.open(fileobj=io.BytesIO(pyodide)) as packed:
         for name in PYODIDE:
             data = _member(packed, f"package/{name}")
-            yield _placed(folder, name, _with_backtrace(data) if name == "pyodide.asm.js" else data)
+            if name == "pyodide.asm.js":
+                data = _with_backtrace(data)
+            elif name == "python_stdlib.zip":
+                data = _zipped(_compiled(_stdlib(data), optimize=2))
+            elif name == "pyodide-lock.json":
+                data = json.dumps(json.loads(data) | {"packages": {}}).encode()
+            yield _placed(folder, f"{name}.gz", gzip.compress(data, 9, mtime=0))
     with tarfile.open(fileobj=io.BytesIO(numpy)) as outer:
         inner = next(each for each in outer.getnames() if each.endswith(".tar.gz"))
-        yield _placed(folder, "numpy.zip", _zipped(_numpy(_member(outer, inner))), unpack=True)
-    for wanted, digest in PYPI.items():
-        name, data = _wheel(wanted, digest)
-        yield _placed(folder, name, data, unpack=True)
-    yield _placed(folder, "cachesim.zip", _zipped(_cachesim()), unpack=True)
+        data = _zipped(_compiled(_numpy(_member(outer, inner))))
+        yield _placed(folder, "numpy.zip", data, unpack="now")
+    wheels = (_wheel(wanted, digest) for wanted, digest in PYPI.items())
+    pure = _zipped(_compiled(each for wheel in wheels for each in _members(wheel)))
+    yield _placed(folder, "packages.zip", pure, unpack="now")
+    yield _placed(folder, "cachesim.zip", _zipped(_compiled(_cachesim())), unpack="now")
+    later = [*_cachesim(logs=True), *_members(_wheel(*RICH))]
+    yield _placed(folder, "logs.zip", _zipped(_compiled(later)), unpack="later")
 
 
-def _placed(folder: Path, name: str, data: bytes, *, unpack: bool = False) -> dict[str, Any]:
+def _stdlib(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The standard library without what nothing imports."""
+    for name, content in _members(data):
+        first, _, rest = name.partition("/")
+        if first in UNUSED_STDLIB or (first == "encodings" and rest not in ENCODINGS):
+            continue
+        yield name, content
+
+
+ENCODINGS: Final = frozenset(
+    f"{name}.py" for name in ("__init__", "aliases", "ascii", "idna", "latin_1", "utf_8", "cp437")
+)
+"""Encodings that are used: the others are tables of a megabyte."""
+
+
+def _compiled(
+    files: Iterable[tuple[str, bytes]], *, optimize: int = 0
+) -> Iterator[tuple[str, bytes]]:
+    """Modules as bytecode, where this Python has that of the browser's: they load faster."""
+    for name, data in files:
+        if not name.endswith(".py") or sys.version_info[:2] != BROWSER:
+            yield name, data
+            continue
+        code = compile(data, name, "exec", dont_inherit=True, optimize=optimize)
+        header = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little") + bytes(8)
+        yield f"{name}c", header + marshal.dumps(code)
+
+
+BROWSER: Final = (3, 11)
+"""The Python of the pinned Pyodide."""
+
+
+def _members(packed: bytes) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        for each in archive.infolist():
+            if not each.is_dir():
+                yield each.filename, archive.read(each)
+
+
+def _placed(folder: Path, name: str, data: bytes, *, unpack: str = "") -> dict[str, Any]:
     (folder / name).write_bytes(data)
     return {"name": name, "bytes": len(data), "unpack": unpack}
 
@@ -146,26 +239,31 @@ def _member(packed: tarfile.TarFile, name: str) -> bytes:
 
 
 def _numpy(packed: bytes) -> Iterator[tuple[str, bytes]]:
-    """The package without its tests."""
+    """The package without its tests, stubs and what is not used of it."""
     prefix = "lib/python3.11/site-packages/"
     with tarfile.open(fileobj=io.BytesIO(packed)) as inner:
         for each in inner:
-            if each.isfile() and each.name.startswith(prefix) and "/tests/" not in each.name:
-                yield each.name.removeprefix(prefix), _member(inner, each.name)
+            parts = each.name.removeprefix(prefix).split("/")
+            used = parts[0] == "numpy" and not set(parts[1:-1]) & set(UNUSED_NUMPY)
+            if each.isfile() and used and each.name.endswith((".py", ".so")):
+                yield "/".join(parts), _member(inner, each.name)
 
 
-def _cachesim() -> Iterator[tuple[str, bytes]]:
-    """The package as an installed one has it."""
+def _cachesim(*, logs: bool = False) -> Iterator[tuple[str, bytes]]:
+    """The package as an installed one has it; its part for logs comes later."""
     for path in sorted((ROOT / "cachesim").rglob("*")):
         name = path.relative_to(ROOT)
-        if path.is_file() and "__pycache__" not in name.parts and name.parts[1] not in LEFT_OUT:
+        place = str(name.relative_to("cachesim"))
+        lab = place.startswith("lab/")
+        for_logs = place.startswith(FOR_LOGS) or place == "lab/__init__.py"
+        unused = name.parts[1] in LEFT_OUT or (lab and not for_logs)
+        if path.is_file() and "__pycache__" not in name.parts and not unused and lab == logs:
             yield str(name), path.read_bytes()
-    for _, name, _ in OPENINGS:
-        yield f"cachesim/shipped/{name}.toml", shipped_file(name).read_bytes()
-    yield f"cachesim/shipped/{TABLE}", (DOCS / TABLE).read_bytes()
+    if not logs:
+        yield f"cachesim/shipped/{TABLE}", (DOCS / TABLE).read_bytes()
 
 
-def _zipped(files: Iterator[tuple[str, bytes]]) -> bytes:
+def _zipped(files: Iterable[tuple[str, bytes]]) -> bytes:
     """The same bytes for the same files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -183,10 +281,9 @@ def _npm(name: str, wanted: str) -> bytes:
     return _fetched(f"{name}.tgz", wanted, ["npm", "pack", "--silent", name])
 
 
-def _wheel(name: str, wanted: str) -> tuple[str, bytes]:
+def _wheel(name: str, wanted: str) -> bytes:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    data = _fetched(f"{name}.whl", wanted, [*command, "--only-binary", ":all:", name])
-    return f"{name.partition('==')[0]}.zip", data
+    return _fetched(f"{name}.whl", wanted, [*command, "--only-binary", ":all:", name])
 
 
 def _fetched(name: str, wanted: str, command: list[str]) -> bytes:

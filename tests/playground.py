@@ -4,23 +4,35 @@ It is built as `make docs` builds it and served from this machine. With a folder
 there. Where the browser, or the engine's packages, cannot be had, it says so and checks the rest.
 """
 
+import base64
 import functools
 import json
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
+from cachesim.scenario.shipped import shipped_file
+from tests.browser import (
+    FLAGS,
+    SIZES,
+    THREE,
+    axe_script,
+    browser_path,
+    equal,
+    holds,
+    text,
+    violations,
+)
 
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = "window.playground.result()"
-SLOW: Final = 180_000
+SLOW: Final = 90_000
 """Milliseconds that loading may take on a busy machine."""
 
 
@@ -58,13 +70,8 @@ def built(folder: Path) -> bool:
 
 def printed() -> str:
     """What the command line prints for three requests, in the arithmetic that is exact anywhere."""
-    command = ["run", "llama.cpp-three-requests", "--profile", "llama.cpp@b11549"]
-    more = ["--arithmetic", "ring", "--format", "json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "cachesim", *command, *more],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip()
+    more = ("--profile", "llama.cpp@b11549", "--arithmetic", "ring", "--format", "json")
+    return cachesim("run", THREE, *more).strip()
 
 
 def wait(tab: Any, condition: str = f"{RESULT} !== null") -> None:
@@ -75,6 +82,8 @@ def wait(tab: Any, condition: str = f"{RESULT} !== null") -> None:
 def played(tab: Any) -> None:
     """The story of three requests, its bytes, what follows from a drag, every opening, the link."""
     wait(tab)
+    wait(tab, "!window.playground.kept()")
+    say("the first run is shown, and replaced by the browser's own")
     holds("Step C gets a wrong answer" in text(tab, "#verdict"), text(tab, "#verdict"))
     holds("has folded in token" in text(tab, "#cause"), text(tab, "#cause"))
     holds("restored from 1[0..0] of A" in tab.locator("#story").text_content(), "no arrow")
@@ -110,14 +119,214 @@ def played(tab: Any) -> None:
     ):
         before = tab.evaluate(f"{RESULT}.json.slice(0, 120)")
         tab.get_by_role("button", name=title).click()
-        wait(tab, f"{RESULT}.json.slice(0, 120) !== {json.dumps(before)}")
+        wait(tab, f"{RESULT} !== null && {RESULT}.json.slice(0, 120) !== {json.dumps(before)}")
         equal(fate, tab.evaluate(f"{RESULT}.fate"))
         say(f"opening: {title}: {text(tab, '#verdict')}")
+
+
+def stepped(tab: Any) -> None:
+    """The moments of a request, by button, by key and by themselves."""
+    wait(tab, "!document.getElementById('player').hidden")
+    holds("match" in text(tab, "#sentence"), text(tab, "#sentence"))
+    tab.locator("#moment").focus()
+    tab.keyboard.press("End")
+    holds("answer" in text(tab, "#sentence"), text(tab, "#sentence"))
+    holds(tab.locator("#on").is_disabled(), "there is more after the answer")
+    tab.keyboard.press("Home")
+    holds("arrives" in text(tab, "#sentence"), text(tab, "#sentence"))
+    tab.click("#go")
+    wait(tab, "document.getElementById('moment').value !== '0'")
+    tab.click("#go")
+    equal("Play", text(tab, "#go"))
+    rules = [
+        text(tab, "#sentence")
+        for _ in range(24)
+        if tab.click("#on", force=True) is None and "rule" in text(tab, "#sentence")
+    ]
+    holds(any("20 → 0" in each for each in rules), f"no rule: {rules}")
+    say("a request is stepped through, with the rule where it decides")
+
+
+def mistaken(tab: Any) -> None:
+    """Errors stand at their field, in its words, and nothing older is shown or downloaded."""
+    tab.get_by_label("prompt of request 3").fill("nope c")
+    tab.get_by_label("prompt of request 3").press("Tab")
+    wait(tab, "document.querySelector('.problem') !== null")
+    equal("Request 3, prompt: there is no text 'nope'", text(tab, ".problem"))
+    equal("true", tab.get_by_label("prompt of request 3").get_attribute("aria-invalid"))
+    equal(True, tab.locator("#take").is_disabled())
+    equal(True, tab.locator("#json").is_disabled())
+    equal(0, tab.locator("#story svg").count())
+    tab.get_by_label("prompt of request 3").fill("S c")
+    tab.get_by_label("prompt of request 3").press("Tab")
+    wait(tab)
+    equal(0, tab.locator(".problem").count())
     tab.fill("#flags", "parallel = many")
     tab.press("#flags", "Tab")
-    wait(tab, "!document.getElementById('trouble').hidden")
-    holds("parallel" in text(tab, "#trouble"), text(tab, "#trouble"))
-    say("what cannot be played is told")
+    wait(tab, "document.querySelector('.problem') !== null")
+    holds("Flag parallel" in text(tab, ".problem"), text(tab, ".problem"))
+    tab.fill("#flags", "")
+    tab.press("#flags", "Tab")
+    wait(tab)
+    say("an error stands at its field, and no older run is shown or downloaded")
+
+
+def dragged(tab: Any) -> None:
+    """A slider takes a length as it is; keys in a row are one run; a run is cancelled."""
+    length = tab.get_by_label("length of S", exact=True)
+    length.fill("300")
+    length.press("Tab")
+    tab.get_by_label("length of S, to drag").focus()
+    tab.keyboard.press("ArrowLeft")
+    equal("299", length.input_value())
+    tokens = f"{RESULT} !== null && JSON.parse({RESULT}.json).runs[0].steps[1].prompt_tokens"
+    wait(tab, f"{tokens} === 319")
+    tab.evaluate(COUNTED)
+    for _ in range(12):
+        tab.keyboard.press("ArrowLeft")
+    equal("287", length.input_value())
+    wait(tab, f"{tokens} === 307")
+    holds(tab.evaluate("window.asked") <= 4, f"{tab.evaluate('window.asked')} runs for 12 keys")
+    say("a slider takes any length, and twelve keys are few runs")
+    for name in ("S", "b", "c"):
+        field = tab.get_by_label(f"length of {name}", exact=True)
+        field.fill("2000")
+        field.press("Tab")
+    tab.locator("#cancel").click(timeout=SLOW)
+    wait(tab, "document.getElementById('verdict').textContent.startsWith('Cancelled')")
+    equal(None, tab.evaluate(RESULT))
+    tab.get_by_role("button", name="Three requests").click()
+    wait(tab)
+    equal("wrong", tab.evaluate(f"{RESULT}.fate"))
+    say("a long run is cancelled, and the next one is played")
+
+
+COUNTED: Final = """() => {
+  window.asked = 0;
+  const own = simulator.worker.postMessage.bind(simulator.worker);
+  simulator.worker.postMessage = (each) => {
+    window.asked += each.asked.includes('"run"');
+    own(each);
+  };
+}"""
+
+
+HOSTILE: Final[Mapping[str, object]] = {
+    "it holds nothing": None,
+    "text 1 is not a table": {"spans": [None]},
+    "there is no engine “constructor”": {"engine": "constructor"},
+    "there is no engine “__proto__”": {"engine": "__proto__"},
+    "texts are not a list": {"spans": {"length": 10**9}},
+    "it holds a list": [],
+    "it holds a number": 7,
+    "is not a number from 1 to 2000": {"spans": [{"name": "a", "length": 1e308}]},
+    "the name of request 1 is not a text": {"steps": [{"name": [[[[]]]]}]},
+    "flags is longer than": {"flags": "x" * 5000},
+    "llama.cpp has no release “b0”": {"release": "b0"},
+    "there is no model “toString”": {"model": "toString"},
+}
+"""Why a link does not open -> what it holds."""
+
+
+def link(value: object) -> str:
+    """A share link's fragment, as the page writes it."""
+    data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def linked(tab: Any, address: str) -> None:
+    """Links in an open tab: each opens, or says why not, and the first example is shown."""
+    others = {"its text is damaged": "%%%", "damaged, or cut": link("[" * 50_000)}
+    others["longer than 200000"] = "A" * 200_001
+    others["there is no shipped scenario"] = "scenario=../../secrets"
+    for why, fragment in {**{w: link(v) for w, v in HOSTILE.items()}, **others}.items():
+        tab.evaluate("hash => { window.location.hash = hash; }", fragment)
+        wait(tab, f"document.getElementById('trouble').textContent.includes({json.dumps(why)})")
+        wait(tab)
+        equal("wrong", tab.evaluate(f"{RESULT}.fate"))
+    say(f"{len(HOSTILE) + len(others)} hostile links in one tab end in a sentence and the example")
+    tab.goto("about:blank")
+    tab.goto(f"{address}#{link(None)}")
+    wait(tab, "document.getElementById('trouble').textContent.includes('it holds nothing')")
+    wait(tab)
+    say("a hostile link in a new tab does not keep the page from loading")
+    tab.evaluate(
+        "() => { window.location.hash = 'scenario=vllm-43559-one-block-more&profile=vllm@0.33.0'; }"
+    )
+    wait(tab, f"{RESULT} !== null && {RESULT}.scenario === 'vllm-43559-one-block-more'")
+    equal("vllm@0.33.0", tab.evaluate(f"{RESULT}.profile"))
+    say("a link to a shipped scenario opens it on its profile")
+
+
+def opened(tab: Any) -> None:
+    """Scenarios from the list, a pasted file, a dropped log."""
+    tab.click("#open summary")
+    tab.fill("#search", "no-rewind")
+    tab.locator("#found button").first.click()
+    wait(tab, f"{RESULT} !== null && {RESULT}.scenario.includes('no-rewind')")
+    holds("format" in tab.locator("#toml").input_value(), "no file in the form")
+    say("a scenario that the form has no place for opens as its file")
+    tab.click("#open summary")
+    shown = shipped_file(THREE).read_text(encoding="utf-8")
+    tab.fill("#pasted", shown.replace('"llama.cpp-three-requests"', '"mine"', 1))
+    tab.click("#take-pasted")
+    wait(tab, f"{RESULT} !== null && {RESULT}.scenario === 'mine'")
+    say("a pasted scenario opens")
+    tab.click("#open summary")
+    tab.fill("#pasted", shown.replace("hello = 5", "hello = 0"))
+    tab.click("#take-pasted")
+    wait(tab, "document.querySelector('.problem') !== null")
+    holds("spans.hello" in text(tab, ".problem"), text(tab, ".problem"))
+    say("a damaged file opens as text, with the error at its field")
+    log = ROOT / "docs" / "examples" / "hybrid.log"
+    tab.evaluate(DROP, [log.name, log.read_text(encoding="utf-8")])
+    wait(tab, "window.playground.report() !== null && window.playground.report().json !== ''")
+    equal(explained_by_the_program(log), tab.evaluate("window.playground.report().json"))
+    holds("requests" in tab.frame_locator("#log iframe").locator("h1").inner_text(), "no report")
+    say("a dropped log is explained as by `cachesim why`, byte for byte")
+    tab.evaluate(DROP, ["empty.log", "nothing"])
+    wait(tab, "document.getElementById('verdict').textContent.startsWith('Not read')")
+    equal(True, tab.locator("#json").is_disabled())
+    say("a file that is no log is refused with a reason")
+
+
+DROP: Final = """([name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name));
+  window.dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }));
+}"""
+
+
+def explained_by_the_program(log: Path) -> str:
+    """`cachesim why` on a log, as JSON."""
+    return cachesim("why", log.name, "--format", "json", folder=log.parent)
+
+
+def cachesim(*arguments: str, folder: Path = ROOT) -> str:
+    """Standard output of the program."""
+    return subprocess.run(
+        [sys.executable, "-m", "cachesim", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+
+
+def heard(tab: Any) -> None:
+    """The page as a screen reader has it."""
+    tree = tab.locator("body").aria_snapshot()
+    for each in (
+        'navigation "examples"',
+        'button "Three requests"',
+        'form "the run"',
+        'textbox "prompt of request 3"',
+        'region "what happens"',
+        'region "step through a request"',
+        'slider "moment"',
+        'button "previous moment"',
+        'button "Copy a link to this run"',
+    ):
+        holds(each in tree, f"the tree lacks {each}:\n{tree[:4000]}")
+    holds("three-requests on llama.cpp@b11549, step by step" in tree, f"no named picture: {tree}")
+    say("a screen reader finds the examples, the form, the verdict, the picture and the moments")
 
 
 def looked_at(browser: Any, address: str, pictures: Path | None, *, engine: bool) -> None:
@@ -160,13 +369,15 @@ def checked(browser: Any, folder: Path, pictures: Path | None) -> None:
             tab.on("pageerror", lambda error: asked.append(f"error: {error}"))
             tab.goto(address)
             played(tab)
+            stepped(tab)
+            heard(tab)
+            mistaken(tab)
+            dragged(tab)
+            linked(tab, address)
+            opened(tab)
             home = address.rpartition("playground")[0]
             equal([], [each for each in asked if not each.startswith((home, "blob:", "data:"))])
             say("nothing is fetched from elsewhere")
-            tab.goto(f"{address}#not-a-form")
-            tab.reload()
-            wait(tab, "!document.getElementById('trouble').hidden")
-            say("a damaged link is told")
             context.close()
         else:
             sys.stdout.write("SKIPPED the run in the browser: the engine is not in this build\n")

@@ -99,9 +99,9 @@ def _split(cached: int, equal: int, done: int, total: int) -> Stretches:
     at = min(max(done, cached), total)
     found: Stretches = (
         (0, cached, "shared", "reused"),
-        (cached, min(equal, at), "again", "reprocessed"),
+        (cached, equal, "again", "reprocessed" if at >= equal else "lost"),
         (equal, at, "new", "new"),
-        (at, total, "pending", "to be processed"),
+        (max(at, equal), total, "pending", "to be processed"),
     )
     return tuple((a, b, look, f"{b - a} {words}") for a, b, look, words in found if a < b)
 

@@ -170,7 +170,7 @@ FORM: Final[Mapping[str, frozenset[str]]] = {
         {"format", "name", "about", "class", "kind", "source", "shows", "model", "engine", "spans"}
         | {"step", "expect"}
     ),
-    "model": frozenset({"preset", "seed"}),
+    "model": frozenset({"preset", "seed", "window"}),
     "engine": frozenset({"name", "profiles", "options"}),
     "step": frozenset({"name", "prompt", "predict", "slot"}),
 }
@@ -188,7 +188,7 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
         fits
         and "preset" in model
         and all(isinstance(each, int) for each in spans.values())
-        and all(isinstance(each.get("prompt"), str) and "name" in each for each in steps)
+        and all(isinstance(each.get("prompt"), str) for each in steps)
         and all(isinstance(each, str | int | float) for each in options.values())
     ):
         return None
@@ -197,9 +197,10 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
         "engine": engine["name"],
         "model": model["preset"],
         "seed": model.get("seed", 0),
+        "window": model.get("window"),
         "flags": "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items()),
         "spans": [{"name": key, "length": value} for key, value in spans.items()],
-        "steps": steps,
+        "steps": [{"name": str(number)} | step for number, step in enumerate(steps, 1)],
     }
 
 

@@ -423,7 +423,8 @@ def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = 
     """A drawing for a page that has `STYLE`: as wide as there is room."""
     _, high = _tops_of(picture)
     return (
-        f'<svg class="cs-pic" role="img" aria-labelledby="{uid}t {uid}d" width="100%"'
+        f'<svg class="cs-pic" role="img" aria-label="{escape(picture.title)}"'
+        f' aria-describedby="{uid}d" width="100%"'
         f' height="{high}" xmlns="http://www.w3.org/2000/svg">'
         f'<title id="{uid}t">{escape(picture.title)}</title>'
         f'<desc id="{uid}d">{escape(picture.about)}</desc>'

@@ -56,12 +56,13 @@ function wellFormed(value) {
     arithmetic: one(value.arithmetic, "arithmetic", { float: 1, ring: 1 }, "float"),
   };
   if (release && !choices.engines[common.engine].releases.some((each) => each.name === release)) throw new LinkError(`${common.engine} has no release “${release}” here`);
-  if (value.toml !== undefined) return { ...common, toml: text(value.toml, "scenario file", MOST.file, "") };
+  if (value.toml !== undefined && value.toml !== null) return { ...common, toml: text(value.toml, "scenario file", MOST.file, "") };
   return {
     ...common,
     toml: null,
     model: one(value.model, "model", choices.models, "hybrid"),
     seed: number(value.seed, "seed", 0, Number.MAX_SAFE_INTEGER, 0),
+    window: number(value.window, "window", 1, 2000, null),
     flags: text(value.flags, "flags", MOST.text, ""),
     spans: list(value.spans, "texts", MOST.spans).map((each, i) => {
       const what = `text ${i + 1}`;

@@ -36,7 +36,7 @@ const rules = () => [form.release, ...form.patches].join("+");
 const profile = () => `${form.engine}@${rules()}`;
 
 /** What an opening expects holds as long as nothing but the release was changed. */
-const asked = () => JSON.stringify([form.name, form.engine, form.model, form.seed, form.flags, form.spans, form.steps, form.toml]);
+const asked = () => JSON.stringify([form.name, form.engine, form.model, form.seed, form.window, form.flags, form.spans, form.steps, form.toml]);
 let pristine = null;
 let expected = [];
 let origin = null; // the shipped scenario that was opened
@@ -60,7 +60,7 @@ function scenario() {
   return {
     format: 1,
     name: form.name || "playground",
-    model: { preset: form.model, seed: form.seed ?? 0 },
+    model: { preset: form.model, seed: form.seed ?? 0, ...(form.window ? { window: form.window } : {}) },
     engine: { name: form.engine, profiles: [rules()], options },
     spans: Object.fromEntries(form.spans.map((each) => [each.name, each.length])),
     step: steps,
@@ -90,6 +90,7 @@ function show() {
     return;
   }
   fill(byId("model"), Object.entries(choices.models).map(([name, about]) => [name, `${name}: ${about}`]), form.model);
+  byId("window").value = form.window ?? "";
   byId("flags").value = form.flags;
   fill(byId("flag"), [["", "add a flag"], ...Object.entries(engine.flags).map(([name, about]) => [name, name, about])], "");
   byId("spans").replaceChildren(...form.spans.map(spanView));
@@ -141,7 +142,7 @@ function showProblems(problems) {
   problems.map(form.toml !== null ? (text) => ({ field: "file", text }) : placed).forEach(({ field, key, text }, i) => {
     const row = field && [...document.querySelectorAll(".field")].find((each) => each.dataset.field === field);
     if (!row) { unplaced.push(text); return; }
-    const input = row.querySelector(`[data-key="${key}"], textarea, input[type="number"], input`);
+    const input = row.querySelector(`[data-key="${key}"]`) || row.querySelector('textarea, input[type="number"], input');
     input.setAttribute("aria-invalid", "true");
     input.setAttribute("aria-describedby", `problem-${i}`);
     row.append(h("p", { class: "problem", id: `problem-${i}`, role: "alert" }, text));
@@ -214,6 +215,7 @@ function told(result, moments) {
   const chosen = last && last.steps.length === result.steps.length && here !== "" ? Number(here) : result.worst;
   last = result;
   report = null;
+  byId("kept").hidden = true;
   byId("log").hidden = true;
   for (const id of ["share", "take", "json"]) byId(id).disabled = false;
   verdict(`${SIGN[result.fate] || "!"} ${result.verdict}`, TONE[result.fate] || "lost");
@@ -368,6 +370,7 @@ async function openAddress() {
 function listen() {
   const changed = (id, key) => byId(id).addEventListener("change", (event) => { form[key] = event.target.value; show(); play(); });
   for (const key of ["engine", "release", "model", "arithmetic", "flags"]) changed(key, key);
+  byId("window").addEventListener("change", (event) => { form.window = event.target.value ? Math.max(1, Math.min(MOST.length, Math.round(Number(event.target.value)) || 1)) : null; show(); play(); });
   byId("toml").addEventListener("change", () => openText(byId("toml").value, {}));
   byId("form").addEventListener("submit", (event) => event.preventDefault());
   byId("flag").addEventListener("change", (event) => { if (event.target.value) { form.flags = `${form.flags}${form.flags && !form.flags.endsWith("\n") ? "\n" : ""}${event.target.value} = `; show(); byId("flags").focus(); } });

@@ -1,24 +1,33 @@
 """What the playground's page asks for, asked without a browser."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cachesim import run_scenario
 from cachesim.engines import FAMILIES
+from cachesim.cli.why import why
+from cachesim.lab.logs.page import explained
 from cachesim.report.json_output import document
 from cachesim.report.playground import answer, choices
 from cachesim.scenario.shipped import shipped_file
 
+ROOT = Path(__file__).parents[2]
 THREE = tomllib.loads(shipped_file("llama.cpp-three-requests").read_text(encoding="utf-8"))
 
 
 def asked(scenario: dict[str, Any], profile: str, arithmetic: str = "ring") -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(
-        answer(json.dumps({"scenario": scenario, "profile": profile, "arithmetic": arithmetic}))
-    )
+    return question(scenario=scenario, profile=profile, arithmetic=arithmetic)
+
+
+def question(**parts: object) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(answer(json.dumps(parts)))
     return told
 
 
@@ -59,6 +68,68 @@ def test_every_engine_release_patch_and_flag_can_be_chosen() -> None:
     assert "b11549" == newest["name"]
     assert "erase-equal" in newest["patches"]
     assert "parallel" in engines["llama.cpp"]["flags"]
+
+
+def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
+    asked(THREE, "llama.cpp@b11549")
+    told = question(do="step", step=2)
+    words = [each["word"] for each in told["frames"]]
+    looks = [
+        re.findall(r'class="b (\w+)', told["pool"][each["rows"][0]]) for each in told["frames"]
+    ]
+
+    assert ["request", "match"] == words[:2]
+    assert words.index("depth tested") < words.index("rule") < words.index("batch decoded")
+    assert "20 → 0  Memory reaches back only" in told["frames"][words.index("rule")]["sentence"]
+    assert ["pending"] == looks[0]
+    assert ["shared", "pending"] == looks[1]
+    assert ["shared", "again", "pending"] == looks[words.index("rule")]
+    assert ["wrong", "again", "new"] == looks[-1]
+
+
+def test_a_file_is_opened_as_a_form_where_the_form_has_a_place_for_all_of_it() -> None:
+    three = question(do="open", text=text_of("llama.cpp-three-requests"))
+    window = question(do="open", text=text_of("llama.cpp-window-erodes-by-a-key"))
+    chat = question(do="open", text=text_of("ik_llama.cpp-1689-no-rewind"))
+
+    assert "llama.cpp@b11549" == three["profile"]
+    assert [("hello", 5), ("S", 20), ("b", 20), ("c", 20)] == [
+        (each["name"], each["length"]) for each in three["form"]["spans"]
+    ]
+    assert 8 == window["form"]["window"]
+    assert chat["form"] is None
+
+
+def test_a_file_runs_as_the_command_line_runs_it() -> None:
+    told = question(
+        text=text_of("llama.cpp-three-requests"), profile="llama.cpp@b11549", arithmetic="ring"
+    )
+
+    assert asked(THREE, "llama.cpp@b11549")["json"] == told["json"]
+    assert text_of("llama.cpp-three-requests") == told["toml"]
+
+
+def test_a_damaged_file_is_explained_with_its_line() -> None:
+    damaged = text_of("llama.cpp-three-requests").replace("hello = 5", "hello = 0")
+    deep = "[" * 100_000
+
+    assert "the file:" in question(do="open", text=damaged)["problems"][0]
+    assert question(do="open", text=f"a = {deep}")["problems"]
+    assert question(do="open", text=f'{{"a": {deep}')["problems"]
+
+
+def text_of(name: str) -> str:
+    return shipped_file(name).read_text(encoding="utf-8")
+
+
+def test_a_log_is_explained_as_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "docs" / "examples" / "hybrid.log"
+    why(str(path), format="json")
+
+    told = json.loads(explained(str(path), path.read_bytes()))
+    assert capsys.readouterr().out == told["json"]
+    assert "<h1>" in told["html"]
+    assert "problems" in json.loads(explained("empty.log", b"nothing"))
 
 
 IN_A_BROWSER = """
