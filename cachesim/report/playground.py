@@ -28,8 +28,7 @@ from cachesim.report.svg import (
     looks_of,
     row_svg,
 )
-from cachesim.scenario.acceptance import full_profile
-from cachesim.scenario.checks import scenario_of
+from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.files import content_of, loads, to_toml
 from cachesim.scenario.format import Scenario
 
