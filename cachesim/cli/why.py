@@ -22,11 +22,10 @@ from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.live import Live, told_of_dump
 from cachesim.lab.logs.other import workload_of
+from cachesim.lab.logs.page import add_other_settings
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import asked_of
 from cachesim.lab.logs.telling import worst as worst_of
-from cachesim.lab.logs.tuning import of_log, summary
-from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
 from cachesim.lab.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.reading import line_of
@@ -87,17 +86,6 @@ class _Names:
         for text, first, last in rope.runs:
             yield self._numbers.setdefault((life, text), len(self._numbers)), first, last
 
-
-FEW: Final = 300
-"""So many requests are played on other servers too without being asked."""
-
-TOKENS_OF_ONE: Final = 25_000
-"""Tokens of prompts that take as long to play as one request."""
-
-LONG_LOG: Final = (
-    "A log of this length is played with other settings on request: name a release or a flag with "
-    "`--what-if`, or run `cachesim why --tune` on it."
-)
 
 SLOW: Final = 2_000
 """So many requests take long enough for a bar."""
@@ -189,7 +177,7 @@ def why_command(
             return AS_EXPECTED
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
-    _add_what_if(found, replays, what_if or ())
+    add_other_settings(found, replays, what_if or (), swept)
     if outputs.scenario is not None:
         write(outputs.scenario, to_toml(worst_scenario(replays)))
     if outputs.trace is not None:
@@ -217,30 +205,6 @@ class Outputs:
     scenario: Output | None
     trace: Output | None
     report: Output | None
-
-
-def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:
-    """Put in what other servers do: those asked for, and the usual ones where that is quick."""
-    played = [each for each in replays if each.settings.is_played]
-    totals = found["totals"]
-    work = totals["requests"] + totals["prompt_tokens"] // TOKENS_OF_ONE
-    few = bool(played) and work <= FEW
-    if what_if and not played:
-        msg = f"--what-if: {found['servers'][0]['missing'][0]}"
-        raise InputError(msg)
-    if what_if:
-        found["what_if"] = list(answers(played, asked_by(played[0].settings, what_if)))
-    elif few:
-        found["what_if"] = list(answers(played, usual(played[0].settings)))
-    if few:
-        lives = of_log(played, None).lives
-        tried = swept(lives)
-        found["tuned"] = summary(tried, lives[0])
-        for cause in found["causes"]:
-            flags = of_flags(tried, cause["cause"], played[0].settings)
-            cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
-    elif played and not what_if:
-        found["log"]["long"] = LONG_LOG
 
 
 def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:

@@ -8,11 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cachesim import run_scenario
 from cachesim.engines import FAMILIES
-from cachesim.cli.why import why
 from cachesim.lab.logs.page import explained
 from cachesim.report.json_output import document
 from cachesim.report.playground import answer, choices
@@ -122,12 +119,13 @@ def text_of(name: str) -> str:
     return shipped_file(name).read_text(encoding="utf-8")
 
 
-def test_a_log_is_explained_as_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_explained_as_by_the_command() -> None:
     path = ROOT / "docs" / "examples" / "hybrid.log"
-    why(str(path), format="json")
+    command = [sys.executable, "-m", "cachesim", "why", str(path), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     told = json.loads(explained(str(path), path.read_bytes()))
-    assert capsys.readouterr().out == told["json"]
+    assert done.stdout == told["json"]
     assert "<h1>" in told["html"]
     assert "problems" in json.loads(explained("empty.log", b"nothing"))
 
