@@ -255,7 +255,7 @@ def _cachesim(*, logs: bool = False) -> Iterator[tuple[str, bytes]]:
         name = path.relative_to(ROOT)
         place = str(name.relative_to("cachesim"))
         lab = place.startswith("lab/")
-        for_logs = place.startswith(FOR_LOGS) or place == "lab/__init__.py"
+        for_logs = place.startswith(FOR_LOGS) or place in {"lab/__init__.py", "lab/playground.py"}
         unused = name.parts[1] in LEFT_OUT or (lab and not for_logs)
         if path.is_file() and "__pycache__" not in name.parts and not unused and lab == logs:
             yield str(name), path.read_bytes()

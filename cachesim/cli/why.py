@@ -22,7 +22,7 @@ from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.live import Live, told_of_dump
 from cachesim.lab.logs.other import workload_of
-from cachesim.lab.logs.page import add_other_settings
+from cachesim.lab.logs.other_settings import add_other_settings
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import asked_of
 from cachesim.lab.logs.telling import worst as worst_of

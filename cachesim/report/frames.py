@@ -41,8 +41,8 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
         sentence=f"Request {step.name} arrives: {total} tokens.",
         rows=_rows(run, index, arrival, before),
     )
-    if "equal" in facts:
-        yield Frame(word="match", sentence=facts["equal"], rows=_rows(run, index, matched, before))
+    if "match" in facts:
+        yield Frame(word="match", sentence=facts["match"], rows=_rows(run, index, matched, before))
     rules = [each.sentence for each in step.statements if each.word == "rule"]
     done, decided = cached, False
     for event, number in _shown(step):

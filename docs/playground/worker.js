@@ -42,7 +42,7 @@ function read({ name, data }) {
   if (explained === null) {
     unpack(later);
     later = [];
-    python.runPython("import importlib; importlib.invalidate_caches(); from cachesim.lab.logs.page import explained");
+    python.runPython("import importlib; importlib.invalidate_caches(); from cachesim.lab.playground import explained");
     explained = python.globals.get("explained");
   }
   const bytes = python.toPy(new Uint8Array(data));

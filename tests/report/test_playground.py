@@ -10,7 +10,7 @@ from typing import Any
 
 from cachesim import run_scenario
 from cachesim.engines import FAMILIES
-from cachesim.lab.logs.page import explained
+from cachesim.lab.playground import explained
 from cachesim.report.json_output import document
 from cachesim.report.playground import answer, choices
 from cachesim.scenario.shipped import shipped_file
@@ -77,7 +77,7 @@ def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
 
     assert ["request", "match"] == words[:2]
     assert words.index("depth tested") < words.index("rule") < words.index("batch decoded")
-    assert "20 → 0  Memory reaches back only" in told["frames"][words.index("rule")]["sentence"]
+    assert "20 → 0  Recurrent state at position 42" in told["frames"][words.index("rule")]["sentence"]
     assert ["pending"] == looks[0]
     assert ["shared", "pending"] == looks[1]
     assert ["shared", "again", "pending"] == looks[words.index("rule")]

@@ -1,19 +1,12 @@
-"""A log in a browser: the report of `cachesim why` as JSON and as a page."""
+"""Other settings for the requests of a log: those asked for, the usual ones, the best ones."""
 
-import json
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from typing import Any, Final
 
-from cachesim.errors import CachesimError, InputError
+from cachesim.errors import InputError
 from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.telling import worst
 from cachesim.lab.logs.tuning import Life, Trial, Tried, alone, of_log, summary, together, tried
 from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
-from cachesim.packed import HEAD_BYTES, unpacked
-from cachesim.report.html_document import page
-from cachesim.report.why import why_report
 
 FEW: Final = 300
 """So many requests are played on other servers too without being asked."""
@@ -23,22 +16,6 @@ LONG_LOG: Final = (
     "A log of this length is played with other settings on request: name a release or a flag with "
     "`--what-if`, or run `cachesim why --tune` on it."
 )
-
-
-def explained(name: str, data: bytes) -> str:
-    """The report on a log: JSON as the command prints it, and the page, or the problems."""
-    try:
-        data = bytes(data)
-        read = read_files([(name, unpacked(name, BytesIO(data), data[:HEAD_BYTES]))])
-        replays = replays_of(read, Wanted())
-        found = why(read, replays)
-        add_other_settings(found, replays)
-    except CachesimError as error:
-        return json.dumps({"problems": [str(error)]})
-    parts = why_report(found, worst=worst(found["requests"], 3))
-    return json.dumps(
-        {"json": json.dumps(found, indent=1) + "\n", "html": page("cachesim why", *parts)}
-    )
 
 
 def swept(lives: Sequence[Life]) -> list[Tried]:
