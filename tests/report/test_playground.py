@@ -77,7 +77,9 @@ def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
 
     assert ["request", "match"] == words[:2]
     assert words.index("depth tested") < words.index("rule") < words.index("batch decoded")
-    assert "20 → 0  Recurrent state at position 42" in told["frames"][words.index("rule")]["sentence"]
+    assert (
+        "20 → 0  Recurrent state at position 42" in told["frames"][words.index("rule")]["sentence"]
+    )
     assert ["pending"] == looks[0]
     assert ["shared", "pending"] == looks[1]
     assert ["shared", "again", "pending"] == looks[words.index("rule")]
