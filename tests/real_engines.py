@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from cachesim.engines.llama_cpp_python.family import FAMILY as BINDING
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
@@ -27,6 +28,10 @@ from cachesim.lab.real.llama_cpp.differences import show_difference
 from cachesim.lab.real.llama_cpp.logits import compare_logits
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workload import Release
+from cachesim.lab.real.llama_cpp_python.commands import DRAWN
+from cachesim.lab.real.llama_cpp_python.compare import RealInstances
+from cachesim.lab.real.llama_cpp_python.compare import draw as draw_binding
+from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
@@ -56,6 +61,7 @@ WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely
 WORKLOADS_BETWEEN: Final = 6  # per release between them; `cachesim real llama.cpp` plays more
 PATIENCE: Final = 20.0
 """Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
+BINDING_WORKLOADS: Final = 10  # per preset
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm that is looked at closely
 MLX_SEQUENCES_BETWEEN: Final = 10  # per release between them
@@ -125,6 +131,19 @@ def _agrees(tally: Tally, play: PlayDrawn, number: int) -> bool:
     if played.difference is not None:
         show_difference(OUT, played.difference)
     return played.difference is None
+
+
+def binding_agrees(release: str) -> tuple[bool, str]:
+    """Drawn calls of `Llama`: counts, replies and logits."""
+    with RealInstances(release) as real:
+        steps = [
+            step
+            for name in DRAWN
+            for number in range(BINDING_WORKLOADS)
+            for step in real.play(draw_binding(release, name, SEED, number))
+        ]
+    agreeing = sum(each.agrees for each in steps)
+    return agreeing == len(steps), f"{agreeing} of {len(steps)} calls agree"
 
 
 def weights_agree(release: Release) -> tuple[bool, str]:
@@ -245,6 +264,12 @@ def checks(*, every: bool = False) -> Iterator[Check]:
                 environment=environment_for(release),
                 run=partial(what, release),
             )
+    newest_binding = BINDING.real()[-1]
+    yield Check(
+        name=f"llama-cpp-python {newest_binding}: calls agree",
+        environment=binding_environment_for(newest_binding),
+        run=partial(binding_agrees, newest_binding),
+    )
     for version in MLX_LM.real():
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
         for mlx in (

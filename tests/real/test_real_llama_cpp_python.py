@@ -17,7 +17,7 @@ def test_no_compiler_is_said_before_anything_is_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(EnvironmentUnavailableError, match="no C\\+\\+ compiler here; install one"):
-        compare.environment_for("0.3.36")
+        compare.environment_for("0.3.36").ready()
 
 
 def test_drawn_workloads_hold_caches_drafts_and_saved_states() -> None:

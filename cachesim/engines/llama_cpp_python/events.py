@@ -78,7 +78,7 @@ class StateEvicted(Event):
 
 @event("plain")
 class DraftVerified(Event):
-    """{accepted} of {drafted} drafted tokens are accepted"""
+    """of {drafted} drafted tokens {accepted} are accepted"""
 
     drafted: Count
     accepted: Count

@@ -8,6 +8,7 @@ source tree they lie beside the package in `.venv-real/`, else in the user's cac
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ from cachesim.errors import CachesimError, ProfileError
 
 SET_UP_SECONDS: Final = 600
 """Time limit of an installation."""
+
+
+COMPILERS: Final = ("c++", "g++", "clang++")
 
 
 class EnvironmentUnavailableError(CachesimError):
@@ -69,6 +73,12 @@ class Environment:
 
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)
+        if self.variables and not any(map(shutil.which, COMPILERS)):
+            msg = (
+                f"{wanted} is built from its source, and there is no C++ compiler here; install "
+                "one, as with: apt install g++"
+            )
+            raise EnvironmentUnavailableError(msg)
         sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
         # The pip that runs here installs into other environments, too: none of its own to unpack.
         bare = ["--without-pip"] if find_spec("pip") else []

@@ -1,7 +1,6 @@
 """Scenarios on the real `Llama` of a release, with the simulator beside it."""
 
 import base64
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.option import options_of
 from cachesim.lab.real.environment import (
     Environment,
-    EnvironmentUnavailableError,
     package_of,
 )
 from cachesim.lab.real.llama_cpp.gguf import write_model
@@ -56,19 +54,12 @@ SYMBOLS: Final = 9
 def environment_for(release: str) -> Environment:
     """The environment that holds a release: built here, as the package has no wheels."""
     name, package = package_of(FAMILY, release)
-    environment = Environment(
+    return Environment(
         name=f"llama-cpp-python-{name}",
         requirements=package.requirements,
         patience=3600,
         variables=(("CMAKE_ARGS", "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"),),
     )
-    if not environment.is_ready() and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        msg = (
-            f"{package.requirements[0]} is built from its source, and there is no C++ compiler "
-            "here; install one, as with: apt install g++"
-        )
-        raise EnvironmentUnavailableError(msg)
-    return environment
 
 
 def draw(release: str, preset: str, seed: int, number: int) -> Scenario:
