@@ -4,9 +4,11 @@ A command is a plain function in a module of its own, imported when the command 
 """
 
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -93,6 +95,7 @@ def _usage(error: CycloptsError) -> str:
 
 
 LOOKS: Final[dict[str, Any]] = {
+    "default_parameter": Parameter(negative=()),
     "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
     "version": version,
     "help_format": "plaintext",
@@ -104,10 +107,37 @@ LOOKS: Final[dict[str, Any]] = {
 
 def functions() -> Iterator[tuple[str, Callable[..., int]]]:
     """Commands by name, imported; `real` has commands of its own."""
-    for name, (where, _) in COMMANDS.items():
-        module, _, function = where.partition(":")
-        if module:
-            yield name, getattr(importlib.import_module(f"cachesim.cli.{module}"), function)
+    yield from ((name, _function(where)) for name, (where, _) in COMMANDS.items() if where)
+
+
+def _function(where: str) -> Callable[..., int]:
+    module, _, name = where.partition(":")
+    function: Callable[..., int] = getattr(importlib.import_module(f"cachesim.cli.{module}"), name)
+    return function
+
+
+def reflowed(function: Callable[..., int]) -> Callable[..., int]:
+    """The function with paragraphs in one line each, so that help wraps them to its own width."""
+    flags = (each.annotation for each in inspect.signature(function).parameters.values())
+    for each in (function, *filter(is_dataclass, flags)):
+        each.__doc__ = _joined(inspect.cleandoc(each.__doc__ or ""))
+    return function
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _joined(text: str) -> str:
+    """A text with each of its paragraphs in one line; headings and examples keep their own."""
+    lines = [""]
+    for line in text.split("\n"):
+        ruled = not line.strip("- ") or not lines[-1].strip("- ") or line.startswith("Example:")
+        if ruled or _indent(line) != _indent(lines[-1]):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+    return "\n".join(lines[1:])
 
 
 def whole_app(
@@ -121,7 +151,7 @@ def whole_app(
         elif not where:
             whole.command(_real(about, words, order))
         elif words[:1] == [name]:  # its docstring has more lines, and an example
-            whole.command(f"cachesim.cli.{where}", name=name, sort_key=order)
+            whole.command(reflowed(_function(where)), name=name, sort_key=order)
         else:
             whole.command(f"cachesim.cli.{where}", name=name, help=about, sort_key=order)
     whole.command("cachesim.cli.completion:completion_command", name="completion", show=False)
@@ -134,7 +164,7 @@ def _real(about: str, words: Sequence[str], order: int) -> App:
     if words[:1] == ["real"]:
         real.command(real_gguf, name="gguf")
         for name, function in real_functions(_real_commands()).items():
-            real.command(function, name=name)
+            real.command(reflowed(function), name=name)
     return real
 
 

@@ -36,7 +36,7 @@ def bisect_command(
         Parameter(help="ring: exact 64-bit integers; float: a real network."),
     ] = "ring",
     real: Annotated[
-        bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
+        bool, Parameter(help="Play the real servers, each release's own wheel.")
     ] = False,
     server: ServerFlags = UNSAID,
     report: Page = None,

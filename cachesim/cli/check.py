@@ -287,11 +287,7 @@ def tell_comparison(found: Comparison, printed: list[RenderableType]) -> int:
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
         raise InputError(msg)
-    counts = {
-        "workload": found.workloads,
-        "request": found.requests,
-        "token": found.prompt_tokens,
-    }
+    counts = {"workload": found.workloads, "request": found.requests, "token": found.prompt_tokens}
     title = ", ".join(counted(number, noun) for noun, number in counts.items())
     table = FittingTable(title=title, title_style="", box=None)
     for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
@@ -327,17 +323,15 @@ Hands: TypeAlias = tuple[Executor | None, int]
 Prove: TypeAlias = Annotated[
     bool,
     Parameter(
-        negative="",
         help="Play each wrong answer on the real engine, and write a report of each that is wrong "
-        "there too, to the folder of --emit (hunt by default).",
+        "there too, to the folder of --emit (hunt by default)."
     ),
 ]
 Models: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
-        negative="",
         help="A preset of `cachesim list presets`; may be repeated. By default hybrid; with "
-        "--prove all that the real engine loads.",
+        "--prove all that the real engine loads."
     ),
 ]
 
@@ -366,12 +360,10 @@ def check_command(
         ),
     ] = "wrong",
     everything: Annotated[
-        bool,
-        Parameter("--all", negative="", help="Continue past findings, and group them by cause."),
+        bool, Parameter("--all", help="Continue past findings, and group them by cause.")
     ] = False,
     require: Annotated[
-        list[str] | None,
-        Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
+        list[str] | None, Parameter(help=f"Fail unless exercised; one of {', '.join(WORDS)}.")
     ] = None,
     emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
     seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,

@@ -45,7 +45,6 @@ Sides: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
         name=["--profile", "-p"],
-        negative="",
         help="A release with its patches and flags, as b9538+24143 or sglang@0.5.23,page_size=16; "
         "may be repeated. Two are compared step by step.",
     ),
@@ -66,7 +65,7 @@ def compare_command(
     profile: Sides = None,
     rows: Rows = None,
     row: Annotated[
-        list[str] | None, Parameter(negative="", help="One more of --rows, written as --profile.")
+        list[str] | None, Parameter(help="One more of --rows, written as --profile.")
     ] = None,
     settings: Settings = None,
     seed: Seed = None,
@@ -151,8 +150,8 @@ def diff_command(
     *,
     seed: Seed = None,
     arithmetic: ArithmeticName = "float",
-    set_one: Annotated[list[str] | None, Parameter(negative="")] = None,
-    set_other: Annotated[list[str] | None, Parameter(negative="")] = None,
+    set_one: list[str] | None = None,
+    set_other: list[str] | None = None,
     report: Page = None,
 ) -> int:
     """Compare two profiles on a scenario, under the former name of the command.
@@ -211,9 +210,7 @@ def _named(scenario: Scenario, rows: Sequence[Row], flags: Mapping[str, Any]) ->
     engine = scenario.engine.name
     return tuple(
         replace(
-            each,
-            profile=str(full_profile(engine, each.profile)),
-            options={**flags, **each.options},
+            each, profile=str(full_profile(engine, each.profile)), options={**flags, **each.options}
         )
         for each in rows
     )

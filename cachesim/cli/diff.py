@@ -67,12 +67,7 @@ def diff(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
-    parts = [
-        whole,
-        *flags_of(jobs, settings),
-        *told(runs, differing),
-        *outcomes(runs, differing),
-    ]
+    parts = [whole, *flags_of(jobs, settings), *told(runs, differing), *outcomes(runs, differing)]
     entries = [run.to_json() for run in runs]
     if format == "jsonl":
         print_report((), entries, format=format)
@@ -103,10 +98,7 @@ def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
         Text(f"{len(differing)} of {len(steps)} steps differ; the first is {first}")
     ]
     if len({run.profile.partition("@")[0] for run in runs}) > 1:
-        return [
-            *lines,
-            Text("two engines decide each in its own words: outcomes alone compare"),
-        ]
+        return [*lines, Text("two engines decide each in its own words: outcomes alone compare")]
     difference = _first_difference(runs[0], runs[1])
     if difference is None:
         return [*lines, Text("every decision is the same")]

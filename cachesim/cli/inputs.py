@@ -28,9 +28,7 @@ HEAD: Final = 1 << 16
 
 STANDARD_INPUT: Final = "standard input"
 
-Chats: TypeAlias = Annotated[
-    bool, Parameter(negative="", help="All requests are chats; not every log says so.")
-]
+Chats: TypeAlias = Annotated[bool, Parameter(help="All requests are chats; not every log says so.")]
 
 
 @Parameter(name="*")

@@ -26,9 +26,9 @@ from cachesim.report.consoles import notes, results, show
 def learn_command(
     number: int | None = None,
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
-    check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
+    check: Annotated[bool, Parameter(help="Mark the exercises.")] = False,
     whole: Annotated[
-        bool, Parameter(name="--all", negative="", help="Print the whole lesson without questions.")
+        bool, Parameter(name="--all", help="Print the whole lesson without questions.")
     ] = False,
 ) -> int:
     """Show a lesson: its code runs as you read, and asks you to predict the results.

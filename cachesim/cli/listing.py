@@ -217,11 +217,9 @@ def list_command(
     symptom: Annotated[
         str, Parameter(help="Scenarios whose report sounds like this, the closest first.")
     ] = "",
-    raw: Annotated[
-        bool, Parameter(negative="", help="A shipped scenario's file exactly as it is.")
-    ] = False,
+    raw: Annotated[bool, Parameter(help="A shipped scenario's file exactly as it is.")] = False,
     flags: Annotated[
-        bool, Parameter(negative="", help="The flags of an engine's server, or of one release.")
+        bool, Parameter(help="The flags of an engine's server, or of one release.")
     ] = False,
     format: TextOrJson = "text",
     report: Page = None,
@@ -238,9 +236,7 @@ def list_command(
         msg = "--report: a schema is JSON; print it to a file with >"
         raise InputError(msg)
     if what == SCHEMA:
-        from cachesim.cli.schema import schema_command
-
-        return schema_command(part or "scenario")
+        return _schema(part or "scenario")
     if part is not None:
         msg = f"{part!r} stands behind {what!r}; write one name, or `cachesim list schema {part}`"
         raise InputError(msg)
@@ -254,6 +250,24 @@ def list_command(
         msg = f"--symptom searches scenarios, not {what!r}; leave the name out"
         raise InputError(msg)
     return show_command(what, raw=raw, page=page)
+
+
+def _schema(what: str) -> int:
+    """A JSON Schema, for editors and checkers."""
+    from cachesim.lab.logs.schema import requests_schema, why_schema
+    from cachesim.play import output_schema, scenario_schema
+
+    schemas: dict[str, Callable[[], dict[str, Any]]] = {
+        "scenario": scenario_schema,
+        "output": output_schema,
+        "why": why_schema,
+        "requests": requests_schema,
+    }
+    if what not in schemas:
+        msg = f"there is no schema of {what!r}; there are {', '.join(schemas)}"
+        raise InputError(msg)
+    sys.stdout.write(json.dumps(schemas[what](), indent=2) + "\n")
+    return AS_EXPECTED
 
 
 def _list(what: str, *, symptom: str, output: ListFormat, page: Output | None) -> int:

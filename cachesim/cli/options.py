@@ -12,7 +12,6 @@ Profiles: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
         name=["--profile", "-p"],
-        negative="",
         help="A release with its patches, as b9538+24143 or vllm@0.33.0; may be repeated.",
     ),
 ]
@@ -22,9 +21,7 @@ Profile: TypeAlias = Annotated[
 Settings: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
-        name=["--set", "-s"],
-        negative="",
-        help="A flag of the server, as ctx_checkpoints=0; may be repeated.",
+        name=["--set", "-s"], help="A flag of the server, as ctx_checkpoints=0; may be repeated."
     ),
 ]
 Arithmetic: TypeAlias = Annotated[

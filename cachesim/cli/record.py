@@ -47,14 +47,15 @@ def record_command(
         Path, Parameter(name=["--output", "-o"], help="The file to write, one line per request.")
     ] = Path("recorded.jsonl"),
     keep_text: Annotated[
-        bool, Parameter(negative="", help="Keep prompts and replies as text, not as hashes.")
+        bool, Parameter(help="Keep prompts and replies as text, not as hashes.")
     ] = False,
-    public: Annotated[
-        bool, Parameter(negative="", help="Allow an address that other machines reach.")
-    ] = False,
-    quiet: Annotated[bool, Parameter(negative="", help="No table: for services.")] = False,
+    public: Annotated[bool, Parameter(help="Allow an address that other machines reach.")] = False,
+    quiet: Annotated[bool, Parameter(help="No table: for services.")] = False,
     ask: Annotated[
-        bool, Parameter(help="Ask a llama-server for the exact tokens of each request.")
+        bool,
+        Parameter(
+            negative="--no-ask", help="Ask a llama-server for the exact tokens of each request."
+        ),
     ] = True,
     server: ServerFlags = UNSAID,
     settings: Settings = None,

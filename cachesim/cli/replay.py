@@ -93,11 +93,7 @@ class TraceFlags:
 
     def measured(self) -> Measured | None:
         """The sizes, if any are given."""
-        given = {
-            "token": self.token_bytes,
-            "window": self.window_bytes,
-            "state": self.state_bytes,
-        }
+        given = {"token": self.token_bytes, "window": self.window_bytes, "state": self.state_bytes}
         flags = {name: value for name, value in given.items() if value is not None}
         by = " ".join(f"--{name}-bytes {value}" for name, value in flags.items())
         if self.gguf is None:

@@ -164,28 +164,24 @@ ENDLESS: Final = Deadline()
 def run_command(
     *names: Annotated[str, Parameter(help="Files, folders, shipped scenarios, or -.")],
     explain: Annotated[
-        bool,
-        Parameter(
-            negative="", help="Step by step: tokens, checkpoints, caches, and the rule at work."
-        ),
+        bool, Parameter(help="Step by step: tokens, checkpoints, caches, and the rule at work.")
     ] = False,
     step: Annotated[
         str | None, Parameter(help="With --explain: one step, by its name or its number.")
     ] = None,
     watch: Annotated[
-        bool, Parameter(negative="", help="Stop after every event until Enter is pressed.")
+        bool, Parameter(help="Stop after every event until Enter is pressed.")
     ] = False,
     profile: Profiles = None,
     settings: Settings = None,
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
-    verify: Annotated[bool, Parameter(help="Compare every answer with a cold recompute.")] = True,
-    brief: Annotated[
-        bool, Parameter(negative="", help="A line per engine and class, not one per run.")
-    ] = False,
+    verify: Annotated[
+        bool, Parameter(negative="--no-verify", help="Compare every answer with a cold recompute.")
+    ] = True,
+    brief: Annotated[bool, Parameter(help="A line per engine and class, not one per run.")] = False,
     detail: Annotated[
-        bool,
-        Parameter(negative="", help="In JSON: what the server holds after every event."),
+        bool, Parameter(help="In JSON: what the server holds after every event.")
     ] = False,
     jobs: Jobs = None,
     timeout: Annotated[

@@ -103,21 +103,18 @@ def why_command(
         ),
     ],
     tune: Annotated[
-        bool, Parameter(negative="", help="Play the requests with other flags; print the best.")
+        bool, Parameter(help="Play the requests with other flags; print the best.")
     ] = False,
     gguf: Gguf = None,
     what_if: Annotated[
         list[str] | None,
         Parameter(
-            negative="",
-            help="Another profile (b11549+24143) or flag (ctx_checkpoints=64); may be repeated.",
+            help="Another profile (b11549+24143) or flag (ctx_checkpoints=64); may be repeated."
         ),
     ] = None,
-    follow: Annotated[
-        bool, Parameter(negative="", help="Wait for new lines, and explain them.")
-    ] = False,
+    follow: Annotated[bool, Parameter(help="Wait for new lines, and explain them.")] = False,
     request: Annotated[
-        list[int] | None, Parameter(negative="", help="Only this request; may be repeated.")
+        list[int] | None, Parameter(help="Only this request; may be repeated.")
     ] = None,
     worst: Annotated[int, Parameter(help="How many of the worst requests to explain.")] = 3,
     scenario: Annotated[

@@ -133,10 +133,7 @@ class LiveView:
             cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
             times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
             parts.append(
-                Text(
-                    f"worst: {most['kind']}, {times}{cost}. {most['advice']}",
-                    style="lost",
-                )
+                Text(f"worst: {most['kind']}, {times}{cost}. {most['advice']}", style="lost")
             )
         return Group(*parts)
 

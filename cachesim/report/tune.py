@@ -15,12 +15,7 @@ WIDTH, HEIGHT, MARGIN = 60, 12, 14
 """Columns and lines of the plot, and columns to its left."""
 
 NOW, BEST, BOTH, TRIED = "o", "*", "@", "."
-SIGNS: Final = {
-    NOW: "now",
-    BEST: "recommended",
-    BOTH: "now, and recommended",
-    TRIED: "tried",
-}
+SIGNS: Final = {NOW: "now", BEST: "recommended", BOTH: "now, and recommended", TRIED: "tried"}
 """Series of the plot."""
 
 
@@ -42,12 +37,7 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
             mib(held(each)),
             f"{size / MIB:+,.1f}" if mib(abs(size)) != mib(0) else "",
         )
-    parts: list[RenderableType] = [
-        Heading(f"{found['source']}: {title}"),
-        Text(),
-        table,
-        Text(),
-    ]
+    parts: list[RenderableType] = [Heading(f"{found['source']}: {title}"), Text(), table, Text()]
     if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
         parts += [Picture(_Plot(found["tried"], own, best), _scatter(found)), Text()]
     parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]

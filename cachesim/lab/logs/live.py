@@ -266,12 +266,7 @@ class Totals:
         """As JSON has it: the sums, and how many requests each is of."""
         sums = {key: self.sums[key] if self.reported[key] else None for key in COUNTS}
         reported = {key: self.reported[key] for key in COUNTS}
-        return {
-            "requests": self.requests,
-            "answered": self.answered,
-            **sums,
-            "reported": reported,
-        }
+        return {"requests": self.requests, "answered": self.answered, **sums, "reported": reported}
 
 
 class Live:

@@ -121,9 +121,7 @@ KEYED_PATTERNS: Final = (
     _pattern("one-token", "have to evaluate at least 1 token", r"(?P<all>evaluate)"),
     _pattern("empty", "empty prompt - releasing slot |", r"(?P<all>empty)"),
     _pattern(
-        "shifted",
-        "slot context shift |",
-        r"\bn_left=(?P<left>-?\d+) n_discard=(?P<discard>-?\d+)",
+        "shifted", "slot context shift |", r"\bn_left=(?P<left>-?\d+) n_discard=(?P<discard>-?\d+)"
     ),
     _pattern(
         "released",
@@ -153,9 +151,7 @@ SERVER_PATTERNS: Final = (
         rf"length (?P<n_tokens>\d+), lcp = (?P<lcp>\d+), f_keep = (?P<keep>{_R}), f_sim",
     ),
     _pattern(
-        "found",
-        "found better prompt",
-        rf"f_keep = (?P<keep>{_R}), (?:f_)?sim = (?P<sim>{_R})",
+        "found", "found better prompt", rf"f_keep = (?P<keep>{_R}), (?:f_)?sim = (?P<sim>{_R})"
     ),
     _pattern(
         "cache-state",
@@ -182,9 +178,7 @@ SERVER_PATTERNS: Final = (
         rf"cache size: (?P<held>\d+),.* f_keep: (?P<keep>{_R})",
     ),
     _pattern(
-        "progress-of-one",
-        "Prompt processing progress: ",
-        r"progress: (?P<done>\d+)/(?P<whole>\d+)",
+        "progress-of-one", "Prompt processing progress: ", r"progress: (?P<done>\d+)/(?P<whole>\d+)"
     ),
     _pattern("post", '"POST /', r'"POST (?P<path>/\S*completions) HTTP/[\d.]+" (?P<status>\d+)'),
     _pattern("room", "making room", r"(?P<all>making)"),

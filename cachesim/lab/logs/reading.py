@@ -93,10 +93,7 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
     return found
 
 
-FOREIGN: Final = (
-    ("vLLM", "Prefix cache hit rate"),
-    ("SGLang", "#cached-token:"),
-)
+FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"))
 """Servers that are known by their lines, and cannot be replayed from them."""
 
 
@@ -524,11 +521,7 @@ class Reader:
             refused.n_tokens = int(fields["n_tokens"])
 
 
-ROADS: Final[Mapping[str, Road]] = {
-    "by-similarity": "similarity",
-    "by-age": "age",
-    "by-id": "id",
-}
+ROADS: Final[Mapping[str, Road]] = {"by-similarity": "similarity", "by-age": "age", "by-id": "id"}
 
 
 SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {

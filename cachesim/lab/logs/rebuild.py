@@ -46,11 +46,7 @@ from cachesim.lab.logs.styles import prints_checkpoints, prints_depth
 
 
 def note_prefixes(
-    replay: Replay,
-    request: Observed,
-    prompt: Rope,
-    slots: Sequence[Rope],
-    parked: Sequence[Rope],
+    replay: Replay, request: Observed, prompt: Rope, slots: Sequence[Rope], parked: Sequence[Rope]
 ) -> None:
     """Note who must begin otherwise the next time that the log is gone through."""
     for rope, common in _said_to_share(request, slots, parked):

@@ -11,12 +11,7 @@ COUNT: Final = {"type": ["integer", "null"], "minimum": 0}
 
 
 def _table(about: str, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": about,
-        "properties": properties,
-        "required": required,
-    }
+    return {"type": "object", "description": about, "properties": properties, "required": required}
 
 
 def _request_of_a_log() -> dict[str, Any]:

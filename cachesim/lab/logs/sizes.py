@@ -193,11 +193,7 @@ def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
         spans = [mib * MIB / max(1, min(n, spec.window)) for n, mib in log.checkpoint_mib if n]
         window = round(median(spans)) if spans else 0
     attends = "attention" in spec.layers
-    return Sizes(
-        token=token if attends else 0,
-        window=window if attends else token,
-        state=state,
-    )
+    return Sizes(token=token if attends else 0, window=window if attends else token, state=state)
 
 
 def _rates(log: ServerLog, state: int) -> list[float]:

@@ -9,13 +9,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import InputError
 from cachesim.lab.logs.alternatives import workloads_of
-from cachesim.lab.logs.other import (
-    Otherwise,
-    Workload,
-    default_step,
-    options_for,
-    play_workload,
-)
+from cachesim.lab.logs.other import Otherwise, Workload, default_step, options_for, play_workload
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import wrong_answers
