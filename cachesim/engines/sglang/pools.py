@@ -274,24 +274,23 @@ class StorageShape:
     attempts: int = 8  # retry_max_attempts
 
 
-def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
-    """The key of one page (`get_hash_str`); of a pair both tokens count."""
-    plain = np.asarray(numbers, np.int64)
-    if bigrams:
-        plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
-    return hashlib.sha256((prior or b"") + plain.astype("<u4").tobytes()).digest()
-
-
 def namespace(extra: Hashable) -> bytes | None:
     """The seed of the keys under an extra key (`storage_namespace_seed`)."""
     return None if extra is None else hashlib.sha256(f"namespace {extra!r}".encode()).digest()
 
 
 def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: bool) -> list[bytes]:
-    """The keys of all pages, each chained to the one before (`compute_node_hash_values`)."""
+    """The keys of all pages, each chained to the one before; of a pair both tokens count.
+
+    Follows `compute_node_hash_values` and `get_hash_str`.
+    """
+    plain = np.asarray(numbers, np.int64)
+    if bigrams:
+        plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
+    data, width = plain.astype("<u4").tobytes(), page * (8 if bigrams else 4)
     found: list[bytes] = []
-    for start in range(0, len(numbers), page):
-        prior = hash_of(numbers[start : start + page], prior, bigrams=bigrams)
+    for start in range(0, len(data), width):
+        prior = hashlib.sha256((prior or b"") + data[start : start + width]).digest()
         found.append(prior)
     return found
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.node import as_key
-from cachesim.engines.sglang.pools import Ring, hash_of
+from cachesim.engines.sglang.pools import Ring, hashes_of
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
 
@@ -17,11 +17,11 @@ def test_of_a_pair_both_tokens_count_in_the_key_of_a_page() -> None:
     for last in (3, 4):
         pairs = as_key(np.array([1, 2, last]), bigrams=True)
         plain = np.array([1, 2, 2, last], "<u4").tobytes()
-        assert hashlib.sha256(plain).digest() == hash_of(pairs, None, bigrams=True)
-        assert hashlib.sha256(b"x" + plain).digest() == hash_of(pairs, b"x", bigrams=True)
+        assert hashlib.sha256(plain).digest() == hashes_of(pairs, None, 3, bigrams=True)[0]
+        assert hashlib.sha256(b"x" + plain).digest() == hashes_of(pairs, b"x", 3, bigrams=True)[0]
     tokens = np.array([1, 2, 3])
     whole = np.array([1, 2, 3], "<u4").tobytes()
-    assert hashlib.sha256(whole).digest() == hash_of(tokens, None, bigrams=False)
+    assert hashlib.sha256(whole).digest() == hashes_of(tokens, None, 3, bigrams=False)[0]
 
 
 def test_a_ring_grows_beyond_what_there_was_and_keeps_its_order() -> None:
