@@ -1,8 +1,11 @@
 """How many tokens two lists share at their start: one function for all engines."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cachesim.engines.tokens import Rope, get_common_prefix
+from cachesim.engines.tokens import Rope, Seen, get_common_prefix
 from cachesim.units import as_tokens
 
 
@@ -30,3 +33,85 @@ def test_ropes_are_compared_as_the_tokens_they_stand_for() -> None:
 
     assert 40 == get_common_prefix(one, other)
     assert 40 == get_common_prefix(as_tokens(list(one)), as_tokens(list(other)))
+
+
+runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6)), max_size=6)
+
+
+@given(runs, runs, st.integers(-9, 40), st.integers(-9, 40))
+def test_it_grows_is_cut_and_sliced_like_a_list(
+    first: list[tuple[int, int, int]], more: list[tuple[int, int, int]], low: int, high: int
+) -> None:
+    rope, other = Rope(first), Rope(more)
+    plain, others = list(rope), list(other)
+
+    assert list(rope[low:high]) == plain[low:high]
+    assert len(rope) == len(plain)
+    rope += other
+    plain += others
+    assert list(rope) == plain
+    del rope[low:high]
+    del plain[low:high]
+    assert list(rope) == plain
+    rope += others
+    plain += others
+    assert [rope[i] for i in range(len(rope))] == plain
+    start = min(max(low, 0), len(plain))
+    rope[start : start + len(other)] = other
+    plain[start : start + len(others)] = others
+    assert list(rope) == plain
+
+
+@given(runs, runs)
+def test_the_common_prefix_is_that_of_the_lists(
+    first: list[tuple[int, int, int]], second: list[tuple[int, int, int]]
+) -> None:
+    one, other = Rope(first), Rope(second)
+
+    expected = get_common_prefix(list(one), list(other))
+    assert get_common_prefix(one, other) == expected  # type: ignore[arg-type]
+    assert (one == other) == (list(one) == list(other))
+
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=40)
+
+
+def known(sequences: list[list[int]], wanted: list[int]) -> int:
+    """The longest prefix of a sequence that another one begins with."""
+    return max(
+        next((at for at in range(len(wanted)) if each[at : at + 1] != wanted[at : at + 1]), 9)
+        for each in sequences
+    )
+
+
+@given(SEQUENCES)
+def test_the_longest_prefix_of_all_is_found_with_the_request_that_came_first(
+    sequences: list[list[int]],
+) -> None:
+    seen = Seen()
+    for by, each in enumerate(sequences[:-1]):
+        for end in range(1, len(each) + 1):  # a reply, token by token
+            seen.learn(np.array(each[:end], np.int64), None, by)
+    wanted = sequences[-1]
+
+    count, by = seen.find(np.array(wanted, np.int64), None)
+
+    assert min(known([[], *sequences[:-1]], wanted), len(wanted)) == count
+    assert by == next(
+        (at for at, each in enumerate(sequences[:-1]) if count and each[:count] == wanted[:count]),
+        -1,
+    )
+
+
+def test_as_many_sequences_are_known_as_are_to_be_remembered_and_no_more_than_twice_as_many() -> (
+    None
+):
+    seen = Seen()
+    seen.remember(10)
+    for number in range(100):
+        seen.learn(np.array([number, 1], np.int64), None, number)
+
+    found = [seen.find(np.array([number, 1], np.int64), None)[0] for number in range(100)]
+
+    assert [2] * 10 == found[90:]
+    assert 20 >= sum(found) // 2

@@ -1,15 +1,54 @@
 """Whether answers from cache are the cold answers, release by release and patch by patch."""
 
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines import Reply
+from cachesim.errors import OptionError
+from cachesim.lab.real.vectors.servers import mismatch, play
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
+
+a = run_of(19000, 1400)
+
+
+def test_a_slot_too_small_to_shift_is_refused() -> None:
+    """A shift would keep -2 of 2 tokens: the token list grew by half with each token."""
+    with pytest.raises(OptionError, match="4 keeps a negative number of tokens"):
+        Played("dense", ctx_size=7, parallel=2)
+    slots = Played("dense", ctx_size=8, parallel=2).server.slots
+
+    assert [4, 4] == [slot.n_ctx for slot in slots]
+
+
+FILE = Path(__file__).parents[2] / "vectors" / "server-ik-d2da6da05.jsonl.gz"
+
+
+def workloads() -> list[dict[str, Any]]:
+    with gzip.open(FILE, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("workload", workloads(), ids=lambda workload: workload["id"])
+def test_every_request_agrees_with_the_real_server(workload: dict[str, Any]) -> None:
+    assert mismatch(workload) is None
+
+
+def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
+    alone = [each for each in workloads() if each["options"]["parallel"] == 1]
+
+    assert 125 == len(alone)
+    assert [] == [each["id"] for each in alone if play(each, ()) is not None]
 
 
 def is_cold(server: Played, answer: Reply) -> bool:

@@ -1,16 +1,127 @@
 """What shares the slots with completions: embeddings, documents, gaps; and what ends all."""
 
+import csv
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.causes import Cause, Holdings
+from cachesim.engines.llamacpp.checkpoints import BEFORE_21510, THRESHOLD, accept_tests
+from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import UpstreamAbort
+from cachesim.model.adapters import Adapted, adapted_in, deltas
+from cachesim.model.build import build
+from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import preset
+from cachesim.model.trace import Traced
 from cachesim.play.session import SlotFiles
+from cachesim.units import Count, Token, as_tokens
+
+
+def test_before_21510_a_checkpoint_from_position_0_passes_no_threshold_of_0() -> None:
+    found = {
+        release: {THRESHOLD, BEFORE_21510}
+        & {*accept_tests(FAMILY.release(release).rules.reuse, exact=False)}
+        for release in ("b8672", "b9093", "b11549")
+    }
+
+    assert {"b8672": {BEFORE_21510}, "b9093": {THRESHOLD}, "b11549": {THRESHOLD}} == found
+
+
+def named(name: str) -> Cause:
+    return Cause(id=name, sentence="words", about="About.")
+
+
+def test_a_race_ends_with_the_losses_of_those_that_were_best() -> None:
+    one, other, third = object(), object(), object()
+    holdings = Holdings(
+        {one: ("one", Count(5)), other: ("other", Count(9)), third: ("third", Count(2))}
+    )
+    assert (holdings.ledger.equal, holdings.ledger.equal_with) == (9, "other")
+    holdings.rule_out(third, named("never the best"))
+    holdings.rule_out(other, named("too old"))
+    holdings.settle_on(one, named("unseen"))
+    assert [(loss.rule, loss.before, loss.after) for loss in holdings.ledger.losses] == [
+        ("too old", 9, 5)
+    ]
+
+
+def test_cells_are_shown_while_the_copies_for_further_completions_wait() -> None:
+    network = Traced(build(preset("swa"), "ring"))
+    options = {"parallel": 3, "batch_size": 64}
+    engine = Engine.create("llama.cpp@b11549", model=network, options=options)
+    assert isinstance(engine, LlamaCpp)
+    prompt = as_tokens(range(265, 365))
+    ticket = engine.submit(Request(prompt=prompt, predict=3, completions=3))
+
+    held = [engine.held()]
+    while engine.step():
+        held.append(engine.held())
+
+    assert [3, 3, 3] == [len(reply.generated) for reply in engine.replies(ticket)]
+    streams = [cells.stream for cells in held[-2].cells if cells.part == "attention" and cells.runs]
+    assert [0, 1, 2] == streams
+
+
+def test_an_adapter_is_a_small_delta_on_the_weights_that_feed_the_memory() -> None:
+    spec = preset("dense")
+    network = Adapted(build(spec), ["A", "B"])
+    laid = deltas(spec, "A")
+    name = "blk.0.attn_v.weight"
+
+    half = network.under((0.5, 0.0))
+
+    assert isinstance(half, FloatNetwork)
+    plain = build(spec)
+    assert isinstance(plain, FloatNetwork)
+    product = laid[f"{name}.lora_b"].astype(np.float64) @ laid[f"{name}.lora_a"]
+    np.testing.assert_allclose(half.weights[name], plain.weights[name] + 0.5 * product, atol=1e-6)
+    assert network.under((0.0, 0.0)) is plain
+    assert half is network.under((0.5, 0.0))
+    assert network is adapted_in(network)
+    assert not np.array_equal(deltas(spec, "B")[f"{name}.lora_a"], laid[f"{name}.lora_a"])
+
+
+def drafted(text: str, cache: NgramCache | None = None, most: int = 8) -> str:
+    """A draft after a text of single letters, whose last one was sampled."""
+    tokens = as_tokens([ord(each) for each in text])
+    found = (cache or NgramCache()).draft(tokens[:-1], tokens[-1], most)
+    return "".join(chr(each) for each in found)
+
+
+def test_what_followed_before_is_proposed() -> None:
+    assert drafted("abcdabcda") == "bcdabcda"
+    assert drafted("abcdabcda", most=3) == "bcd"
+
+
+def test_a_long_n_gram_need_not_be_seen_twice_and_a_short_one_must() -> None:
+    assert drafted("abcxyabc") == "xyabcxya"
+    assert drafted("bxyb") == ""
+
+
+def test_where_nothing_follows_often_enough_nothing_is_proposed() -> None:
+    assert drafted("axaya") == ""
+
+
+def test_a_text_shorter_than_what_went_in_is_not_taken_in() -> None:
+    cache = NgramCache()
+    assert drafted("abcdabcdabcda", cache) == "bcdabcda"
+    assert drafted("efgefge", cache) == ""
+    assert drafted("efgefge") == "fgefgefg"
+
+
+def test_n_grams_across_the_seam_of_two_texts_are_not_counted() -> None:
+    cache = NgramCache()
+    cache.draft([], Token(1), 8)
+    cache.draft([Token(1)], Token(2), 8)
+
+    assert cache.after == {}
 
 
 def server(release: str = "b11549", model: str = "dense", **options: Any) -> LlamaCpp:
@@ -54,3 +165,57 @@ def test_a_graph_that_cannot_be_reserved_ends_the_server_at_start_as_on_the_whee
         expected = pytest.raises(UpstreamAbort, match="graph_reserve") if ends else nullcontext()
         with expected:
             server(release, **{"embedding": True, **flags})
+
+
+# Bytes of parked prompts and their checkpoints, beside what the real servers' logs count.
+#
+# the same requests: the limit in bytes by the bytes of an average token; exact to a byte.
+# the same requests: the limit in bytes by the bytes of an average token, so exact to a byte.
+
+FILE: Final = Path(__file__).with_name("parked.csv")
+LENGTHS: Final = (100, 700, 300, 1500, 33, 900)
+REPLY: Final = as_tokens([300, 301, 302, 303])
+
+Row = tuple[str, str, str, int]
+
+
+def rows() -> list[Row]:
+    with FILE.open(newline="", encoding="utf-8") as file:
+        return [(*fields, int(parked)) for *fields, parked in list(csv.reader(file))[1:]]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("release", FAMILY.real())
+def test_what_is_parked_has_the_bytes_that_the_wheel_counts(release: str) -> None:
+    for own, model, types, parked in rows():
+        if own == release:
+            assert (model, types, parked) == (model, types, room_for(release, model, types))
+
+
+def room_for(release: str, model: str, types: str) -> int:
+    """How many tokens the prompt cache could hold, by what it holds after six requests."""
+    options: dict[str, object] = {"ctx_size": 8192, "batch_size": 256, "ubatch_size": 64}
+    options |= {"cache_type_k": types, "cache_type_v": types}
+    if model == "hybrid-mtp":
+        options["spec_type"] = "draft-mtp"
+    engine = Engine.create(
+        f"llama.cpp@{release}", model=preset(model), options=options, arithmetic="counts"
+    )
+    assert isinstance(engine, LlamaCpp)
+    first = 265
+    for length in LENGTHS:
+        prompt = as_tokens([first + at % 40 for at in range(length)])
+        engine.submit(Request(prompt=prompt, predict=len(REPLY), reply=REPLY))
+        engine.run()
+        first += 40
+    cache = engine.server.cache
+    assert cache is not None
+    return cache.token_limit()
+
+
+def test_every_release_and_preset_was_measured() -> None:
+    measured = {(release, model) for release, model, _, _ in rows()}
+
+    assert set(FAMILY.real()) == {release for release, _ in measured}
+    assert {"dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "hybrid-mtp"} == {
+        model for _, model in measured
+    }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from chat_kit import HYB
+from cache_kit import HYB
 
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache

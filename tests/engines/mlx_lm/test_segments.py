@@ -1,7 +1,7 @@
 """Where prompts are cut, and how far from their end #911 and #1006 keep a state."""
 
 import pytest
-from chat_kit import system, tool, user
+from cache_kit import system, tool, user
 
 from cachesim.engines.base import Message
 from cachesim.engines.family import Profile

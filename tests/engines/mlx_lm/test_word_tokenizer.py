@@ -1,7 +1,7 @@
 """Words as tokens, and three chat templates in words."""
 
 import pytest
-from chat_kit import said, system, user
+from cache_kit import said, system, user
 
 from cachesim.engines.base import Message
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer

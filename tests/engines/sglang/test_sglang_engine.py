@@ -1,15 +1,23 @@
 """The numbers of SGLang's own classes, request by request, on the engine as users start it."""
 
+import hashlib
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine
+from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.node import as_key
 from cachesim.engines.sglang.options import SglangOptions
+from cachesim.engines.sglang.pools import HostPool, Ring, Transfers, hashes_of
 from cachesim.engines.sglang.server import Sglang
 from cachesim.model.presets import tiny
 from cachesim.typed import of_kind
+from cachesim.units import as_tokens
+from tests.engines.conversations import wrong
+from tests.engines.sglang.workloads import Workload
 
 RELEASES = ("0.5.9", "0.5.23")
 
@@ -51,3 +59,147 @@ def test_states_and_tokens_bound_the_requests_that_run_at_once(
     )
 
     assert running == of_kind(Sglang, engine).scheduler.limits.max_running
+
+
+WORKLOADS = 25
+
+
+@pytest.mark.parametrize("release", FAMILY.names())
+def test_answers_from_cache_are_the_cold_ones(release: str) -> None:
+    found = {seed: len(wrong(Workload(seed, f"sglang@{release}"))) for seed in range(WORKLOADS)}
+    assert {} == {seed: count for seed, count in found.items() if count}
+
+
+FOUND = {
+    "no-37836": ("hybrid", "recurrent", "hybrid-delta"),
+    "no-29368": ("hybrid", "recurrent"),
+    "24221": ("hybrid", "recurrent"),
+    "24380": ("hybrid", "recurrent"),
+    "31486": ("swa",),
+    "shared-state": ("hybrid", "recurrent"),
+}
+
+
+@pytest.mark.parametrize("patch", FOUND)
+@pytest.mark.parametrize("release", FAMILY.names())
+def test_a_defect_that_moves_states_wrongly_gives_a_wrong_answer(release: str, patch: str) -> None:
+    seeds = range(80)
+    profile = f"sglang@{release}+{patch}"
+    assert any(wrong(Workload(seed, profile, presets=FOUND[patch])) for seed in seeds)
+
+
+HOST_RELEASES = FAMILY.names()
+ON = {"enable_hierarchical_cache": True}
+
+
+def server(release: str, model: str = "dense", **options: Any) -> Sglang:
+    made = Engine.create(
+        f"sglang@{release}",
+        model=tiny(model, vocabulary=4096),
+        options=ON | {"max_total_tokens": 400} | options,
+        arithmetic="counts",
+    )
+    assert isinstance(made, Sglang)
+    return made
+
+
+def test_a_size_in_gigabytes_is_split_like_the_devices_pools() -> None:
+    engine = server("0.5.23", "hybrid", hicache_size=1, max_mamba_cache_size=40)
+    host = engine.tree.shape.host
+    assert host is not None
+
+    assert abs(host.tokens / 400 - host.states / 40) < 0.1
+
+
+def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
+    pool = HostPool(5)
+    first, second = pool.alloc(2), pool.alloc(2)
+    assert first is not None
+    assert second is not None
+    pool.free(second)
+    pool.free(first)
+
+    assert pool.alloc(6) is None
+    whole = pool.alloc(5)
+    assert whole is not None
+    assert [4, 2, 3, 0, 1] == whole.tolist()
+
+
+def test_a_copy_that_is_not_done_holds_up_those_behind_it() -> None:
+    under = Transfers(lag=1)
+    under.queued = [1, 2]
+    under.submit()
+    under.queued = [3]
+    under.submit()
+
+    assert [[], [1, 2], [3]] == [under.done() for _ in range(3)]
+
+
+@pytest.mark.parametrize("release", HOST_RELEASES)
+def test_answers_from_the_host_are_the_cold_ones(release: str) -> None:
+    presets = ("dense",) if release == "0.5.9" else ("dense", "swa", "hybrid", "hybrid-swa")
+    seeds = range(12)
+    loaded = 0
+    for seed in seeds:
+        workload = Workload(seed, f"sglang@{release}", presets=presets, tiered=True)
+        assert [] == wrong(workload)
+        loaded += sum(event.name() == "loaded-from-host" for event in workload.engine.events)
+    assert loaded
+
+
+@pytest.mark.parametrize("release", HOST_RELEASES)
+def test_copies_that_are_made_too_late_give_wrong_answers(release: str) -> None:
+    presets = ("dense",) if release == "0.5.9" else ("dense", "hybrid")
+    seeds = range(20)
+    profile = f"sglang@{release}+39830"
+    assert any(wrong(Workload(seed, profile, presets=presets, tiered=True)) for seed in seeds)
+
+
+def test_of_a_pair_both_tokens_count_in_the_key_of_a_page() -> None:
+    """`get_hash_str`: every token as four bytes, after the key of the page before."""
+    for last in (3, 4):
+        pairs = as_key(np.array([1, 2, last]), bigrams=True)
+        plain = np.array([1, 2, 2, last], "<u4").tobytes()
+        assert hashlib.sha256(plain).digest() == hashes_of(pairs, None, 3, bigrams=True)[0]
+        assert hashlib.sha256(b"x" + plain).digest() == hashes_of(pairs, b"x", 3, bigrams=True)[0]
+    tokens = np.array([1, 2, 3])
+    whole = np.array([1, 2, 3], "<u4").tobytes()
+    assert hashlib.sha256(whole).digest() == hashes_of(tokens, None, 3, bigrams=False)[0]
+
+
+def test_a_ring_grows_beyond_what_there_was_and_keeps_its_order() -> None:
+    """Slots that are freed twice are there twice."""
+    for seed in range(40):
+        rng, ring = random.Random(seed), Ring(1, 5)
+        plain = [1, 2, 3, 4, 5]
+        for number in range(30):
+            count = rng.randint(0, 4)
+            if rng.random() < 0.4 and count <= len(plain):
+                assert plain[:count] == ring.take(count).tolist()
+                del plain[:count]
+            else:
+                more = np.arange(100 + number, 100 + number + count)
+                ring.put(more)
+                plain += more.tolist()
+            assert len(plain) == ring.count
+        assert plain == ring.take(len(plain)).tolist()
+
+
+def test_a_client_that_leaves_is_answered_at_once_and_its_slots_are_free() -> None:
+    engine = Engine.create("sglang@0.5.23", model=tiny("dense"), options={}, arithmetic="counts")
+    ticket = engine.submit(Request(prompt=as_tokens(range(50)), predict=40))
+    for _ in range(4):
+        engine.step()
+    engine.cancel(ticket)
+    reply = engine.reply(ticket)
+    assert reply is not None
+    assert "cancelled" == reply.error
+    engine.run()
+    assert len(reply.generated) < 40
+    again = engine.submit(Request(prompt=as_tokens(range(50)), predict=1))
+    engine.run()
+    second = engine.reply(again)
+    assert second is not None
+    assert 49 == second.cached
+    engine.cancel(again)
+    assert second == engine.reply(again)
