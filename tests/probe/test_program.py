@@ -79,7 +79,8 @@ def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) ->
     wait_for((tmp_path / "out" / "requests.jsonl").exists)
     os.kill(running.pid, sign)
     _, said = running.communicate(timeout=30)
-    assert (130, True) == (running.returncode, b"interrupted" in said)
+    assert running.returncode in {130, -signal.SIGINT}, said.decode()  # a shell has 130 for both
+    assert b"interrupted" in said
     assert not listening(port)
     assert [] == list((tmp_path / "out").iterdir())
 
