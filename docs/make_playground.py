@@ -181,14 +181,30 @@ def _stdlib(data: bytes) -> Iterator[tuple[str, bytes]]:
     """The standard library without what nothing imports."""
     for name, content in _members(data):
         first, _, rest = name.partition("/")
-        if first in UNUSED_STDLIB or (first == "encodings" and rest not in ENCODINGS):
+        if first in UNUSED_STDLIB or (
+            first == "encodings" and rest.removesuffix(".py") not in ENCODINGS
+        ):
             continue
         yield name, content
 
 
-ENCODINGS: Final = frozenset(
-    f"{name}.py" for name in ("__init__", "aliases", "ascii", "idna", "latin_1", "utf_8", "cp437")
-)
+ENCODINGS: Final = [
+    "__init__",
+    "aliases",
+    "ascii",
+    "charmap",
+    "cp437",
+    "idna",
+    "latin_1",
+    "punycode",
+    "raw_unicode_escape",
+    "unicode_escape",
+    "utf_16",
+    "utf_32",
+    "utf_7",
+    "utf_8",
+    "utf_8_sig",
+]
 """Encodings that are used: the others are tables of a megabyte."""
 
 

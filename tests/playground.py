@@ -32,7 +32,7 @@ from tests.browser import (
 
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = "window.playground.result()"
-SLOW: Final = 90_000
+SLOW: Final = 60_000
 """Milliseconds that loading may take on a busy machine."""
 
 

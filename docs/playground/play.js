@@ -319,7 +319,7 @@ async function openLog(name, data) {
   verdict(`${name}: the report of cachesim why`);
   const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
   frame.srcdoc = found.html;
-  frame.addEventListener("load", () => { const fit = () => { frame.style.height = `${frame.contentDocument.documentElement.scrollHeight + 4}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
+  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${frame.contentDocument.documentElement.scrollHeight + 4}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
   byId("json").disabled = false;
