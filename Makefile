@@ -83,6 +83,7 @@ docs: $(VENV)/.docs          ## the documentation, as a site in docs/_build
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 	@$(BIN)/python docs/make_playground.py docs/_build
+	@$(BIN)/python docs/make_lessons.py docs/_build
 	@$(BIN)/python docs/make_gallery.py docs/_build
 	@echo "docs/_build/index.html" >&2
 

@@ -7,7 +7,9 @@ author = copyright = "The cachesim authors"  # noqa: A001
 version = release = importlib.metadata.version("cachesim")
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "architecture.md"]  # that one is for contributors
+exclude_patterns = ["_build", "architecture.md", "companion-trim.md"]
+exclude_patterns += ["mlx-lm-hit-rates.md", "out-of-reach.md"]
+"""Pages for contributors and for the authors of proposals: in the repository, not on the site."""
 templates_path = ["templates"]
 html_theme = "furo"
 html_title = "cachesim"
@@ -32,4 +34,5 @@ html_theme_options = {
 }
 myst_heading_anchors = 3
 highlight_language = "none"
+smartquotes = False  # `--flag` is no dash
 nitpicky = True

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
-from tests.docs.conftest import SITE
-from tests.playground import ROOT, say, served
+from tests.docs.conftest import SITE  # puts the folder of the docs on the path
+from tests.playground import ROOT, say, served, wait
+from tests.playground import built as playground_in
+
+import make_lessons  # isort: skip
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
@@ -32,7 +35,6 @@ PAGES: Final = (
     "_generated/python.html",
     "_generated/flags.html",
     "howto/hybrid-reprocesses-everything.html",
-    "out-of-reach.html",
     "search.html",
 )
 WIDER: Final = """() => [...document.querySelectorAll("article table")].flatMap((table, i) =>
@@ -126,6 +128,19 @@ def taken(tab: Any, home: str) -> None:
     say("home shows the picture, and leads to the playground")
 
 
+def ran(tab: Any, home: str) -> None:
+    """The code of a lesson is changed and run in the page."""
+    tab.goto(home + "_generated/lessons/1-cells.html")
+    cell = tab.locator("div.highlight-python").nth(4)
+    code = cell.locator("textarea").input_value()
+    cell.locator("textarea").fill(code.replace('"day"', '"sun"'))
+    cell.get_by_role("button", name="Run").click()
+    wait(tab, "[...document.querySelectorAll('p.run')].some((e) => /Done|Could/.test(e.innerText))")
+    shown = tab.locator("div.highlight-python + div.highlight-text").all_inner_texts()
+    holds(any("s   u   n" in each for each in shown), f"{shown}")
+    say("the code of a lesson is changed and run on its page")
+
+
 def tested(site: Path) -> bool:
     """Run the tests of a built site; True where they pass."""
     files = [str(ROOT / "tests/docs" / name) for name in ("test_site.py", "test_generated.py")]
@@ -166,6 +181,11 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
                 equal([], list(too_wide(browser.new_page(), home, site)))
                 say("no table is wider than its page")
                 taken(browser.new_page(), home)
+                if playground_in(site):
+                    make_lessons.main(site)
+                    ran(browser.new_page(), home)
+                else:
+                    sys.stdout.write("SKIPPED code in lessons: the engine is not in this build\n")
         except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:1500]}\n")
             return False

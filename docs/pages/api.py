@@ -70,6 +70,10 @@ test_a_dense_model_is_always_right()
 """Each goes on where the last one ended."""
 
 
+PRINTED: Final = frozenset({"Run", "Step", "Finding", "Fact", "Loss", "Account", "Saved"})
+"""Values that the JSON output prints field by field."""
+
+
 def page() -> str:
     """The package, then its testing room."""
     return "\n\n".join([INTRODUCTION, *_package(), *_testing()]) + "\n"
@@ -94,7 +98,9 @@ def _entry(where: str, name: str, value: object) -> Iterator[str]:
     if callable(value) and not is_dataclass(value) and not isinstance(value, type):
         yield f"```text\n{_signature(name, value)}\n```"
     yield _summary(value)
-    if is_dataclass(value):
+    if is_dataclass(value) and name in PRINTED:
+        yield "Its fields are those of the [JSON output](json-output.md)."
+    elif is_dataclass(value):
         yield table(("field", "type", "what it is"), list(_fields(value)))
     elif isinstance(value, type):
         yield from _methods(value)

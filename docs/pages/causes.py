@@ -8,7 +8,6 @@ from cachesim.engines import facts
 from cachesim.engines.causes import Cause
 from cachesim.play import run
 from cachesim.scenario import full_profile, load
-from pages.tables import code
 
 FOLDER: Final = Path(__file__).parents[1] / "causes"
 
@@ -17,7 +16,7 @@ INTRODUCTION: Final = """\
 
 Why fewer tokens were reused than matched: each engine declares its causes, the branch that lowers
 the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
-lines, the JSON lists them under `why`. Words in braces are filled in. Most examples were found by
+lines, the JSON lists them under `why`. Most examples were found by
 search and made small; all are played whenever this page is written. Each is a file in
 `docs/causes`.
 """
@@ -36,8 +35,8 @@ def _engines() -> Iterator[str]:
 
 
 def _cause(engine: str, cause: Cause) -> str:
-    lines = [f"### {cause.id}", f"> {cause.sentence}", cause.about, *_example(engine, cause)]
-    return "\n\n".join(lines)
+    shown = list(_example(engine, cause)) or [f"> {cause.sentence}"]
+    return "\n\n".join([f"### {cause.id}", cause.about, *shown])
 
 
 def _example(engine: str, cause: Cause) -> Iterator[str]:
@@ -46,8 +45,7 @@ def _example(engine: str, cause: Cause) -> Iterator[str]:
     if not file.exists():
         return
     shown = example(file, cause.id)
-    yield f"Seen with {code(f'cachesim run docs/causes/{file.name} --arithmetic ring')}:"
-    yield f"```text\n{shown}\n```"
+    yield f"Example: {shown}"
 
 
 def example(file: Path, cause: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 
@@ -56,4 +57,11 @@ def _help(words: tuple[str, ...]) -> str:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = before
-    return printed.getvalue().strip() if status == 0 else ""
+    return _plain(printed.getvalue()) if status == 0 else ""
+
+
+def _plain(text: str) -> str:
+    """Help without the frames of its boxes and the list of exit statuses, which stands above."""
+    kept = text.partition("Exit status:")[0]
+    lines = [re.sub(r"^[│╭╰]─?|[─│╮╯ ]+$", "", each) for each in kept.splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(each for each in lines)).strip()

@@ -1,12 +1,10 @@
 """The gallery: a card for each shipped scenario, drawn from a run in ring arithmetic."""
 
-import base64
-import json
 import re
-import tomllib
 from collections.abc import Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
+from urllib.parse import urlencode
 
 from cachesim.engines import FAMILIES
 from cachesim.play import run
@@ -14,7 +12,7 @@ from cachesim.play.result import Step
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
 from cachesim.scenario.labels import CONFIRMED, label_of, weakest
-from cachesim.scenario.shipped import shipped_file, shipped_files
+from cachesim.scenario.shipped import shipped_files
 from pages.collected import wheels
 
 KINDS: Final = {
@@ -28,8 +26,6 @@ ROWS: Final = 6
 """Requests of a card's picture."""
 WIDTH: Final = 260
 """Pixels of the longest prompt."""
-FORM: Final = {"name", "prompt", "predict", "slot"}
-"""Keys of a step that the playground's form has."""
 
 
 def page() -> str:
@@ -63,16 +59,15 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     label = weakest(each.evidence for each in done.steps)
     facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
     if not label and any(each["result"] == "agrees" for each in played):
-        facts.append("same counts on the real engine")
+        facts.append("same counts")
     links = [f'<a href="reports/{name}.html">report</a>']
-    link = playground_link(name, bad)
-    links += [f'<a href="playground/index.html#{link}">playground</a>'] if link else []
+    links += [f'<a href="{escape(playground_link(scenario))}">playground</a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return (
         f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
         f"<p><strong>{escape(plain_text(shows.symptom or scenario.about))}</strong></p>"
-        f"<p>{'<br>'.join(facts)}</p><p><code>{name}</code></p><p>{' · '.join(links)}</p></div>"
+        f"<p>{'<br>'.join(facts)}</p><p><code>{name}</code></p><p>{' '.join(links)}</p></div>"
     )
 
 
@@ -80,7 +75,7 @@ def _outcome(step: Step) -> str:
     """The numbers of the step that shows the report."""
     if step.error:
         return f"ends: {code(step.error)}"
-    words = f"{step.cached or 0:,} of {step.prompt_tokens:,} tokens reused"
+    words = f"{step.cached or 0:,} of {step.prompt_tokens:,} reused"
     return words + (", <b>wrong answer</b>" if step.answer == "diverged" else "")
 
 
@@ -128,52 +123,16 @@ def thread(issue: str) -> str:
     )
 
 
-def playground_link(name: str, profile: str) -> str:
-    """A scenario as the fragment of a link to the playground; empty where its form lacks a key."""
-    told = tomllib.loads(shipped_file(name).read_text(encoding="utf-8"))
-    known = {"format", "name", "about", "class", "source", "shows", "model", "engine", "spans"}
-    fits = (
-        set(told) <= known | {"step", "expect"}
-        and set(told["model"]) <= {"preset", "seed"}
-        and all(isinstance(each, int) for each in told["spans"].values())
-        and all(set(each) <= FORM and isinstance(each["prompt"], str) for each in told["step"])
-    )
-    if not fits:
-        return ""
-    release, *patches = (
-        profile.partition("@")[2].split("+") if "@" in profile else profile.split("+")
-    )
-    return coded(
-        {
-            "name": name,
-            "engine": told["engine"]["name"],
-            "release": release,
-            "patches": patches,
-            "model": told["model"]["preset"],
-            "seed": told["model"].get("seed", 0),
-            "arithmetic": "float",
-            "flags": "\n".join(
-                f"{key} = {json.dumps(value)}"
-                for key, value in told["engine"].get("options", {}).items()
-            ),
-            "spans": [{"name": key, "length": value} for key, value in told["spans"].items()],
-            "steps": told["step"],
-        }
-    )
-
-
-def coded(form: dict[str, Any]) -> str:
-    """The fragment of a share link, as the playground writes it."""
-    text = json.dumps(form, separators=(",", ":")).encode()
-    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+def playground_link(scenario: Scenario) -> str:
+    """Address of the playground with a shipped scenario, on the release that shows its report."""
+    bad, _ = first_bad_and_good(scenario)
+    return f"playground/index.html#{urlencode({'scenario': scenario.name, 'profile': bad})}"
 
 
 def from_report(scenario: Scenario) -> str:
     """The line of links at the head of a report."""
-    bad, _ = first_bad_and_good(scenario)
-    link = playground_link(scenario.name, bad)
     links = [f'<a href="../gallery.html#{scenario.name}">gallery</a>']
-    links += [f'<a href="../playground/index.html#{link}">playground</a>'] if link else []
+    links += [f'<a href="../{escape(playground_link(scenario))}">playground</a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return f'<p class="from">{" · ".join(links)}</p>'
 

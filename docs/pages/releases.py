@@ -1,5 +1,6 @@
 """Releases and patches of each engine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cachesim.engines import FAMILIES
@@ -43,8 +44,14 @@ def _patches(family: Family[Any, Any]) -> str:
             code(each.name),
             plain(each.about),
             linked(f"#{each.pull}", family.name) if each.pull else "our own",
-            ", ".join(map(code, each.fits)) or f"in every release: {code(f'-{each.name}')} only",
+            _span(each.fits) or f"in every release: {code(f'-{each.name}')} only",
         )
         for each in family.patches
     ]
     return table(("patch", "what it does", "upstream", "fits"), rows)
+
+
+def _span(names: Sequence[str]) -> str:
+    """The first and the last release of a patch."""
+    ends = dict.fromkeys((*names[:1], *names[-1:]))
+    return " to ".join(map(code, ends))

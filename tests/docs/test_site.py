@@ -49,6 +49,38 @@ def test_every_lesson_has_a_page(site: Path) -> None:
     assert 12 == len(list((site / "_generated" / "lessons").glob("*.html")))
 
 
+class Words(HTMLParser):
+    """Count of the words in the text of a page; pictures and scripts have none."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._open: list[str] = []
+        self.count = 0
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, _: list[tuple[str, str | None]]) -> None:
+        if tag in {"article", "script", "style", "svg"}:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open and tag == self._open[-1]:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open and {"article"} == set(self._open):
+            self.count += len(data.split())
+
+
+def test_the_site_has_at_most_eighty_thousand_words(site: Path) -> None:
+    pages = [
+        path
+        for path in site.rglob("*.html")
+        if not path.relative_to(site).as_posix().startswith(BUILT_LATER)
+    ]
+
+    assert sum(Words(path).count for path in pages) <= 80_000
+
+
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         fetched = Page(path).fetched

@@ -86,7 +86,7 @@ def _marked(text: str) -> str:
 def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
     """A picture; or one for each value of a control, of which a script shows the chosen one."""
     if not isinstance(shown, Control):
-        figure = f'<figure class="memory" id="{uid}" data-code="{escape(code)}">'
+        figure = f'<figure class="memory" id="{uid}" data-code="{_attribute(code)}">'
         return f"{figure}{shown.svg(uid)}{_link(shown.link)}</figure>"
     first = "".join(
         f'<figure class="memory" data-value="{escape(value)}"{" hidden" if i else ""}>'
@@ -101,10 +101,15 @@ def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
     )
 
 
+def _attribute(code: str) -> str:
+    """Code as an attribute; a blank line would end the HTML in Markdown."""
+    return escape(code).replace("\n", "&#10;")
+
+
 def _link(fragment: str) -> str:
     """The way to the playground, where it can open the run."""
     address = f"../../playground/index.html#{fragment}"
-    return f'<p><a href="{address}">Open in the playground</a></p>' if fragment else ""
+    return f'<p><a href="{address}">Playground</a></p>' if fragment else ""
 
 
 def _blocks(parts: Iterable[Told]) -> Iterator[str]:
