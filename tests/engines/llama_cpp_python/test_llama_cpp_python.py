@@ -2,10 +2,12 @@
 
 import pytest
 
+from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.engines.llama_cpp_python.states import lookup
 from cachesim.model.presets import tiny
+from cachesim.testing.search import search
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -161,3 +163,12 @@ def test_the_first_place_of_the_last_n_gram_is_continued(
     tokens: tuple[int, ...], expected: list[int]
 ) -> None:
     assert expected == lookup(as_tokens(tokens), 2, 10)
+
+
+def test_a_search_finds_the_lost_window_in_four_requests() -> None:
+    profile = Profile.parse("llama-cpp-python@0.3.36")
+    found = search(profile, "swa", examples=40).counterexample
+
+    assert found is not None
+    assert len(found.scenario.step) <= 4
+    assert "ram" == found.scenario.engine.options["cache"]
