@@ -114,12 +114,10 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
-        name="prefills-last",
-        about="requests without drafts are sorted before prefill chunks of any length",
+        name="prefills-lead",
+        about="a prefill chunk of 1 + drafts tokens is sorted before requests without drafts",
         fits=ALL[ALL.index("0.29.0") :],
-        lay=laying(runner={"reads_first_behind_prefill": False}),
-        cures="beside a prefill chunk of 1 + drafts tokens, Mamba layers of a request without "
-        "drafts read a state from before the accepted ones",
+        lay=laying(runner={"reads_first_behind_prefill": True}),
     ),
     Patch(
         name="resumed-prefills",

@@ -273,10 +273,11 @@ class RunnerRules:
     """#51562, until 0.30: gated-delta layers took a first chunk of one token, in a step without
     drafts, for a decode: it begins from what another request left in its block."""
 
-    reads_first_behind_prefill: bool = True
-    """In Model Runner V2 a prefill chunk as long as drafts make a decode is sorted before requests
-    without drafts, whose Mamba layers then take them for prefills: they read the first speculative
-    state (not the gated-delta layers)."""
+    reads_first_behind_prefill: bool = False
+    """In Model Runner V2 (0.29 on) a prefill chunk as long as drafts make a decode is sorted before
+    requests without drafts, whose Mamba layers then take them for prefills: they read the first
+    speculative state (not the gated-delta layers). Off: V2's drafters always propose all drafts,
+    n-grams too, so that only a grammar or the step's tokens leave a request without any."""
 
     short_resume_decodes: bool = True
     """In Model Runner V1, in a step with drafts, Mamba layers take a resumed chunk of at most 1 +

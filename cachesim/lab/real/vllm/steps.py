@@ -6,7 +6,7 @@ after the outputs. Beside it the simulated scheduler and runner play the same wo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
@@ -165,7 +165,10 @@ class Runs(Player):
         super().__init__(config, rules)
         self.scheduler.tells_blocks = True
         groups = self.manager.groups
-        self.runner = Recorder(cast("Network", None), groups, rules.runner)
+        own = replace(
+            rules.runner, reads_first_behind_prefill=True
+        )  # some rows have no drafts here
+        self.runner = Recorder(cast("Network", None), groups, own)
         self.runner.v1 = runs_on_v1(config, rules)
         self.steps: list[Entry] = []
         self.answers: dict[int, tuple[list[int], list[int]]] = {}
