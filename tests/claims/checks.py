@@ -273,8 +273,10 @@ def _cause(case: Case, fact: Fact) -> None:
     ]
     case.claim("rule", bool(matching), fact.sentence)
     for loss in matching[:1]:
-        constants = {"template": loss.cause.sentence}
-        numbers = not invented(words, {**loss.detail, **constants})
+        known = {**loss.detail, "template": loss.cause.sentence}
+        if loss.cause.derived:  # the token to resume at, and the last position that would do
+            known |= {"before": before, "latest": loss.detail["threshold"] - 1}
+        numbers = not invented(words, known)
         case.claim("rule numbers", numbers, fact.sentence)
         judge = CAUSES.get(loss.rule)
         case.claim("judged", judge is not None, f"cause {loss.rule}")

@@ -97,7 +97,8 @@ def left_out(line: str) -> str:
 def runnable(line: str) -> str:
     """The line as it is run: a command's bare name asks for its help."""
     words = line.split()
-    if len(words) == 2 and words[1] not in {"list", "new"}:
+    named = [word for word in words[2:] if not word.startswith("--")]
+    if not named and words[1] not in {"list", "new"}:
         return f"{line} --help"
     for pattern, other in (*PLACEHOLDERS, *REDUCED):
         line = re.sub(pattern, other, line)
