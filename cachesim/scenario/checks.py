@@ -428,6 +428,17 @@ def _measures(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("model", "window"), f"has no meaning: {which} no layer with a window")
 
 
+def _beyond_limits(scenario: Scenario) -> dict[str, int]:
+    """Options above the limit of a scenario, each with the limit."""
+    limited = {"ctx_size": limits.CONTEXT, "parallel": limits.SLOTS}
+    given = {key: scenario.engine.options.get(key, 1) for key in limited}
+    return {
+        key: limited[key]
+        for key, value in given.items()
+        if isinstance(value, int) and value > limited[key]
+    }
+
+
 def _engine(scenario: Scenario) -> Iterator[Problem]:
     name = scenario.engine.name
     if not name:
@@ -436,10 +447,10 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
         known = sorted(FAMILIES)
         hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
         yield Problem(("engine", "name"), f"there is no engine {short(name)}; {hint}")
-    for key, most in (("ctx_size", limits.CONTEXT), ("parallel", limits.SLOTS)):
-        value = scenario.engine.options.get(key, 1)
-        if isinstance(value, int) and value > most:
-            yield Problem(("engine", "options", key), f"must be at most {most}, found {value}")
+    for key, most in _beyond_limits(scenario).items():
+        value = scenario.engine.options[key]
+        text = f"is {value}; a scenario's server may have at most {most}"
+        yield Problem(("engine", "options", key), text)
     for index, text in enumerate(scenario.engine.profiles):
         if problem := wrong_profile(name, text):
             yield Problem(("engine", "profiles", index), problem)
@@ -447,7 +458,7 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _options(scenario: Scenario) -> Iterator[Problem]:
-    spec, told = _spec_or_plain(scenario), set()
+    spec, told = _spec_or_plain(scenario), {*_beyond_limits(scenario)}
     for text in scenario.engine.profiles:
         try:
             profile = full_profile(scenario.engine.name, text)
@@ -639,7 +650,9 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
 def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
     try:
         spec = spec_of(scenario.model)
-    except InputError:  # said elsewhere
+    except InputError:  # reported of the model
+        return
+    if _beyond_limits(scenario):  # reported of the option
         return
     slots = scenario.engine.options.get("parallel", 1)
     slots = max(4, slots) if isinstance(slots, int) else 4

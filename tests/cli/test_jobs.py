@@ -225,6 +225,13 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
     assert "steps differ; the first is A" in out
 
 
+def test_an_option_beyond_the_limits_of_a_scenario_is_refused_once(capsys: Capture) -> None:
+    assert main(["run", STALE, "--set", "parallel=100000"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "engine.options.parallel: is 100000; a scenario's server may have at most 64" in line
+
+
 @pytest.mark.parametrize("step", ["C", "3"])
 def test_one_step_is_explained(step: str, capsys: Capture) -> None:
     command = ["run", "--explain", STALE, "-p", "b9538", "--arithmetic", "ring", "--step", step]
