@@ -130,9 +130,9 @@ class Probe:
         """Until something is wrong, or the budget is used up."""
         try:
             self._identify()
-            self._calibrate()
-            if self.outcome.finding is None:
-                self._search()
+            for part in (self._calibrate, self._search):
+                if self.outcome.finding is None:
+                    part()
         except BudgetError as error:
             self.outcome.ended = str(error)
         for fault, times in self.target.faults.most_common(5):
@@ -351,10 +351,15 @@ class Probe:
         how = fatal[0]
         if process is not None and process.ended is not None:
             how = f"the process ended with status {process.ended}{process.last_line()}"
+        elif process is not None and process.last_line():
+            how = f"{how}; its last output{process.last_line()}"
         sentence = f"the server answers no request any more: {how}"
         finding = self._found("no answer", sentence, scenario=scenario)
         finding.queries, finding.answers = played.queries, played.answers
         finding.wrong = len(played.queries) - 1
+        if scenario is not None and self.target.restart():
+            play(self.target, scenario, words_for(self.facts.words, self._chance))
+            finding.proofs = (int(not self.target.answers()), 1)
 
     def _check_counts(self, played: Played) -> None:
         for _, query, answer in played.answered:
