@@ -88,11 +88,9 @@ class Job(ABC):
         """The sampled tokens."""
 
     def end(self, error: str, message: str = "") -> None:
-        """End the job without a reply."""
         self.done, self.error, self.message = True, error, message
 
     def reply(self) -> base.Reply:
-        """The reply to the client."""
         served = self.error is None
         generated = self.generated
         rows = self.rows[: len(generated)]

@@ -609,7 +609,6 @@ class IkLlama(Engine):
     # -- slot actions (`process_single_task`); the companion is part of none ---------------------
 
     def _save(self, slot: Slot, name: str, ticket: Ticket) -> Reply:
-        """Write tokens, state and checkpoints."""
         saved = SavedSlot(
             tokens=tuple(slot.cache_tokens),
             state=self.primary.save(SeqId(slot.id), partial=False),
@@ -620,7 +619,6 @@ class IkLlama(Engine):
         return _done(slot)
 
     def _restore(self, slot: Slot, name: str, ticket: Ticket) -> Reply:
-        """Read them back; a companion keeps whatever it held."""
         data = self._place().get(name)
         if data is None:
             return _done(slot, error="invalid_request_error", message=f"no slot file {name!r}")
@@ -637,7 +635,6 @@ class IkLlama(Engine):
         return _done(slot)
 
     def _erase(self, slot: Slot, ticket: Ticket) -> Reply:
-        """Forget the slot's sequence and tokens."""
         self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
         slot.cache_tokens.clear()
         slot.checkpoints.clear()

@@ -57,7 +57,6 @@ class Job(job.Job):
 
     @property
     def generated(self) -> Tokens:
-        """Sampled tokens."""
         return tuple(self.sampled)
 
 

@@ -237,7 +237,6 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        """A server has at least one slot."""
         if self.parallel == 0:
             msg = "option 'parallel' is 0; write a number of slots, or -1 for the automatic four"
             raise OptionError(msg)

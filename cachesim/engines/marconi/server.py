@@ -61,7 +61,6 @@ class Memory:
     count: int = 0  # tokens of the piece that runs now
 
     def __post_init__(self) -> None:
-        """Room for every layer."""
         room = -(-self.longest // BLOCK) * BLOCK
         for shape in self.network.shapes:
             if shape.place == "recurrent":
@@ -132,7 +131,6 @@ class Job(job.Job):
 
     @property
     def generated(self) -> Tokens:
-        """Sampled tokens."""
         return tuple(self.sampled)
 
 

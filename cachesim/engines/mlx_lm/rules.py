@@ -120,7 +120,6 @@ class CacheRules:
     """#1253, #1254 (closed): recurrent states can be trimmed, which forgets them."""
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "CacheRules":
-        """Rules are values: copies of a cache share them."""
         return self
 
 

@@ -130,7 +130,6 @@ class Job(job.Job):
 
     @property
     def generated(self) -> Tokens:
-        """The sampled tokens."""
         if self.req is None:
             return ()
         found = self.req.tokens[self.req.num_prompt : self.req.num_tokens]
@@ -175,9 +174,7 @@ class Batch:
 class Stashing(Protocol):
     """Hears when a piece of a prompt is about to be stashed, and when it is."""
 
-    def __call__(self, *, begins: bool) -> None:
-        """Before, and after."""
-        ...
+    def __call__(self, *, begins: bool) -> None: ...
 
 
 def plan_track(req: Req, grid: int) -> None:

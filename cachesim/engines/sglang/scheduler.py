@@ -186,7 +186,6 @@ class Adder:
     window_offset: int = 0
 
     def __post_init__(self) -> None:
-        """Reserve what running requests may still generate."""
         self.input_left -= self.mixed
         if self.chunk_left is not None:
             self.chunk_left -= self.mixed
@@ -427,7 +426,6 @@ class Scheduler:
     on_chunk: Stashing | None = None
 
     def __post_init__(self) -> None:
-        """Make the allocator."""
         self.room = Allocation(self.tree, self.pool, self.rules)
 
     @property

@@ -78,7 +78,6 @@ class Fetch:
     handled: bool = False  # what came of it is in the tree, or was given up
 
     def __post_init__(self) -> None:
-        """Without parts they are done."""
         self.parts_done = not self.parts
 
     @property
@@ -205,7 +204,6 @@ class Threads:
     stored: list[tuple[Deed, int, Node]] = field(default_factory=list)  # what is to be told
 
     def __post_init__(self) -> None:
-        """Every queue is as slow as the machine."""
         self.backups, self.queries = Line(self.shape.lag), Line(self.shape.lag)
         self.transfers = Line(self.shape.lag)
 

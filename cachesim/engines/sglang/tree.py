@@ -177,7 +177,6 @@ class Tree(OneTier, ABC):
         states: StatePool | None = None,
         storage: Storage | None = None,
     ) -> None:
-        """A storage may have been there before the tree."""
         self.shape = shape
         self.rules = rules
         self.pool = pool

@@ -60,7 +60,6 @@ class Prefixes:
             parent = number
 
     def __len__(self) -> int:
-        """Prefixes that were asked for since the last cut."""
         return len(self._numbers)
 
     def _number(self, key: tuple[int, tuple[int, ...]]) -> int:
@@ -174,7 +173,6 @@ class Job(job.Job):
 
     @property
     def generated(self) -> Tokens:
-        """Sampled tokens."""
         if self.request is None:
             return ()
         return tuple(Token(each) for each in self.request.tokens[self.request.num_prompt :])

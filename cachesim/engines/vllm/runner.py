@@ -347,7 +347,6 @@ class Runner:
 
     @property
     def _state(self) -> GroupSpec:
-        """The spec of all groups that hold states."""
         return self.groups[self.state_groups[0]]
 
     def _first_decodes(self, step: Step) -> frozenset[int]:

@@ -185,7 +185,6 @@ class Cells:
         return known
 
     def _widen_ends(self, seq: int, low: int, high: int) -> None:
-        """Positions from low to high come to a sequence."""
         known = self.ends.get(seq)
         if known is not None:
             least = known[0] if known[0] >= 0 else low
@@ -624,7 +623,6 @@ def fill_straight(
 
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
-    """The cells in use among those just found."""
     return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
 
 
@@ -703,7 +701,6 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 
 
 def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[Integers, Integers, Array], ...]:
-    """The content of the found cells, list by list."""
     kept = []
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]

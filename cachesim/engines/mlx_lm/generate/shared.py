@@ -22,7 +22,6 @@ class Sampler:
     rows: list[Array] = field(default_factory=list)
 
     def __call__(self, logits: Array) -> Token:
-        """The next token of the sequence."""
         self.rows.append(logits)
         return self.choose(logits, len(self.rows) - 1)
 

@@ -245,11 +245,9 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """True if there is nothing more to come."""
         return self.finish_reason is not None or self.error is not None
 
     def reply(self) -> Reply:
-        """Reply to the client."""
         served = self.error is None
         rows = self.sampler.rows[: len(self.generated)]
         return Reply(
