@@ -59,11 +59,12 @@ def real_llama_cpp_python(
             family=FAMILY, environment_for=environment_for, play=play_scenario, heads=HEADS
         )
         return stage.play_named(scenario, release)
+    for name in models:
+        preset(name)  # refused before anything is set up
     release = release or FAMILY.real()[-1]
     found = Agreement(title=f"llama-cpp-python {release}, seed {seed}", kinds="preset")
     with RealInstances(release) as real:
         for name in models or DRAWN:
-            preset(name)
             for number in watched(range(first, first + workloads)):
                 add(found, name, number, real.play(draw(release, name, seed, number)))
     return found.show()
