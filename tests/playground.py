@@ -1,4 +1,4 @@
-"""`python -m tests.playground [FOLDER]`: the playground in a real browser, one line per check.
+"""`python -m tests.playground [FOLDER] [--every]`: the playground in a browser, a line per check.
 
 It is built as `make docs` builds it and served from this machine. With a folder, pictures are left
 there. Where the browser, or the engine's packages, cannot be had, it says so and checks the rest.
@@ -17,7 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.scenario.shipped import shipped_file
+from cachesim.scenario.shipped import shipped_file, shipped_files
 from tests.browser import (
     FLAGS,
     SIZES,
@@ -310,6 +310,42 @@ def cachesim(*arguments: str, folder: Path = ROOT) -> str:
     ).stdout  # fmt: skip
 
 
+def compared(tab: Any, scenarios: int, logs: int) -> None:
+    """Runs and reports in the browser have the bytes that the program prints."""
+    files = shipped_files()
+    files = files[:: max(1, len(files) // scenarios)][:scenarios]
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        wanted = tab.evaluate(ASKED, {"do": "open", "text": text})["profile"]
+        question = {"do": "run", "text": text, "profile": wanted, "arithmetic": "ring"}
+        found = tab.evaluate(ASKED, question)
+        more = ("--profile", wanted, "--arithmetic", "ring", "--format", "json")
+        holds("json" in found, f"{path.stem}: {found.get('problems')}")
+        holds(cachesim("run", path.stem, *more).strip() == found["json"], f"{path.stem} differs")
+    say(f"{len(files)} scenarios: the bytes of the program's JSON")
+    lines = (ROOT / "tests" / "logs" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [
+        each["files"][0][1]
+        for each in map(json.loads, lines)
+        if len(each["files"]) == 1 and each["files"][0][0].endswith(".log")
+    ][:logs]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(texts):
+            log = Path(folder) / f"{number}.log"
+            log.write_text(text, encoding="utf-8")
+            found = tab.evaluate(EXPLAINED, [log.name, text])
+            told = explained_by_the_program(log)
+            holds(told == found.get("json", ""), f"log {number} differs: {found.get('problems')}")
+    say(f"{len(texts)} logs: the bytes of the program's JSON, or refused by both")
+
+
+ASKED: Final = "question => window.playground.ask(question)"
+EXPLAINED: Final = (
+    "([name, text]) => window.playground.ask({ do: 'log' },"
+    " { name, data: new TextEncoder().encode(text).buffer })"
+)
+
+
 def heard(tab: Any) -> None:
     """The page as a screen reader has it."""
     tree = tab.locator("body").aria_snapshot()
@@ -357,7 +393,7 @@ def say(words: str) -> None:
     sys.stdout.flush()
 
 
-def checked(browser: Any, folder: Path, pictures: Path | None) -> None:
+def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int, int]) -> None:
     """Everything, in one page where that can be."""
     engine = built(folder)
     with served(folder) as address:
@@ -375,6 +411,7 @@ def checked(browser: Any, folder: Path, pictures: Path | None) -> None:
             dragged(tab)
             linked(tab, address)
             opened(tab)
+            compared(tab, *sizes)
             home = address.rpartition("playground")[0]
             equal([], [each for each in asked if not each.startswith((home, "blob:", "data:"))])
             say("nothing is fetched from elsewhere")
@@ -402,13 +439,15 @@ def main(arguments: Sequence[str]) -> int:
     if found is None:
         sys.stdout.write("SKIPPED playground: no Chromium here\n")
         return 0
-    pictures = Path(arguments[0]) if arguments else None
+    every = "--every" in arguments
+    folders = [each for each in arguments if each != "--every"]
+    pictures = Path(folders[0]) if folders else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
         try:
-            checked(browser, Path(folder), pictures)
+            checked(browser, Path(folder), pictures, (200, 30) if every else (2, 1))
         except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:600]}\n")
             return 1

@@ -418,5 +418,5 @@ async function begin() {
   await loaded;
 }
 
-window.playground = { result: () => last, report: () => report, ready: () => Boolean(simulator && simulator.ready), kept: () => !byId("kept").hidden, ask: (question) => simulator.ask(question) };
+window.playground = { result: () => last, report: () => report, ready: () => Boolean(simulator && simulator.ready), kept: () => !byId("kept").hidden, ask: (question, log) => simulator.ask(question, log) };
 begin();
