@@ -196,6 +196,8 @@ class Probe:
             for samples, other in (
                 (noise.alone, two), (company, crowded), (reuse, warm or two)
             ):  # fmt: skip
+                if one.fatal or other.fatal:
+                    continue
                 if one.error or other.error:
                     self.outcome.refused[one.error or other.error] += 1
                 else:

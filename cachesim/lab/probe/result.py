@@ -116,10 +116,11 @@ class Result:
                     f"power: a fault of more than {self.judge.noise.limit:.2g} in one of {least} "
                     "such answers would have been met with probability 0.95"
                 )
-        yield (
-            f"false alarms: at most 1 in {self.alarms:g} runs against a right server, if its "
-            "rounding is within the measured bound"
-        )
+        if out.finding is None or out.finding.evidence:
+            yield (
+                f"false alarms: at most 1 in {self.alarms:g} runs against a right server, if its "
+                "rounding is within the measured bound"
+            )
         if out.suspicions:
             yield f"suspicions that were replayed: {out.suspicions}"
         yield from out.notes
@@ -284,8 +285,8 @@ def _finding_json(finding: Finding) -> JsonObject:
 def rounding(judge: Judge) -> str:
     """The limit, and the measurements that it rests on."""
     noise = judge.noise
-    largest = (max(each, default=0.0) for each in (noise.alone, noise.company, noise.reuse))
-    alone, company, reuse = (f"{each:.2g}" for each in largest)
+    samples = (noise.alone, noise.company, noise.reuse)
+    alone, company, reuse = (f"{max(each):.2g}" if each else "not measured" for each in samples)
     return (
         f"rounding: cold and cold differ by at most {alone}, in company {company}, plain reuse "
         f"{reuse} ({counted(len(noise.reuse), 'prompt')}); suspicious from {noise.limit:.2g}"
