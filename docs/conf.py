@@ -9,6 +9,7 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "architecture.md", "companion-trim.md"]
 exclude_patterns += ["mlx-lm-hit-rates.md", "out-of-reach.md"]
+exclude_patterns += ["explanation/answered-before-released.md"]
 """Pages for contributors and for the authors of proposals: in the repository, not on the site."""
 templates_path = ["templates"]
 html_theme = "furo"

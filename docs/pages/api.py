@@ -101,7 +101,7 @@ def _entry(where: str, name: str, value: object) -> Iterator[str]:
     if is_dataclass(value) and name in PRINTED:
         yield "Its fields are those of the [JSON output](json-output.md)."
     elif is_dataclass(value):
-        yield table(("field", "type", "what it is"), list(_fields(value)))
+        yield table(("field", "content"), list(_fields(value)))
     elif isinstance(value, type):
         yield from _methods(value)
     if name in EXAMPLES:
@@ -113,14 +113,14 @@ def _summary(value: object) -> str:
     return plain((inspect.getdoc(value) or "").split("\n\n")[0])
 
 
-def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
+def _fields(kind: type) -> Iterator[tuple[str, str]]:
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         hint, about = hints[each.name], ""
         if get_origin(hint) is Annotated:
             hint, *notes = get_args(hint)
             about = next((note for note in notes if isinstance(note, str)), "")
-        yield code(each.name), code(_named(hint)), plain(about)
+        yield code(each.name), plain(about) or code(_named(hint))
 
 
 def _named(hint: object) -> str:

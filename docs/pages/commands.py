@@ -34,7 +34,7 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     known = real_functions(real_commands)
-    real = [("real", name) for name in ("gguf", *known)]
+    real = [("real", name) for name in known if name not in {"vectors", "marconi"}]
     for words in [
         *((name,) for name in COMMANDS),
         *real,
