@@ -358,6 +358,7 @@ function refused(error) {
 /** The run that the address names, or the first opening. */
 async function openAddress() {
   const hash = window.location.hash.slice(1);
+  if (form && hash && byId(hash)) return; // a place on this page
   try {
     if (!hash) await open(openings[0].form, { expects: openings[0].expect, title: openings[0].title, name: openings[0].form.name });
     else if (hash.startsWith("scenario=")) await openShipped(new URLSearchParams(hash).get("scenario"), new URLSearchParams(hash).get("profile"));
