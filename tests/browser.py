@@ -99,8 +99,8 @@ def _(tab: Any) -> None:
     verdict = text(tab, ".verdict")
     holds("step C loaded the prompt-cache entry (200 tokens) for the 100" in verdict, verdict)
     holds("b9538+24143" in text(tab, ".but"), text(tab, ".but"))
-    holds("the entry leaves the prompt cache" in text(tab, "#cache-0"), text(tab, "#cache-0"))
-    holds("the entry stays in the prompt cache" in text(tab, "#cache-1"), text(tab, "#cache-1"))
+    holds("it leaves the prompt cache" in text(tab, "#cache-0"), text(tab, "#cache-0"))
+    holds("it stays in the prompt cache" in text(tab, "#cache-1"), text(tab, "#cache-1"))
 
 
 @check("the cursor begins where it happens: the state turns into another conversation's", THREE)

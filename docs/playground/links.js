@@ -71,7 +71,7 @@ function wellFormed(value) {
     steps: list(value.steps, "requests", MOST.steps).map((each, i) => {
       const what = `request ${i + 1}`;
       return {
-        name: text(table(each, what).name, `the name of ${what}`, MOST.name, ""),
+        name: text(table(each, what).name, `the name of ${what}`, MOST.name, String(i + 1)),
         prompt: text(each.prompt, `the prompt of ${what}`, MOST.text, ""),
         predict: number(each.predict, `the tokens to predict of ${what}`, 0, MOST.predict, null),
         slot: number(each.slot, `the slot of ${what}`, -1, 63, null),

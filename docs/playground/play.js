@@ -319,7 +319,7 @@ async function openLog(name, data) {
   verdict(`${name}: the report of cachesim why`);
   const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
   frame.srcdoc = found.html;
-  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${frame.contentDocument.documentElement.scrollHeight + 4}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
+  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
   byId("json").disabled = false;
@@ -414,6 +414,11 @@ async function begin() {
   byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each.form, { expects: each.expect, title: each.title, name: each.form.name }) }, each.title)));
   search();
   listen();
+  if (!manifest.files) {
+    await openAddress();
+    await load(manifest);
+    return;
+  }
   const loaded = load(manifest);
   await openAddress();
   await loaded;
