@@ -35,7 +35,7 @@ def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
 
 def table(told: Mapping[str, Any]) -> Iterator[str]:
     """A line for each profile, model and arithmetic."""
-    yield "| profile | model | | all layers | as searched |"
+    yield "| profile | model | arithmetic | all layers | as searched |"
     yield "|---|---|---|--:|--:|"
     for row in told["rows"]:
         low, high = min(row["searched"]), max(row["searched"])

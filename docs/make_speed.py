@@ -79,7 +79,7 @@ def columns(told: Mapping[str, Any]) -> tuple[Column, Column, Column]:
 def table(told: Mapping[str, Any]) -> Iterator[str]:
     """A line for each preset and each thing that was measured."""
     all_columns = columns(told)
-    yield "| preset | | llama.cpp | float | times |"
+    yield "| preset | work | llama.cpp | float | times |"
     yield "|---|---|--:|--:|--:|"
     for preset in all_columns[0].ours:
         for index, column in enumerate(all_columns):
