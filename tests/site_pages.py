@@ -123,7 +123,8 @@ def taken(tab: Any, home: str) -> None:
     tab.goto(home + "index.html")
     holds("answer WRONG" in tab.locator("figure.memory").text_content(), "no picture at home")
     holds(
-        "this browser" in text(tab, "a[href='playground/index.html']"), "no way to the playground"
+        "this browser" in text(tab, "article a[href='playground/index.html']"),
+        "no way to the playground",
     )
     say("home shows the picture, and leads to the playground")
 
