@@ -165,6 +165,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "checkpoint-fallback": lambda lost: lost.after == lost.detail["n_tokens"],
     "checkpoint-restored": lambda lost: lost.after <= lost.detail["n_tokens"],
     "chunk-reuse": _moved,
+    "cut-refused": lambda lost: (
+        _nothing(lost) and lost.detail["wanted"] <= lost.before and lost.happened("cut-refused")
+    ),
     "embedding-reuses-nothing": _embedded,
     "f-keep": lambda lost: lost.detail["f_keep"] >= 0.5 - 1e-6,
     "false-match": lambda lost: lost.after == lost.detail["answer"],
@@ -174,6 +177,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "grants-more": _granted,
     "groups-disagree": lambda lost: lost.after < min(lost.detail["answers"].values()),
     "last-token": _last,
+    "less-loaded": _span,
     "list-moved-out": _nothing,
     "look-ahead-block": _drafted,
     "memory-depth": _nothing,
@@ -190,6 +194,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     ),
     "prompt-truncated": lambda lost: lost.detail["dropped"] > 0 and _lowers(lost),
     "read-whole": _embedded,
+    "replaced": _span,
     "request-refused": _refused,
     "seq-rm-refused": _nothing,
     "server-reuses-nothing": _nothing,
@@ -200,6 +205,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "slot-pinned": _another_slot,
     "slot-similarity": lambda lost: lost.detail["threshold"] > 0 and _another_slot(lost),
     "slot-tokens": _lowers,
+    "state-behind": lambda lost: _nothing(lost) and lost.detail["held"] >= lost.before,
     "state-evicted": _gone,
     "state-forgiven": _granted,
     "state-missing": _span,

@@ -124,7 +124,7 @@ def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_cause_is_judged() -> None:
-    engines = ("llamacpp", "ik_llama", "mlx_lm", "vllm", "sglang", "marconi")
+    engines = ("llamacpp", "llama_cpp_python", "ik_llama", "mlx_lm", "vllm", "sglang", "marconi")
     modules = [import_module(f"cachesim.engines.{each}.causes") for each in engines]
 
     assert {cause.id for each in modules for cause in declared(vars(each))} == set(CAUSES)

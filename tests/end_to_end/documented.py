@@ -20,6 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 600
 
 PLACEHOLDERS: Final = (
+    (r"(cachesim run) NAME\b", r"\1 llama.cpp-three-requests"),
     (r"--release NAME\b", "--release b9538 --workloads 2"),
     (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
     (r"(llama.cpp --scenario) NAME\b", r"\1 llama.cpp-three-requests-window"),

@@ -216,7 +216,7 @@ def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: pytest.CaptureFixtur
     for words, why in (
         (["llama.cpp@b11549+erase-equal"], "has patches"),
         (["llama.cpp@b11549", "--minutes", "0"], "above 0"),
-        (["llama.cpp@b11549", "--models", "hybird"], "no preset 'hybird'"),
+        (["llama.cpp@b11549", "--model", "hybird"], "no preset 'hybird'"),
     ):
         assert 2 == main(["check", "--prove", *words])
         assert why in capsys.readouterr().err

@@ -15,7 +15,7 @@ PAGE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 PORTED: Final = (
     "update_slots.py", "checkpoints.py", "speculative.py",
-    "selection.py", "swap.py", "prompt_cache.py",
+    "selection.py", "prompt_cache.py",
 )  # fmt: skip
 """Files that upstream has a counterpart of, function by function."""
 
@@ -23,8 +23,7 @@ OURS: Final = {
     "update_slots.py": {"_decode"},
     "checkpoints.py": {"numbers_of", "_drop"},
     "speculative.py": {"_report"},
-    "selection.py": {"take_stock", "_rule_out_slots", "_settle"},
-    "swap.py": {"emit_state"},
+    "selection.py": {"take_stock", "_rule_out_slots", "_settle", "emit_state"},
     "prompt_cache.py": {"_drop_oldest"},
 }
 """Functions that only say what happened, or hand on."""
