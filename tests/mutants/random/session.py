@@ -40,6 +40,10 @@ class HangError(BaseException):
     """An example takes far longer than without the mutant; nothing that is played catches it."""
 
 
+class PlantingError(RuntimeError):
+    """A mutant cannot be planted: the source has changed since it was read."""
+
+
 class ControlError(RuntimeError):
     """The control ended without its results."""
 
@@ -105,6 +109,8 @@ def judge(
         for number, mutant in enumerate(mutants)
     ]
     for number, outcome in _children(tasks, jobs):
+        if isinstance(outcome, PlantingError):
+            raise outcome
         ended = isinstance(outcome, str)
         yield number, Outcome("vectors", how=outcome) if ended else outcome
 
@@ -128,9 +134,12 @@ def _chosen(
     return chosen
 
 
-def _judge(mutant: RandomMutant, chosen: list[tuple[Example, float]]) -> Outcome:
+def _judge(mutant: RandomMutant, chosen: list[tuple[Example, float]]) -> Outcome | PlantingError:
     began = time.process_time()
-    ports.plant(mutant)
+    try:
+        ports.plant(mutant)
+    except Exception as error:  # noqa: BLE001 - sent to the parent, which ends
+        return PlantingError(f"{mutant.function.file}:{mutant.line}: {error!r}")
     tried = dict.fromkeys(MEANS, 0)
     for example, seconds in chosen:
         tried[example.means] += 1

@@ -1,6 +1,7 @@
 """Random mutants: one place of a decision is changed, planted, and found or known as equivalent."""
 
 import ast
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from tests.mutants.random.equivalent import EQUIVALENT
 from tests.mutants.random.means import Example
 from tests.mutants.random.operators import sites
 from tests.mutants.random.ports import ENGINES, PORTS, RandomMutant, candidates, draw
-from tests.mutants.random.session import control, judge
+from tests.mutants.random.session import PlantingError, control, judge
 
 IK = PORTS["ik_llama.cpp"]
 
@@ -142,3 +143,13 @@ def test_an_example_that_never_ends_is_found() -> None:
     ((_, outcome),) = judge(examples, known, mutants, 1)
 
     assert ("laws", "hangs") == (outcome.means, outcome.how)
+
+
+@pytest.mark.thorough
+def test_a_mutant_that_cannot_be_planted_is_an_error() -> None:
+    ports.load(IK)
+    lost = advance("self.head >= self.size")
+    gone = replace(lost, function=replace(lost.function, file="ik_llama/of_another_tree.py"))
+
+    with pytest.raises(PlantingError, match=r"of_another_tree\.py"):
+        list(judge([], {}, [gone], 1))
