@@ -16,7 +16,7 @@ from cachesim.scenario.shipped import shipped_files
 from pages.collected import wheels
 
 KINDS: Final = {
-    "stale-state": "Wrong answers",
+    "stale-state": "Wrong answers and stale states",
     "lost-reuse": "Lost reuse",
     "limits": "Limits",
     "accounting": "Accounting",
