@@ -163,6 +163,7 @@ def advice_of(tuned: Mapping[str, Any] | None) -> str:
     if tuned is None or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
         return ""
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
+    words += "".join(f" Assumed: {each}." for each in tuned["assumed"])
     return f"Played with {len(tuned['tried'])} settings, as `cachesim why --tune` does. {words}"
 
 

@@ -330,3 +330,18 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
 
     assert {True} == judged(100)
     assert {False} == judged(90_000)
+
+
+def test_prefixes_that_no_line_compares_are_named_as_an_assumption(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = str(ROOT / "tests" / "logs" / "data" / "no-prompt-cache.log")
+
+    (assumed,) = json.loads(output(capsys, "why", log, "--format", "json"))["tuned"]["assumed"]
+    assert assumed.startswith("no prefix shared with a conversation that left its slot")
+    assert [assumed] == json.loads(output(capsys, "why", "--tune", log, "--format", "json"))[
+        "assumed"
+    ]
+    for words in (["why", log], ["why", "--tune", log]):
+        assert assumed in " ".join(output(capsys, *words).split())
+    assert [] == json.loads(output(capsys, "why", LOG, "--format", "json"))["tuned"]["assumed"]

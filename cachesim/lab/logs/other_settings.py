@@ -47,12 +47,12 @@ def add_other_settings(
     elif few:
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
-        lives = of_log(played, None).lives
-        every = sweep(lives)
+        wanted = of_log(played, None)
+        every = sweep(wanted.lives)
         if not every:
             msg = "the server refuses its own settings; name its release with --profile"
             raise InputError(msg)
-        found["tuned"] = summary(every, lives[0])
+        found["tuned"] = summary(every, wanted.lives[0]) | {"assumed": list(wanted.assumed)}
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}

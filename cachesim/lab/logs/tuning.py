@@ -3,7 +3,7 @@
 own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -157,7 +157,19 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
         for each in replays:
             each.settings.sizes = sizes
     lives = (Life(workload_of(each), each.settings.values) for each in longest_first)
-    return Tuned(tuple(lives), known_by)
+    return Tuned(tuple(lives), known_by, tuple(uncompared(replays)))
+
+
+def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
+    """The assumption on prefixes that a server without a prompt cache has no line about."""
+    for each in replays:
+        options = each.settings.values
+        if options.get("cache_ram") == 0 and len(each.requests) > options.get("parallel", 1):
+            yield (
+                "no prefix shared with a conversation that left its slot: without a prompt cache "
+                "the log does not compare them, so --parallel and --cache-ram may save more"
+            )
+            return
 
 
 def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
