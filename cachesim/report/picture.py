@@ -636,7 +636,7 @@ def _is(each: CheckpointState, told: dict[str, object]) -> bool:
 
 
 SPOKEN: Final = {"wrong": ", wrong"}
-"""What the description of a picture adds to a bar."""
+"""Words that the description of a picture adds to a bar."""
 
 
 def _told(rows: Iterable[Row]) -> str:

@@ -193,7 +193,7 @@ def patterns(uid: str, count: int = COLOURS) -> str:
 
 
 def hatches(uid: str) -> str:
-    """What is missing, what is evicted, what is processed again."""
+    """Marks of tokens missing, evicted and reprocessed."""
     return (
         f'<defs><pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'
         '<path d="M0 6L6 0" stroke="var(--wrong)" fill="none"/></pattern>'

@@ -61,7 +61,7 @@ class Job(job.Job):
 
 
 class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
-    """One instance of `Llama` with its cache and its draft model."""
+    """Instance of `Llama` with its cache and its draft model."""
 
     erasing = " (`reset`)"
     limit_flag = "max_tokens"
@@ -264,7 +264,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
                 tokens += self._draft(tokens)
 
     def _match(self, one: Job, prompt: list[Token]) -> list[Token]:
-        """What is to be evaluated of a prompt, after the memory was cut or the instance reset."""
+        """Tokens of a prompt to evaluate, after the memory was cut or the instance reset."""
         rules, ledger = self.rules, one.ledger
         if not self.n_tokens:
             self._reset(one)
@@ -402,7 +402,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     # -- accounts ------------------------------------------------------------------------------
 
     def _account(self, one: Job) -> None:
-        """What was ever evaluated of a prompt, and what of it is still held."""
+        """Compare the tokens of a prompt ever evaluated with those still held."""
         best, by = self._computed.find(np.array(one.prompt, np.int64), None)
         held = get_common_prefix(self.held_tokens, one.prompt)
         for state in () if self.cache is None else self.cache.entries.values():

@@ -43,7 +43,7 @@ PICKLED: Final = 330
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """What `save_state` returns (`LlamaState`)."""
+    """Return value of `save_state` (`LlamaState`)."""
 
     tokens: tuple[Token, ...]
     """The whole array of tokens, also behind those that the state holds."""

@@ -1,4 +1,4 @@
-"""One run from its settings: checked, played, written; the servers left clean whatever happens."""
+"""Run of a probe: settings checked, requests played, files written, servers left clean."""
 
 import math
 import time

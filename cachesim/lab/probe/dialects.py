@@ -31,7 +31,7 @@ VOCABULARIES: Final = (32_000, 512, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a server revealed of itself."""
+    """Properties that a server reports of itself."""
 
     version: str = ""
     slots: int = 1
@@ -203,7 +203,7 @@ class LlamaServer(Dialect):
 
 
 def _llama_row(place: JsonObject) -> Row:
-    """One place: log probabilities, or probabilities by text in older servers."""
+    """Log probabilities of one position; older servers print probabilities by text."""
     if "top_logprobs" in place:
         return _finite({each["id"]: each["logprob"] for each in place["top_logprobs"]})
     return {e["tok_str"]: math.log(e["prob"]) for e in place.get("probs", ()) if e["prob"] > 0}

@@ -107,7 +107,7 @@ class Outcome:
 
 
 class Probe:
-    """One run against one server."""
+    """Run against a server."""
 
     def __init__(
         self, target: Target, meter: Meter, plan: Plan, watch: Callable[[Outcome], None]

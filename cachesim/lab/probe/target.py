@@ -1,4 +1,4 @@
-"""One server: warm requests, cold answers that are proven cold, resets and restarts."""
+"""A server: warm requests, cold answers that are proven cold, resets and restarts."""
 
 import time
 from collections import Counter

@@ -38,7 +38,7 @@ class Player:
             shutil.rmtree(left)
 
     def results(self) -> list[Json]:
-        """What became of each call."""
+        """Outcome of each call."""
         llama, found = self.instance(), []
         for call in self.order["calls"]:
             if call["do"] == "restart":
