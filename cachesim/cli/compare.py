@@ -187,7 +187,8 @@ def _begins_as_toml() -> bool:
     else:
         head = stream.read()
         stream.seek(0)
-    return re.match(rb"\s*(#|\[|[\w\"'.-]+\s*=|$)", head) is not None
+    table = rb"\[\[?\s*[\w\"'.-]+\s*\]"  # not `[0.0, [`, as a line of KV events begins
+    return re.match(rb"\s*(#|%b|[\w\"'.-]+\s*=|$)" % table, head) is not None
 
 
 def _refuse(what: str, others: Mapping[str, Any]) -> None:

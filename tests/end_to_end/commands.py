@@ -309,7 +309,7 @@ def run_advice() -> Result:
 
 
 OURS: Final = frozenset(
-    {"--what-if", "--worst", "--request", "--scenario", "--report", "--format", "--trace"}
+    {"--what-if", "--worst", "--request", "--scenario", "--report", "--format", "--trace", "--tune"}
     | {"--gguf", "--all", "--profile", "--model", "--set"}
 )
 """Flags of cachesim itself that a report names."""

@@ -24,6 +24,7 @@ PLACEHOLDERS: Final = (
     (r"--release NAME\b", "--release b9538 --workloads 2"),
     (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
     (r"(llama.cpp --scenario) NAME\b", r"\1 llama.cpp-three-requests-window"),
+    (r"(llama-cpp-python --release) R\b", r"\1 0.3.36"),
     (r"--release R\b", "--release 0.31.3"),
     (r"\bFILE\.\.\.", "tests/vectors/mlx-caches.jsonl.gz"),
 )
