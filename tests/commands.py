@@ -26,8 +26,13 @@ LEFT_OUT: Final = {"real", "record", "probe"}
 
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")
 VERSIONS: Final = Path.home() / ".pyenv" / "versions"
-OUTSIDE: Final = re.compile(r"(?<![\w/.-])(scenarios|tests|docs)/|server\.log|my-report\.toml")
-"""Paths of the repository and of the guides, which a user elsewhere has not."""
+OUTSIDE: Final = re.compile(
+    r"(?<![\w/.-])(scenarios|tests|docs)/|server\.log|my-(report|chat)\.toml"
+)
+"""Paths of the repository and of the guides, which a user elsewhere has not.
+
+`tests/docs/test_blocks.py` runs the quick start's commands, which make files for each other.
+"""
 
 
 def commands() -> list[list[str]]:

@@ -211,7 +211,7 @@ def list_command(
     ] = "scenarios",
     part: Annotated[
         str | None,
-        Parameter(help="Behind schema: of what, one of scenario, output, why, requests."),
+        Parameter(help="After schema: one of scenario, output, why, requests."),
     ] = None,
     *,
     symptom: Annotated[
@@ -238,7 +238,7 @@ def list_command(
     if what == SCHEMA:
         return _schema(part or "scenario")
     if part is not None:
-        msg = f"{part!r} stands behind {what!r}; write one name, or `cachesim list schema {part}`"
+        msg = f"{part!r} stands after {what!r}; write one name, or `cachesim list schema {part}`"
         raise InputError(msg)
     if flags:
         from cachesim.cli.flags import flags_command

@@ -186,7 +186,7 @@ def bugs() -> Iterator[tuple[str, object]]:
     yield "last token", lambda p, c, _: (*p[: c - 1], 3, *p[c:])
     yield "first token", lambda p, *_: (3, *p[1:])
     yield "a whole block", lambda p, c, _: (3, *p[1:]) if c % 16 == 0 else p
-    yield "short prefix", lambda p, c, _: (3, *p[1:]) if c < 12 else p
+    yield "short prefix", lambda p, c, _: (3, *p[1:]) if c < 20 else p
     yield "long prefix", lambda p, c, _: (3, *p[1:]) if c > 30 else p
     yield "all but one", lambda p, c, _: (3, *p[1:]) if c >= len(p) - 1 else p
     yield "other session", lambda p, _, m: (*m.previous[:1], *p[1:])

@@ -30,7 +30,7 @@ STATE_BEHIND: Final = Cause(
 )
 CUT_REFUSED: Final = Cause(
     id="cut-refused",
-    sentence="the memory refuses to be cut behind {wanted} tokens",
+    sentence="the memory refuses to be cut after {wanted} tokens",
     about=(
         "Recurrent and hybrid memory holds its last state only. Evaluate what all prompts share, "
         "save the state (`save_state`), and load it before each of them."

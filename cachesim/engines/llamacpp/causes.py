@@ -159,7 +159,7 @@ class DepthCause(Cause):
         words = self.sentence
         if latest < 0 or window:
             memory, _, rest = words.partition("; ")
-            memory = "memory begins at position {pos_min}"
+            memory = "the oldest position in memory is {pos_min}"
             rest = rest.replace("needs one at {latest}", "needs position {latest}")
             words = f"{memory}; {rest}"
         if latest < 0:

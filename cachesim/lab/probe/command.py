@@ -47,7 +47,9 @@ class Settings:
     ] = ""
     minutes: Annotated[float, Parameter(help="The longest time.")] = 5.0
     requests: Annotated[int, Parameter(help="The most requests.")] = 20_000
-    tokens: Annotated[int, Parameter(help="The most tokens of prompts and replies.")] = 20_000_000
+    tokens: Annotated[int, Parameter(help="The maximum tokens of prompts and replies.")] = (
+        20_000_000
+    )
     rate: Annotated[
         float | None,
         Parameter(help="Requests a second; 5 for another machine, else without a bound."),

@@ -232,14 +232,14 @@ class Probe:
                 wager.add(hit=each > noise.error)
             if wager.value >= 4 * self.plan.alarms:
                 sentence = (
-                    f"{what} otherwise than alone and cold in {len(far)} of {len(samples)} cases, "
+                    f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
                     f"off by {median(far):.2g}"
                 )
                 self._found(kind, sentence, evidence=wager.value, distances=samples)
                 return
             if far:
                 self.outcome.note(
-                    f"{what} otherwise than alone and cold in {len(far)} of {len(samples)} cases, "
+                    f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
                     f"off by up to {max(far):.2g}: too few to decide"
                 )
 
