@@ -271,7 +271,11 @@ class Probe:
                 return
 
     def _confirm(self, scenario: Scenario, played: Played, at: int) -> bool:
-        """Replay a suspicious workload in other words until the wager is decided."""
+        """Replay a suspicious workload in other words until the wager is decided.
+
+        A server that takes two buffers in turn may be wrong at each second reuse only, so half of
+        the replays follow one reuse more.
+        """
         number = played.steps[at]
         asked = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
         wager, threshold = self.judge.wager()
@@ -279,6 +283,10 @@ class Probe:
         while wager.replays < REPLAYS and wager.value < threshold:
             if wager.replays >= 12 and wager.hits * 8 < wager.replays:
                 return False
+            if wager.replays % 2:
+                text = self._text(self._longest, self._longest)
+                for prompt in (text[:-1], text):
+                    self.target.together([Query(prompt=prompt, reply=self._text(1, 1))])
             far = self._replayed(asked, number)
             if far is None:
                 return False
@@ -424,7 +432,10 @@ class Probe:
                     found.setdefault(str(cause), []).append(f"{each.profile} ({each.model})")
             except CachesimError:
                 continue
-        finding.mechanism = [f"as {', '.join(who)}: {cause}" for cause, who in found.items()]
+        finding.mechanism = [
+            f"simulated {', '.join(who)}, not run on that release: {cause}"
+            for cause, who in found.items()
+        ]
 
     # -- drawing -----------------------------------------------------------------------------
 

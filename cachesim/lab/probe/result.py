@@ -133,7 +133,8 @@ class Result:
         found = f"found after {counted(finding.requests, 'request')}, {finding.seconds:.1f} s"
         if finding.evidence:
             found += (
-                f"; e-value {finding.evidence:.3g}: a right server reaches it in 1 of so many runs"
+                f"; e-value {finding.evidence:.3g}: a right server reaches it in at most 1 of "
+                f"{finding.evidence:.3g} runs"
             )
         yield found
         again, of = finding.proofs
