@@ -10,18 +10,16 @@ from cachesim.cli.progress import tracked
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.files import Output
+from cachesim.lab.logs.other_settings import swept
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.lab.logs.tuning import (
-    Life,
     Trial,
     Tried,
     Tuned,
-    alone,
     of_dump,
     of_log,
     of_scenario,
     summary,
-    together,
     tried,
 )
 from cachesim.lab.logs.whole import Wanted, read_files, replays_of
@@ -35,7 +33,7 @@ def tune_command(
 ) -> int:
     """Play requests with other settings, and recommend those that process the fewest tokens."""
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
-    found = swept(tuned.lives)
+    found = swept(tuned.lives, on_all_cores)
     source = ", ".join(files)
     life = tuned.lives[0]
     told = {
@@ -88,16 +86,8 @@ def _is_scenario(name: str) -> bool:
     )
 
 
-def swept(lives: Sequence[Life]) -> list[Tried]:
-    """Everything that was tried, the user's own settings first."""
-    first = _played(alone(lives))
-    if not first:
-        msg = "the server refuses its own settings; name its release with --profile"
-        raise InputError(msg)
-    return first + _played(together(first, lives))
-
-
-def _played(trials: Sequence[Trial]) -> list[Tried]:
+def on_all_cores(trials: Sequence[Trial]) -> list[Tried]:
+    """Trials played by worker processes, with a line of progress."""
     with workers(len(trials)) as do:
         done = tracked(do(tried, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

@@ -13,7 +13,7 @@ from cachesim.cli.inputs import UNSAID, Chats, Given, ServerFlags, given, reques
 from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
 from cachesim.cli.progress import progress
-from cachesim.cli.tune import swept, tune_command
+from cachesim.cli.tune import on_all_cores, tune_command
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -174,7 +174,7 @@ def why_command(
             return AS_EXPECTED
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
-    add_other_settings(found, replays, what_if or (), swept)
+    add_other_settings(found, replays, what_if or (), on_all_cores)
     if outputs.scenario is not None:
         write(outputs.scenario, to_toml(worst_scenario(replays)))
     if outputs.trace is not None:

@@ -16,7 +16,6 @@ from cachesim.engines.llama_cpp_python import events as happened
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.states import (
-    ARCHITECTURES,
     UNKNOWN,
     DiskCache,
     State,
@@ -26,6 +25,7 @@ from cachesim.engines.llama_cpp_python.states import (
 )
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION

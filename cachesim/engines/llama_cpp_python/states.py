@@ -2,24 +2,13 @@
 
 import pickle
 import pickletools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token, Tokens
-
-ARCHITECTURES: Final[Mapping[frozenset[str], str]] = {
-    frozenset({"attention"}): "llama",
-    frozenset({"window", "attention"}): "gemma3",
-    frozenset({"ssm"}): "mamba2",
-    frozenset({"ssm", "attention"}): "granitehybrid",
-    frozenset({"delta", "attention"}): "qwen35",
-    frozenset({"conv", "window"}): "lfm2",
-    frozenset({"conv", "attention"}): "lfm2",
-}
-"""Kinds of layers -> the family that a state names at its head."""
 
 UNKNOWN: Final = Token(-1)
 """An element of the array of tokens that was never written."""

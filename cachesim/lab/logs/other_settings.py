@@ -1,7 +1,7 @@
 """Other settings for the requests of a log: those asked for, the usual ones, the best ones."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
 from cachesim.lab.logs.replay import Replay
@@ -18,21 +18,29 @@ LONG_LOG: Final = (
 )
 
 
-def swept(lives: Sequence[Life]) -> list[Tried]:
-    """Everything that was tried, the user's own settings first, in this process."""
-    first = _played(alone(lives))
-    return first + _played(together(first, lives)) if first else []
+Plays: TypeAlias = Callable[[Sequence[Trial]], list[Tried]]
+"""Play of trials: here, or on all cores with a line of progress."""
 
 
-def _played(trials: Sequence[Trial]) -> list[Tried]:
+def in_turn(trials: Sequence[Trial]) -> list[Tried]:
+    """Trials played in this process; refused ones are left out."""
     return [each for each in map(tried, trials) if each is not None]
+
+
+def swept(lives: Sequence[Life], play: Plays = in_turn) -> list[Tried]:
+    """Everything that was tried, the user's own settings first."""
+    first = play(alone(lives))
+    if not first:
+        msg = "the server refuses its own settings; name its release with --profile"
+        raise InputError(msg)
+    return first + play(together(first, lives))
 
 
 def add_other_settings(
     found: dict[str, Any],
     replays: Sequence[Replay],
     what_if: Sequence[str] = (),
-    sweep: Callable[[Sequence[Life]], list[Tried]] = swept,
+    play: Plays = in_turn,
 ) -> None:
     """Put in what other servers do: those asked for, and the usual ones where that is quick."""
     played = [each for each in replays if each.settings.is_played]
@@ -48,10 +56,7 @@ def add_other_settings(
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
         wanted = of_log(played, None)
-        every = sweep(wanted.lives)
-        if not every:
-            msg = "the server refuses its own settings; name its release with --profile"
-            raise InputError(msg)
+        every = swept(wanted.lives, play)
         found["tuned"] = summary(every, wanted.lives[0]) | {"assumed": list(wanted.assumed)}
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)

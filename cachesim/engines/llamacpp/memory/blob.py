@@ -33,6 +33,17 @@ from cachesim.errors import BlobError, OptionError, UpstreamAbort
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Integers
 
+ARCHITECTURES: Final[Mapping[frozenset[str], str]] = {
+    frozenset({"attention"}): "llama",
+    frozenset({"window", "attention"}): "gemma3",
+    frozenset({"ssm"}): "mamba2",
+    frozenset({"ssm", "attention"}): "granitehybrid",
+    frozenset({"delta", "attention"}): "qwen35",
+    frozenset({"conv", "window"}): "lfm2",
+    frozenset({"conv", "attention"}): "lfm2",
+}
+"""Kinds of layers -> the architecture that a GGUF file and a saved state name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBytes:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
+from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.errors import SpecError
 from cachesim.model.adapters import RANK, deltas
@@ -148,7 +149,7 @@ def model_keys(spec: ModelSpec) -> Keys:
 def architecture(spec: ModelSpec) -> str:
     """The name of the family whose equations a network follows."""
     kinds = set(spec.layers)
-    for wanted, family in _FAMILIES.items():
+    for wanted, family in ARCHITECTURES.items():
         if kinds == wanted and _fits(spec, family):
             return family
     msg = (
@@ -156,17 +157,6 @@ def architecture(spec: ModelSpec) -> str:
         f"llama.cpp loads; a preset does: dense, swa, recurrent, hybrid, hybrid-delta, ..."
     )
     raise SpecError(msg)
-
-
-_FAMILIES: Final[Mapping[frozenset[str], str]] = {
-    frozenset({"attention"}): "llama",
-    frozenset({"window", "attention"}): "gemma3",
-    frozenset({"ssm"}): "mamba2",
-    frozenset({"ssm", "attention"}): "granitehybrid",
-    frozenset({"delta", "attention"}): "qwen35",
-    frozenset({"conv", "window"}): "lfm2",
-    frozenset({"conv", "attention"}): "lfm2",
-}
 
 
 def _fits(spec: ModelSpec, family: str) -> bool:
