@@ -15,13 +15,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -35,13 +34,10 @@ from cachesim.lab.real.llama_cpp.server import Played, RealServer
 from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.mixers import Attention, Delta, ShortConv, Ssm
-from cachesim.model.parts import Mlp
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
-from cachesim.model.tiles import Layer
 from cachesim.scenario.format import Step
-from cachesim.units import Array, Tokens
+from cachesim.units import Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)
 DECODED: Final = 256
@@ -139,51 +135,6 @@ def simulated(name: str, arithmetic: ArithmeticName) -> Side:
         lambda count: prefill(network, prompts[count]),
         lambda count: decode(network, prompts[count]),
     )
-
-
-KINDS: Final[Mapping[str, type[Layer]]] = {
-    "attention": Attention,
-    "ssm": Ssm,
-    "delta": Delta,
-    "conv": ShortConv,
-    "MLP": Mlp,
-}
-"""What a decoded token goes through, by the names of the docs."""
-
-
-def parts(name: str) -> dict[str, tuple[int, float]]:
-    """How many layers of each kind a decoded token goes through, and the seconds of one of them.
-
-    The quickest of some turns counts: the watch itself takes time.
-    """
-    network, prompt = build(preset(name)), drawn_prompt(np.random.default_rng(0), AFTER[0])
-    found: dict[str, tuple[int, float]] = {}
-    for _ in range(REPEATS):
-        with ExitStack() as stack:
-            watched = {kind: stack.enter_context(watch(layer)) for kind, layer in KINDS.items()}
-            decode(network, prompt)
-            for kind, times in watched.items():
-                if times:
-                    seconds = sum(times) / len(times)
-                    least = min(seconds, found.get(kind, (0, seconds))[1])
-                    found[kind] = len(times) // DECODED, least
-    return found
-
-
-@contextmanager
-def watch(layer: type[Layer]) -> Iterator[list[float]]:
-    """The seconds of every call of a layer while the context is open."""
-    times: list[float] = []
-    plain = layer.__call__
-
-    def timed(self: Layer, *given: Any) -> Array:
-        begin = time.perf_counter()
-        result = plain(self, *given)
-        times.append(time.perf_counter() - begin)
-        return result
-
-    with patch.object(layer, "__call__", timed):
-        yield times
 
 
 def real_side(server: Played) -> Side:
@@ -295,7 +246,6 @@ def told(found: Mapping[str, Mapping[str, Speeds]], release: str | None) -> dict
         "decoded": DECODED,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "parts": {name: parts(name) for name in found},
         "rows": [
             {
                 "preset": name,

@@ -127,21 +127,6 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def stops(told: Mapping[str, Any]) -> Iterator[str]:
-    """What a decoded token's time goes into, and what llama.cpp takes for it."""
-    _, short, _ = columns(told)
-    for preset, kinds in told["parts"].items():
-        ours, theirs = (
-            median(side[preset]) / short.tokens * 1e6 for side in (short.ours, short.theirs)
-        )
-        layers = ", ".join(
-            f"{count} x {seconds * 1e6:.0f} in {kind}" for kind, (count, seconds) in kinds.items()
-        )
-        rest = ours - sum(count * seconds for count, seconds in kinds.values()) * 1e6
-        hold(fact=rest > 0, what=f"the layers of {preset} take less than the token")
-        yield f"**{preset}** takes {ours:.0f}, llama.cpp {theirs:.0f}: {layers}."
-
-
 def picture(told: Mapping[str, Any]) -> str:
     """A bar for each preset and column, a whisker from the least turn to the most, a line at 1."""
     return "\n".join((f"<style>{STYLE}</style>", *map(bars_of, columns(told)), ""))
@@ -164,12 +149,7 @@ def written(told: Mapping[str, Any]) -> str:
         f" {told['numpy']}, {len(told['rows'][0]['turns'])} runs each: tokens per second of the"
         f" median run, and the ratio to llama.cpp, with the range over the runs in brackets."
     )
-    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told)), ""]
-    where = (
-        "Where the microseconds of a token decoded after 100 go, layer by layer of each kind; the"
-        " head, the embedding and sampling take the rest:"
-    )
-    lines += [where, "", *(f"- {each}" for each in stops(told))]
+    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
     return "\n".join(lines)
 
 
