@@ -1,13 +1,19 @@
 """The comparison with the real llama-cpp-python, without the real thing."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cachesim.engines import Profile
 from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.llama_cpp_python import compare
+from cachesim.lab.real.playing import StepPlayed
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
+from cachesim.testing.search import search
 
 
 def test_no_compiler_is_said_before_anything_is_installed(
@@ -37,3 +43,39 @@ def test_the_wrong_answer_is_there_on_the_real_package() -> None:
 
     assert [True] * 4 == [each.agrees for each in steps]
     assert [False, False, False, True] == [each.confirmed for each in steps]
+
+
+def played(**changes: Any) -> StepPlayed:
+    step = StepPlayed(
+        name="r1",
+        prompt_tokens=9,
+        real={"cached": 4},
+        simulated={"cached": 4},
+        agrees=True,
+        confirmed=True,
+        cells=("4", "off by 2", "diverged", "1e-03"),
+    )
+    return replace(step, **changes)
+
+
+@pytest.mark.parametrize(
+    ("step", "confirmed", "seen"),
+    [
+        (played(), True, "r1: 4 cached, off by 2"),
+        (played(confirmed=False), False, "r1: 4 cached, off by 2"),
+        (played(agrees=False), False, "r1: {'cached': 4}, simulated {'cached': 4}"),
+    ],
+)
+def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
+    step: StepPlayed, confirmed: bool, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,))
+    profile = Profile.parse("llama-cpp-python@0.3.36")
+    found = search(profile, "swa", examples=40).counterexample
+    assert found is not None
+    prover = PROVERS[profile.engine]
+
+    result = prover.prove(found, profile)
+
+    assert prover.fits(found.scenario)
+    assert (confirmed, seen) == (result.confirmed, result.seen)

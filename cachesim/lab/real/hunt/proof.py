@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
+from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.errors import CachesimError, InputError
@@ -16,6 +17,7 @@ from cachesim.lab.real.llama_cpp.flags import drafting
 from cachesim.lab.real.llama_cpp.scenarios import GONE, play_scenario
 from cachesim.lab.real.llama_cpp.server import environment_for as llama_environment
 from cachesim.lab.real.llama_cpp.workload import hurdle
+from cachesim.lab.real.llama_cpp_python import compare as python
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
 from cachesim.scenario.checks import full_profile
@@ -122,6 +124,27 @@ def _proven_on_the_package(found: Counterexample, profile: Profile) -> ProofResu
     return ProofResult(confirmed=wrong and at.agrees, seen=seen)
 
 
+def _of_an_instance(scenario: Scenario) -> bool:
+    return all(
+        step.do in {"complete", *python.ACTIONS} and not step.turns for step in scenario.step
+    )
+
+
+def _proven_on_an_instance(found: Counterexample, profile: Profile) -> ProofResult:
+    """Play it on the real `Llama`, and hold its logits against those of a fresh instance."""
+    try:
+        played = python.play_scenario(found.scenario, profile.release)
+    except CachesimError as error:
+        return ProofResult(confirmed=False, seen=str(error))
+    differing = next((each for each in played if not each.agrees), None)
+    if differing is not None:
+        seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
+        return ProofResult(confirmed=False, seen=seen)
+    at = played[min(found.finding.step, len(played) - 1)]
+    cached, answer, *_ = at.cells
+    return ProofResult(confirmed=bool(at.confirmed), seen=f"{at.name}: {cached} cached, {answer}")
+
+
 def _always(_: object) -> bool:
     return True
 
@@ -146,6 +169,15 @@ PROVERS: Final[Mapping[str, Prover]] = {
         shows=_always,
         prove=_proven_on_the_package,
         ready=lambda release: mlx_environment(release).ready(),
+    ),
+    PYTHON.name: Prover(
+        where="the real package",
+        models=python.DRAWN,
+        kinds=("restart",),
+        fits=_of_an_instance,
+        prove=_proven_on_an_instance,
+        shows=_always,
+        ready=lambda release: python.environment_for(release).ready(),
     ),
 }
 """Engine -> its prover; of any other engine the simulator alone is asked."""

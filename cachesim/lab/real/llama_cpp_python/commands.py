@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.llama_cpp_python.compare import (
+    DRAWN,
     WRONG,
     RealInstances,
     draw,
@@ -12,10 +13,7 @@ from cachesim.lab.real.llama_cpp_python.compare import (
     play_scenario,
 )
 from cachesim.lab.real.playing import Stage, StepPlayed, comparing, watched
-from cachesim.model.presets import PRESETS, preset
-
-DRAWN = tuple(name for name, spec in PRESETS.items() if not spec.mtp_depth)
-"""Presets to draw from; the binding has no use for an MTP head."""
+from cachesim.model.presets import preset
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")
 

@@ -13,16 +13,14 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.option import options_of
-from cachesim.lab.real.environment import (
-    Environment,
-    package_of,
-)
+from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
+from cachesim.model.presets import PRESETS
 from cachesim.model.spec import FIRST_PLAIN, ModelSpec
 from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import spec_of
@@ -41,6 +39,9 @@ WRONG: Final = 0.1
 
 PRECISE: Final = {"type_k": "f32", "type_v": "f32"}
 SHAPE: Final = Shape(max_steps=5, longest=90, together=False, fixed=PRECISE)
+DRAWN: Final = tuple(name for name, spec in PRESETS.items() if not spec.mtp_depth)
+"""Presets to draw from; the binding has no use for an MTP head."""
+
 ACTIONS: Final = ("slot-save", "slot-save", "slot-restore", "slot-restore", "slot-erase", "restart")
 CAPACITIES: Final = {
     "none": (2 << 30,),
