@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from random import Random
 from types import CodeType, FunctionType
 from typing import Final
 
@@ -122,6 +122,11 @@ class RandomMutant:
         """What names it for as long as its line stays as it is."""
         return self.function.file, self.function.qualname, self.source, self.old, self.new
 
+    def rank(self, seed: int) -> bytes:
+        """Its random place in the order of a draw, wherever the function stands."""
+        _, *named = self.key
+        return sha256(repr((seed, *named)).encode()).digest()
+
     @property
     def place(self) -> str:
         """File, line and function, for readers."""
@@ -187,11 +192,10 @@ def _spelled(node: ast.AST) -> str:
 
 
 def draw(port: Port, count: int, seed: int) -> list[RandomMutant]:
-    """So many mutants, no two of one statement."""
-    drawn, taken = list(candidates(port)), set()
-    Random(f"{port.name} {seed}").shuffle(drawn)
+    """So many mutants, no two of one statement; a changed line redraws no other."""
+    taken: set[int] = set()
     found: list[RandomMutant] = []
-    for mutant in drawn:
+    for mutant in sorted(candidates(port), key=lambda each: each.rank(seed)):
         statement = id(mutant.site.statement)
         if statement not in taken and len(found) < count:
             taken.add(statement)

@@ -73,10 +73,18 @@ def test_a_seed_always_draws_the_same_mutants_of_different_statements() -> None:
         assert each.source in (ENGINES / each.function.file).read_text()
 
 
-def test_every_equivalent_mutant_names_a_line_that_is_there_and_a_reason() -> None:
-    gone = [key for key in EQUIVALENT if key[2] not in (ENGINES / key[0]).read_text()]
+def test_a_line_that_goes_redraws_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = draw(IK, 40, 0)
+    rest = tuple(each for each in candidates(IK) if each.source != before[0].source)
+    monkeypatch.setattr(ports, "candidates", lambda _: rest)
 
-    assert [] == gone
+    assert [each.key for each in before[1:]] == [each.key for each in draw(IK, 39, 0)]
+
+
+def test_every_equivalent_is_a_mutant_that_can_be_drawn_and_has_a_reason() -> None:
+    drawn = {each.key for port in PORTS.values() for each in candidates(port)}
+
+    assert set() == {*EQUIVALENT} - drawn
     assert all(len(why.split()) > 4 for why in EQUIVALENT.values())
 
 
