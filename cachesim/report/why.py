@@ -114,9 +114,17 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     stale = [each["number"] for each in found["requests"] if each["stale"]]
     if stale:
         numbers = ", ".join(map(str, stale[:NAMED]))
+        played = found["agreement"]["played"]
+        reasons = "; ".join(
+            dict.fromkeys(each["stale"] for each in found["requests"] if each["stale"])
+        )
+        reason = (
+            " resumed from a state that holds tokens of another prompt"
+            if played
+            else f": {reasons}"
+        )
         yield Text(
-            f"WRONG ANSWERS ARE POSSIBLE: request {numbers} resumed from a state that holds "
-            f"tokens of another prompt. Evidence: {SOURCE}.",
+            f"WRONG ANSWERS ARE POSSIBLE: request {numbers}{reason}. Evidence: {SOURCE}.",
             style="wrong",
         )
 

@@ -61,7 +61,7 @@ class _Life:
         number = each.observed.number
         self.told.add(number)
         entry = request_entry(each, server=self.number, number=self.first + number)
-        return entry | {"stale": self.states.stale(each)}
+        return entry | {"stale": each.observed.stale or self.states.stale(each)}
 
 
 def _is_another(played: Settings | None, shown: Settings) -> bool:

@@ -76,7 +76,7 @@ ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|
 
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
-    rb"listening|draft|id_slot|rompt |Cache: |hit rate|cached-token|HTTP/1|httpd at"
+    rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at"
 )
 """Patterns of the lines that are parsed; all others are only counted."""
 

@@ -209,9 +209,31 @@ TIMING_PATTERNS: Final = (
 """Lines of a timing block; in May's releases they name neither slot nor task."""
 
 
+PYTHON_PATTERNS: Final = (
+    _pattern(
+        "py-hit", "prefix-match hit", r"(?P<n_tokens>\d+) prefix-match hit, remaining (?P<rest>\d+)"
+    ),
+    _pattern("py-refused", "prefix-match found but", r"(?P<n_tokens>\d+) prefix-match found but"),
+    _pattern("py-held", "full prompt already cached", r"(?P<all>full)"),
+    _pattern("py-cache", "Llama._create_completion: cache", r"cache (?P<what>hit|miss)$"),
+    _pattern(
+        "py-prompt-time",
+        ": prompt eval time =",
+        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens",
+    ),
+    _pattern(
+        "py-reply-time", ":        eval time =", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs"
+    ),
+    _pattern("py-end", ":       total time =", r"(?P<all>total)"),
+)
+"""Messages of llama-cpp-python with `verbose=True`, and llama.cpp's own counts after each call."""
+
+
 def message_of(line: Line) -> tuple[str, Fields] | None:
     """The message of a line and its numbers; None where it says nothing of caches."""
     body = line.body
+    if "Llama." in body or "llama_perf_context_print:" in body:
+        return _first(PYTHON_PATTERNS, body)
     if "eval time =" in body:
         return _first(TIMING_PATTERNS, body)
     if line.component == "slot":

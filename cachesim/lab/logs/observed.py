@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-LLAMA, IK, MLX = "llama.cpp", "ik_llama.cpp", "mlx-lm"
+from cachesim.lab.logs.known import Known
+
+LLAMA, IK, MLX, PYTHON = "llama.cpp", "ik_llama.cpp", "mlx-lm", "llama-cpp-python"
 """Engines whose lines are known."""
 
 Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
@@ -81,6 +83,9 @@ class Observed:
     swa: int | None = None
     offset: int = 0  # tokens that the prompt has more than the slot for the same text
     prints_tries: bool = True  # the server names every checkpoint that it tries
+    shared: Known | None = None  # the prompt's common prefix, where its own lines have it
+    notes: list[str] = field(default_factory=list)
+    stale: str | None = None
     launched_at: float | None = None
     released_at: float | None = None
 
@@ -113,11 +118,12 @@ class ServerLog:
     clock: float = 0.0  # by the server's own, when it was last printed
     went_back: int = 0  # so often the clock did, by a second or more
     foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
+    mixed: bool = False  # counts of prompts and of drafts, or of two calls, are in one line
 
     @property
     def engine(self) -> str:
         """Whose lines they are: those of llama.cpp have a style for each time."""
-        return next((each for each in (IK, MLX) if each in self.styles), LLAMA)
+        return next((each for each in (IK, MLX, PYTHON) if each in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:

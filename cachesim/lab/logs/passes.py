@@ -66,8 +66,11 @@ def unplayed(log: ServerLog, settings: Settings) -> Replay:
 def as_printed(request: Observed) -> Rebuilt:
     """A request of which nothing but its own lines is told."""
     lengths = lengths_of(request)
-    common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
-    holder = f"slot {request.slot}" if common.value else "nothing"
+    common = request.shared
+    if common is None:
+        common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+    holder = f"slot {request.slot}" if request.slot >= 0 else "the instance"
+    holder = holder if common.value else "nothing"
     return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
 
 

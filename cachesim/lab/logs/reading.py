@@ -17,6 +17,7 @@ from cachesim.lab.logs.messages import Fields, message_of
 from cachesim.lab.logs.observed import (
     LLAMA,
     MLX,
+    PYTHON,
     Compared,
     Moment,
     Observed,
@@ -24,6 +25,7 @@ from cachesim.lab.logs.observed import (
     Search,
     ServerLog,
 )
+from cachesim.lab.logs.python_calls import Calls
 from cachesim.lab.logs.styles import style_in
 
 RESTART: Final = frozenset({"build", "loading"})
@@ -39,6 +41,8 @@ FACTS: Final = tuple(
         ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
         ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
         ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
+        ("model-file", "loaded meta data with", r"tensors from (?P<value>.+) \(version"),
+        ("swa-cells", "creating     SWA KV cache", r"size = (?P<value>\d+) cells"),
         ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
         ("n_batch", "n_batch", r"llama_context: n_batch\s+= (?P<value>\d+)"),
         ("n_ubatch", "n_ubatch", r"llama_context: n_ubatch\s+= (?P<value>\d+)"),
@@ -70,7 +74,7 @@ FACTS: Final = tuple(
 )
 """Name, words of the line, shape of the value; several lines may tell the same fact."""
 
-TEXTS: Final = frozenset({"loading", "command"})
+TEXTS: Final = frozenset({"loading", "command", "model-file"})
 LONGEST, WIDEST = 4000, 40
 """Characters of a fact: a path or a command line; a number or a word."""
 
@@ -270,6 +274,7 @@ class Reader:
         self._reading: list[Observed] = []  # requests of mlx-lm whose prompts are being read
         self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
+        self._calls = Calls(self.server)
 
     def take(self, lines: Iterable[Line]) -> "Reader":
         """Read them all."""
@@ -280,7 +285,8 @@ class Reader:
     def read(self, line: Line) -> None:
         """Read one line."""
         facts = facts_of(line)
-        if any(name in RESTART and self._has_begun(name) for name, _ in facts):
+        another = self.server.engine == PYTHON and "model-file" in {name for name, _ in facts}
+        if another or any(name in RESTART and self._has_begun(name) for name, _ in facts):
             self._open(line.number)
         self.server.lines += 1
         seconds = line.seconds
@@ -302,6 +308,9 @@ class Reader:
         name, fields = message
         if line.component == "slot":
             self._slot_line(line, name, fields)
+        elif name.startswith("py-"):
+            if self.server.engine == PYTHON:
+                self._calls.take(line.number, name, fields)
         elif name in {"prompt-time", "reply-time"} and self._timed is not None:
             HANDLERS[name](self.server, self._timed, fields)
         elif name in SERVER_HANDLERS:

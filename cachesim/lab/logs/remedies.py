@@ -131,10 +131,19 @@ IK_CURES: Final[Mapping[str, Remedy]] = {
 }
 """The same for causes against which ik_llama.cpp has other flags."""
 
+STATES: Final = Remedy(
+    "client",
+    "Evaluate what all prompts share, keep `save_state()`, and `load_state()` it before each; or "
+    "continue the last reply as it was generated.",
+    "abetlen/llama-cpp-python#2140",
+)
+
 UNKNOWN_CURE: Final = Remedy("unknown", "Not known.")
 
 
 def remedy_of(cause: str, engine: str = "") -> Remedy:
     """Remedy for a cause."""
     own = IK_CURES.get(cause) if engine == IK else None
+    if cause == "cut-refused":
+        return STATES
     return own or REMEDIES.get(cause, UNKNOWN_CURE)

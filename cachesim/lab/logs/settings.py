@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.lab.logs.known import How
-from cachesim.lab.logs.observed import ServerLog
+from cachesim.lab.logs.observed import PYTHON, ServerLog
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.lab.logs.styles import JUNE, MAY, STYLES
 from cachesim.model.presets import PRESETS, preset
@@ -135,13 +135,18 @@ def _told_only(
     kind, seen = _model(log, model)
     slots = int(log.facts.get("slots", log.facts.get("slots-opened", "0")))
     options = {"parallel": Setting(slots, "printed")} if slots else {}
+    if log.engine == PYTHON:
+        sizes = {"n_ctx", "n_batch", "n_ubatch"} & log.facts.keys()
+        options = {each: Setting(int(log.facts[each]), "printed") for each in sizes}
+        if "swa-cells" in log.facts:
+            options["swa_full"] = Setting("swa-full" in log.facts, "printed")
     return Settings(
         release=release,
         preset=kind,
         window=seen if window is None else Setting(window, "given"),
         options=options,
         build=build,
-        model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
+        model_file=log.facts.get("model-file", log.facts.get("loading", "")).rsplit("/", 1)[-1],
         engine=family.name,
     )
 

@@ -7,7 +7,7 @@ where their build is printed, their own rules are played.
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.lab.logs.observed import IK, LLAMA, MLX
+from cachesim.lab.logs.observed import IK, LLAMA, MLX, PYTHON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,12 @@ STYLES: Final[tuple[Style, ...]] = (
         release="",
         engine=MLX,
         words=(("Prompt processing progress: ",), ("Starting httpd at ",)),
+        prints_checkpoints=False,
+    ),
+    Style(
+        release="",
+        engine=PYTHON,
+        words=(("Llama.generate: ",), ("Llama._create_completion: ",), ("Model metadata: {'",)),
         prints_checkpoints=False,
     ),
     Style(

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
-from cachesim.engines.words import of_one
+from cachesim.engines.words import counted, of_one
 from cachesim.lab.logs.evidence import Lengths
-from cachesim.lab.logs.known import Known
-from cachesim.lab.logs.observed import IK, MLX, Observed
+from cachesim.lab.logs.known import Known, computed
+from cachesim.lab.logs.observed import IK, MLX, PYTHON, Observed
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Rebuilt, Replay
 from cachesim.lab.logs.sizes import WHOSE, how_known
@@ -33,6 +33,7 @@ def says_of(
         *_filled(after),
         *_memory(request),
         *_divergence(request, common, lengths),
+        *request.notes,
     ]
 
 
@@ -60,7 +61,7 @@ def _choice(o: Observed) -> Iterator[str]:
 
 def _memory(o: Observed) -> Iterator[str]:
     if o.depth is not None:
-        yield of_one(f"{o.depth[0]:,} tokens match the slot's {o.depth[1]:,}.")
+        yield of_one(f"{o.depth[0]:,} tokens match the {_whose(o)} {o.depth[1]:,}.")
     if o.checked:
         yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {_tried(o)}."
     if o.restored is not None:
@@ -76,6 +77,10 @@ def _memory(o: Observed) -> Iterator[str]:
         yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
 
 
+def _whose(o: Observed) -> str:
+    return "slot's" if o.shared is None else "instance's"
+
+
 def _tried(o: Observed) -> str:
     tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
     more = len(o.checked) - SHOWN
@@ -87,7 +92,7 @@ def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
         return
-    lines = f"The prompt and the slot's {_roughly(held)} tokens diverge at token {at:,}"
+    lines = f"The prompt and the {_whose(o)} {_roughly(held)} tokens diverge at token {at:,}"
     if at < held / 10:
         yield (
             f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
@@ -139,6 +144,8 @@ def _no_state(equal: int) -> str:
 
 
 def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
+    if o.refused_cut and o.shared is not None:
+        return "cut-refused", f"A recurrent state cannot be cut back to token {equal:,}"
     if o.refused_cut:
         return "seq-rm-refused", "Memory cannot be cut there, and was cleared"
     if o.forced or (o.checked and o.restored is None):
@@ -349,7 +356,44 @@ def told(
 def _places(replays: Sequence[Replay]) -> list[Place]:
     every = [each for replay in replays for each in replay.requests]
     least = float(replays[0].settings.values.get("slot_prompt_similarity", LEAST))
-    return places_of(list(enumerate(every)), least)
+    return [*_replaced(replays), *places_of(list(enumerate(every)), least)]
+
+
+def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
+    """Calls of an instance that begin with another token than what it held."""
+    first = 0
+    for replay in replays:
+        numbers = range(first, first + len(replay.requests))
+        first += len(replay.requests)
+        new = [
+            number
+            for number, each in zip(numbers, replay.requests, strict=True)
+            if each.observed.shared is not None and each.common == computed(0)
+        ]
+        if new and replay.settings.engine == PYTHON:
+            again = sum(replay.requests[n - numbers[0]].lengths.processed.value or 0 for n in new)
+            yield Place(
+                token=0,
+                requests=tuple(new),
+                processed=again,
+                sentence="Evaluated whole, as the first token was not the one that the instance "
+                f"held: {len(new)} of {counted(len(numbers), 'call')}, {again:,} tokens.",
+                advice=_cache_advice(replay),
+            )
+
+
+def _cache_advice(replay: Replay) -> str:
+    if any(each.observed.notes for each in replay.requests):
+        return "Its cache held no state that begins so: none was saved, or it was evicted."
+    if replay.settings.window.value:
+        return (
+            "An instance holds one sequence. Give each conversation an instance of its own: with "
+            "`set_cache`, this release answers wrongly on sliding-window models."
+        )
+    return (
+        "An instance holds one sequence. If they continue earlier prompts, "
+        "`set_cache(LlamaRAMCache())` keeps a state of each; the server's `--cache true` does too."
+    )
 
 
 def _server_entry(replay: Replay) -> dict[str, Any]:
@@ -383,6 +427,8 @@ TOLD: Final[Mapping[str, str]] = {
     MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
     "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
     "or record the requests (`cachesim record`).",
+    PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
+    "and a draft model's tokens count among those of a prompt that nothing matches.",
 }
 """Lines of other engines' logs, and the flags that print more."""
 
@@ -423,7 +469,7 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
     states = States()
     return [
         request_entry(each, server=server, number=first + each.observed.number)
-        | {"stale": states.stale(each)}
+        | {"stale": each.observed.stale or states.stale(each)}
         for each in replay.requests
     ]
 
