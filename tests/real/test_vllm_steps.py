@@ -211,6 +211,14 @@ def test_what_was_not_played_does_not_agree(capsys: pytest.CaptureFixture[str]) 
     assert '  error: real "ended", simulated null' in printed
 
 
+def test_a_workload_on_which_both_raise_is_no_difference_and_does_not_agree() -> None:
+    found, ended = Agreement(), [{"error": "AssertionError: 12 < 13"}]
+    count(found, DRAFTLESS, ended, [{"error": "the real process aborts here"}])
+
+    assert 0 == found.show()
+    assert (0, 1) == (found.total("agreeing"), found.total("raised"))
+
+
 def test_the_real_runner_is_handed_as_many_drafts_as_n_grams_proposed() -> None:
     _, workload = SCHEDULER.workload_of(load(shipped_file(DRAFTS)), "0.31.0")
     [[asked]] = workload["steps"]

@@ -38,7 +38,7 @@ def count(
     agreement: Agreement, workload: Workload, real: Sequence[Result], simulated: Sequence[Result]
 ) -> None:
     """Count a workload; one that the release itself fails on does not count as agreeing."""
-    raised = _raised(real)
+    failed = raised(real)
     real, simulated = comparable(real, simulated)
     requests = [each for group in real for each in group.get("requests", ())]
     difference = first_difference(real, simulated)
@@ -49,12 +49,13 @@ def count(
         workloads=1,
         requests=len(requests),
         tokens_cached=sum(each["cached"] or 0 for each in requests),
-        agreeing=difference is None and not raised,
-        raised=raised,
+        agreeing=difference is None and not failed,
+        raised=failed,
     )
 
 
-def _raised(real: Sequence[Result]) -> bool:
+def raised(real: Sequence[Result]) -> bool:
+    """True if a release ends a workload with an exception."""
     return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
 
 
@@ -65,7 +66,7 @@ def comparable(
 
     The simulator must end there, too.
     """
-    if _raised(real):
+    if raised(real):
         last = simulated[len(real) - 1 :]
         if last and "error" in last[0]:
             return real[:-1], simulated[: len(real) - 1]

@@ -22,6 +22,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import watched
+from cachesim.lab.real.schedules import comparable, raised
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
@@ -190,7 +191,9 @@ class Runs(Player):
         return self.answers[chunk.request.id]
 
 
-def difference(real: Sequence[Entry], ours: Sequence[Entry]) -> Difference | None:
+def difference(
+    real: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]
+) -> Difference | None:
     """The first step of all groups that differs, in fields that the real runner has."""
     theirs, mine = _steps(real), _steps(ours)
     likes = [*theirs, *mine[len(theirs) :]]
@@ -200,12 +203,12 @@ def difference(real: Sequence[Entry], ours: Sequence[Entry]) -> Difference | Non
     )
 
 
-def _steps(groups: Sequence[Entry]) -> list[Entry]:
+def _steps(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The steps of all groups; a group that ended the engine is one."""
     return [step for group in groups for step in group.get("steps", [group])]
 
 
-def _shown(step: Entry, like: Entry) -> Entry:
+def _shown(step: Mapping[str, Any], like: Mapping[str, Any]) -> Mapping[str, Any]:
     if "rows" not in step:
         return step
     known = like.get("rows", {})
@@ -217,8 +220,9 @@ def _shown(step: Entry, like: Entry) -> Entry:
 
 
 def count(agreement: Agreement, workload: Entry, real: list[Entry], ours: list[Entry]) -> None:
-    """Count a workload by the mode of its states."""
-    found = difference(real, ours)
+    """Count a workload by the mode of its states; one that the release fails on is no agreement."""
+    failed = raised(real)
+    found = difference(*comparable(real, ours))
     steps = [each for each in _steps(real) if "rows" in each]
     agreement.add(
         mode_of(workload["config"]),
@@ -228,7 +232,8 @@ def count(agreement: Agreement, workload: Entry, real: list[Entry], ours: list[E
         steps=len(steps),
         rows=sum(len(each["rows"]) for each in steps),
         copies=sum(len(copies) for each in steps for copies in each["copies"].values()),
-        agreeing=int(found is None),
+        agreeing=int(found is None and not failed),
+        raised=int(failed),
     )
 
 
