@@ -1,5 +1,6 @@
 """The comparison with the real llama-cpp-python, without the real thing."""
 
+import base64
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import pytest
 
 from cachesim.engines import Profile
+from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.llama_cpp_python import compare
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.scenario import load
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import search
 
@@ -79,3 +82,29 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
 
     assert prover.fits(found.scenario)
     assert (confirmed, seen) == (result.confirmed, result.seen)
+
+
+def results_of(scenario: Scenario, release: str) -> list[dict[str, Any]]:
+    """A release's own results, in the form in which the real class gives them."""
+    session = compare._Session(scenario, release)
+    return [
+        {
+            "cached": record.reply.cached,
+            "reply": list(map(int, record.reply.generated)),
+            "logits": [base64.b64encode(r.astype("<f4")).decode() for r in record.reply.logits],
+            **counts,
+        }
+        for record, counts in session.counted()
+        if record.reply is not None
+    ]
+
+
+@pytest.mark.parametrize(("release", "step"), [("0.3.31", None), ("0.3.36", 1)])
+def test_rules_that_differ_from_what_a_version_did_are_seen(release: str, step: int | None) -> None:
+    scenario = load(shipped_file("llama-cpp-python-2306-same-prompt-again"))
+    results = results_of(scenario, "0.3.31")
+    rules = FAMILY.release(release).rules
+
+    found = compare.difference_under(scenario, "0.3.36", results, rules)
+
+    assert step == (None if found is None else found.step)

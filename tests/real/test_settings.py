@@ -10,6 +10,7 @@ from cachesim.lab.real.llama_cpp import settings as llama_cpp
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
+from cachesim.lab.real.llama_cpp_python import settings as python
 from cachesim.lab.real.mlx_lm import settings as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.lab.real.settings import show_overrides
@@ -95,3 +96,27 @@ def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:
     found = mlx_lm.overrides(release)
 
     assert [] == [each.field for each in found if not each.why]
+
+
+class Instances(Answering):
+    """A package whose arguments differ in one."""
+
+    def settings(self) -> list[dict[str, str]]:
+        return self.order(None)
+
+
+@pytest.mark.parametrize(("name", "status"), [("n_threads", 0), ("quietly_set", 1)])
+def test_an_argument_that_differs_without_a_reason_is_a_failure(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(python, "RealInstances", lambda _: Instances(name))
+
+    found = python.overrides("0.3.36")
+
+    assert status == show_overrides("llama-cpp-python: settings", found)
+    assert f"{name}: 1 -> 2" in capsys.readouterr().out
+
+
+@pytest.mark.wheel
+def test_each_argument_of_the_real_package_that_differs_has_a_reason() -> None:
+    assert 0 == show_overrides("llama-cpp-python 0.3.36", python.overrides("0.3.36"))

@@ -1,18 +1,24 @@
 """`cachesim real llama-cpp-python`: the real class beside the simulated one, call by call."""
 
 from collections.abc import Sequence
+from functools import partial
 
-from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
+from cachesim.lab.real.fit.newest import Played, explain
 from cachesim.lab.real.llama_cpp_python.compare import (
     DRAWN,
     WRONG,
     RealInstances,
+    difference_under,
     draw,
     environment_for,
     play_scenario,
 )
-from cachesim.lab.real.playing import Stage, StepPlayed, comparing, watched
+from cachesim.lab.real.llama_cpp_python.settings import overrides
+from cachesim.lab.real.playing import Stage, StepPlayed, comparing, console, watched
+from cachesim.lab.real.registry import versions_of
+from cachesim.lab.real.settings import show_overrides
 from cachesim.model.presets import preset
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")
@@ -27,6 +33,9 @@ def real_llama_cpp_python(
     models: Sequence[str] = (),
     first: int = 0,
     scenario: str | None = None,
+    settings: bool = False,
+    newest: bool = False,
+    wheel: str = "",
 ) -> int:
     """Play drawn calls on the real `Llama`, and on the simulated one: counts, replies, logits.
 
@@ -50,6 +59,14 @@ def real_llama_cpp_python(
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
+    settings
+        Print in which arguments the comparison differs from `Llama(model_path)`, by the release's
+        own signature, and why no result depends on them, instead.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
+    wheel
+        With `newest`: another version to hold against it, as 0.3.31.
 
     """
     if scenario is not None:
@@ -59,13 +76,31 @@ def real_llama_cpp_python(
         return stage.play_named(scenario, release)
     for name in models:
         preset(name)  # refused before anything is set up
-    release = release or FAMILY.real()[-1]
-    found = Agreement(title=f"llama-cpp-python {release}, seed {seed}", kinds="preset")
-    with RealInstances(release) as real:
+    if newest or wheel:
+        release, version = FAMILY.real()[-1], wheel or versions_of(FAMILY.name)[0]
+    else:
+        release, version = release or FAMILY.real()[-1], ""
+    if settings:
+        title = f"llama-cpp-python {release}: settings that differ from an instance's defaults"
+        return show_overrides(title, overrides(release))
+    title = f"llama-cpp-python {version or release}, seed {seed}"
+    found, played = Agreement(title=title, kinds="preset"), list[Played[Rules]]()
+    with RealInstances(release, version) as real:
         for name in models or DRAWN:
             for number in watched(range(first, first + workloads)):
-                add(found, name, number, real.play(draw(release, name, seed, number)))
-    return found.show()
+                drawn = draw(release, name, seed, number)
+                steps = real.play(drawn)
+                add(found, name, number, steps)
+                check = partial(difference_under, drawn, release, real.results)
+                size = sum(each.prompt_tokens for each in steps)
+                played.append(Played(kind=name, requests=len(steps), size=size, check=check))
+    status = found.show()
+    if version:
+        not_as = "" if status == 0 else "NOT "
+        console().print(f"{FAMILY.name} {version} is {not_as}as {release}")
+    if version and status:
+        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
+    return status
 
 
 def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Final, Self
 import numpy as np
 
 from cachesim.engines.family import Profile
-from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.option import options_of
+from cachesim.lab.real.agreement import Difference, first_difference
 from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
@@ -52,11 +53,12 @@ SYMBOLS: Final = 9
 """Tokens of a workload in which n-grams are to be found again."""
 
 
-def environment_for(release: str) -> Environment:
-    """The environment that holds a release: built here, as the package has no wheels."""
-    name, package = package_of(FAMILY, release)
+def environment_for(release: str, version: str = "") -> Environment:
+    """The environment that holds a release, or another version: built here, without wheels."""
+    package = package_of(FAMILY, release)[1]
+    package = replace(package, version=version or package.version)
     return Environment(
-        name=f"llama-cpp-python-{name}",
+        name=f"llama-cpp-python-{package.version}",
         requirements=package.requirements,
         patience=3600,
         variables=(("CMAKE_ARGS", "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"),),
@@ -100,9 +102,11 @@ def _few(tokens: Prompt) -> Prompt:
 class RealInstances:
     """A release in a process of its own, and the files of the models that it played."""
 
-    def __init__(self, release: str) -> None:
+    def __init__(self, release: str, version: str = "") -> None:
+        """`version` is played where another one than the release's own is compared with it."""
         self.release = release
-        self.python = environment_for(release).ready()
+        self.python = environment_for(release, version).ready()
+        self.results: Sequence[Json] = ()  # of the last workload
 
     def __enter__(self) -> Self:
         """Start the process."""
@@ -121,22 +125,24 @@ class RealInstances:
 
     def play(self, scenario: Scenario, *, proves: bool = False) -> tuple[StepPlayed, ...]:
         """Every step on the simulator, then on the real class."""
-        spec = as_ggml_computes(spec_of(scenario.model))
-        profile = Profile(FAMILY.name, self.release)
-        session = _Session(scenario, profile, spec)
-        records = [(session.ask([step])[0], session.counts()) for step in scenario.step]
+        session = _Session(scenario, self.release)
+        records = session.counted()
         order = {
-            "model": str(self._model(spec)),
+            "model": str(self._model(session.spec)),
             "options": _arguments(scenario.engine.options),
             "calls": [_call(record, session, proves=proves) for record, _ in records],
         }
         try:
-            real = self._process.play(order)
+            self.results = self._process.play(order)
         except WorkerError:
             self._process.__exit__(None, None, None)
             self._process = self._started()
-            real = [{"error": "the process ended"}] * len(records)
-        return tuple(_compared(session, records, real))
+            self.results = [{"error": "the process ended"}] * len(records)
+        return tuple(_compared(session, records, self.results))
+
+    def settings(self) -> list[dict[str, str]]:
+        """Defaults of the package's arguments, and those of a drawn workload at its defaults."""
+        return self._process.play({"options": _arguments(PRECISE)})
 
     def _model(self, spec: ModelSpec) -> Path:
         path = Path(self._folder.name) / f"{hash(spec):x}.gguf"
@@ -148,15 +154,23 @@ class RealInstances:
 class _Session(Session):
     """A session whose network rounds as ggml does."""
 
-    def __init__(self, scenario: Scenario, profile: Profile, spec: ModelSpec) -> None:
-        self.spec = spec
-        super().__init__(scenario, profile, looks=False)
+    def __init__(self, scenario: Scenario, release: str, rules: Rules | None = None) -> None:
+        self.spec = as_ggml_computes(spec_of(scenario.model))
+        known = FAMILY.release(release)
+        other = replace(known, rules=rules or known.rules)
+        releases = tuple(other if each is known else each for each in FAMILY.releases)
+        profile, family = Profile(FAMILY.name, release), replace(FAMILY, releases=releases)
+        super().__init__(scenario, profile, looks=False, family=family)
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
         del spec
         return build(self.spec, arithmetic)
 
-    def counts(self) -> Json:
+    def counted(self) -> list[tuple[Record, Json]]:
+        """Each step's record, and the counts after it."""
+        return [(self.ask([step])[0], self._counts()) for step in self.scenario.step]
+
+    def _counts(self) -> Json:
         """Tokens of the instance and of its cache's entries."""
         books = self.engine.books()
         sizes = self.scenario.engine.options.get("cache") != "disk"
@@ -164,6 +178,15 @@ class _Session(Session):
             "n_tokens": len(books["slots"][0]["tokens"]),
             "entries": [[e["n_tokens"], e["bytes"] * sizes] for e in books["prompt_cache"]],
         }
+
+
+def difference_under(
+    scenario: Scenario, release: str, results: Sequence[Json], rules: Rules
+) -> Difference | None:
+    """The first step at which other rules differ from what a real class did."""
+    session = _Session(scenario, release, rules)
+    steps = tuple(_compared(session, session.counted(), results))
+    return first_difference([each.real for each in steps], [each.simulated for each in steps])
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:

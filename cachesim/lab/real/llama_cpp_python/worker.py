@@ -9,6 +9,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,43 @@ from cachesim.lab.real.worker_side import Json, Real, answer_lines, own_output, 
 TYPES = {"f32": 0, "f16": 1}
 """Types of keys and values, as ggml numbers them."""
 
+APART = ("cache", "capacity_bytes", "max_ngram_size", "num_pred_tokens", "draft_model")
+"""Options that are no arguments of `Llama` as they stand."""
+
+OF_INSTANCE = {"verbose": False, "n_threads": 1, "n_threads_batch": 1}
+OF_CALL = {"temperature": 0.0}
+"""Arguments that are the same in every comparison."""
+
 
 def main() -> None:
     """Serve until the input ends."""
     answers, folder = own_output(), Path(tempfile.mkdtemp(prefix="states-"))
     binding = importlib.import_module("llama_cpp")
     try:
-        answer_lines(answers, lambda order: Player(binding, order, folder).results())
+        answer_lines(answers, lambda order: result_of(binding, order, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def result_of(binding: Real, order: Json, folder: Path) -> Json:
+    """Results of the calls; or the defaults of the package's arguments, and those passed here."""
+    if "calls" in order:
+        return Player(binding, order, folder).results()
+    given: Json = {}
+    for method in (binding.Llama.__init__, binding.Llama.create_completion):
+        given |= {each.name: each.default for each in signature(method).parameters.values()}
+    used = given | arguments(order["options"]) | OF_CALL
+    return [{name: str(values[name]) for name in given} for values in (given, used)]
+
+
+def arguments(options: Mapping[str, Any]) -> Json:
+    """Arguments of `Llama` for a workload's options."""
+    given = {name: each for name, each in options.items() if name not in APART}
+    if options["draft_model"] != "none":
+        lookup = importlib.import_module("llama_cpp.llama_speculative")
+        given["draft_model"] = lookup.LlamaPromptLookupDecoding(*(options[n] for n in APART[2:4]))
+    types = {name: TYPES[options[name]] for name in ("type_k", "type_v")}
+    return given | types | OF_INSTANCE
 
 
 class Player:
@@ -55,19 +84,9 @@ class Player:
 
     def instance(self, *, cached: bool = True) -> Real:
         """A fresh `Llama`."""
-        given = dict(self.order["options"])
-        cache, capacity = given.pop("cache"), given.pop("capacity_bytes")
-        ngram, drafted = given.pop("max_ngram_size"), given.pop("num_pred_tokens")
-        if given.pop("draft_model") != "none":
-            lookup = importlib.import_module("llama_cpp.llama_speculative")
-            given["draft_model"] = lookup.LlamaPromptLookupDecoding(ngram, drafted)
-        llama = watching(self.binding.Llama)(
-            self.order["model"],
-            verbose=False,
-            n_threads=1,
-            n_threads_batch=1,
-            **given | {name: TYPES[given[name]] for name in ("type_k", "type_v")},
-        )
+        options = self.order["options"]
+        cache, capacity = options["cache"], options["capacity_bytes"]
+        llama = watching(self.binding.Llama)(self.order["model"], **arguments(options))
         llama.input_ids[:] = -1
         if cached and cache == "ram":
             llama.set_cache(self.binding.LlamaRAMCache(capacity))
@@ -94,7 +113,7 @@ class Player:
     def _do(self, llama: Real, call: Json) -> None:
         match call["do"]:
             case "complete":
-                llama.create_completion(call["prompt"], max_tokens=call["predict"], temperature=0.0)
+                llama.create_completion(call["prompt"], max_tokens=call["predict"], **OF_CALL)
             case "slot-save":
                 self.states[call["file"]] = llama.save_state()
             case "slot-restore":
