@@ -4,11 +4,13 @@ import os
 
 import pytest
 
+from tests.engines import drawn_plays
 from tests.engines.plays import FOLDER, RULE, answers, cases, played
 
 PLAYS = {file.stem: cases(file) for file in sorted(FOLDER.glob("*.jsonl"))}
 
 if os.environ.get("CACHESIM_UPDATE_SNAPSHOTS"):
+    drawn_plays.write()
     for engine, given in PLAYS.items():
         pages = (f"{RULE}\n{name}\n{played(case)}" for name, case in given.items())
         (FOLDER / f"{engine}.txt").write_text("".join(pages))
@@ -21,3 +23,14 @@ ANSWERS = {engine: answers(FOLDER / f"{engine}.txt") for engine in PLAYS}
 )
 def test_a_play_is_answered_as_before(engine: str, name: str) -> None:
     assert ANSWERS[engine].get(name) == played(PLAYS[engine][name])
+
+
+@pytest.mark.parametrize("engine", drawn_plays.COUNT)
+def test_drawn_plays_are_answered_as_before(engine: str) -> None:
+    kept = drawn_plays.kept()
+    numbers = [number for name, number in kept if name == engine]
+
+    differing = [n for n in numbers if kept[engine, n] != drawn_plays.answered(engine, n)]
+
+    assert [] == differing
+    assert drawn_plays.COUNT[engine] == len(numbers)

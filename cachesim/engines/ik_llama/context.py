@@ -266,6 +266,7 @@ class Decoded:
     """The result of a decode: the return code, and rows by the index of their batch entry."""
 
     code: int
+    placed: int = 0  # tokens that a decode without room for the rest has left in their cells
     logits: dict[int, Array]
     hidden: dict[int, Array]
 
@@ -318,7 +319,7 @@ class Context:
             piece = batch[first : first + self.n_ubatch]
             start = self._find(piece)
             if start is None:
-                return Decoded(code=1, logits=done.logits, hidden=done.hidden)
+                return Decoded(code=1, placed=first, logits=done.logits, hidden=done.hidden)
             planes = len(piece) if 1 < len(piece) <= keep_steps else 1
             # Sequences do not see each other: the rows of each go through the network alone.
             tokens, positions, seqs, outputs = zip(*piece, strict=True)

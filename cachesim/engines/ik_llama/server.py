@@ -537,6 +537,8 @@ class IkLlama(Engine):
                         self.finish(slot, GONE, "the client went away")
                 return
             if decoded.code:
+                for entry in view[: decoded.placed]:
+                    self.slots[entry.seq].stray += 1  # decoded again, into further cells
                 if n_batch == 1:
                     self._fail()
                     return

@@ -255,7 +255,7 @@ class Slot:
     checkpoint_pos: int = 0
     do_checkpoint: bool = False
     i_batch: int = -1
-    stray: int = 0  # cells of rejected drafts that a batch too small decoded all the same
+    stray: int = 0  # cells beside the list's: of drafts longer than a batch, of batches retried
     sampled: Token = Token(0)
     n_decoded: int = 0
     generated: list[Token] = field(default_factory=list)

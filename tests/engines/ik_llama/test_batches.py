@@ -1,108 +1,122 @@
-"""What is decoded in which batch, and where it lies after a shift: derived by hand from upstream.
+"""What is decoded in which batch, by both contexts: derived by hand from upstream.
 
 No real server wrote these figures (there is no wheel of it): each follows from `update_slots`,
-`batch_pending_prompt`, `process_batch_tokens` and `context_shift` of both commits. A batch is
-written as runs: `0:16-19!` are positions 16 to 19 of slot 0, the last of them with logits.
+`batch_pending_prompt`, `process_batch_tokens` and `common_speculative_draft` of both commits.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
+import pytest
+
 from cachesim.engines import Request
-from cachesim.engines.ik_llama.context import BatchToken, Decoded
-from cachesim.engines.ik_llama.slot import Slot
-from cachesim.units import SeqId
+from cachesim.engines.ik_llama.context import BatchToken, Context
+from cachesim.engines.ik_llama.speculative import AttentionCompanion
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.units import Pos, SeqId, Token
 from tests.engines.ik_llama.worked_kit import SEED_ERA, Played, run_of
 
 
-def text(tokens: Sequence[BatchToken]) -> str:
-    """A batch in runs of one slot, the position counting up by one."""
-    runs = groupby(enumerate(tokens), key=lambda each: (each[1].seq, each[1].pos - each[0]))
-    found = []
-    for (seq, _), members in runs:
-        run = [token for _, token in members]
-        first, last = run[0].pos, run[-1].pos
-        where = f"{first}" if first == last else f"{first}-{last}"
-        every = "!!" if len(run) > 1 and all(token.output for token in run) else ""
-        found.append(f"{seq}:{where}" + (every or "!" * run[-1].output))
-    return " ".join(found)
+def watched(played: Played) -> list[str]:
+    """Every decode from now on as `first-last`, of the companion in brackets; what it forgets."""
+    primary, companion, log = played.server.primary, played.server.companion, list[str]()
+    assert isinstance(companion, AttentionCompanion)
+    decode, feed, seq_rm = primary.decode, companion.decode, companion.seq_rm
+
+    def run(first: int, count: int) -> str:
+        return f"{first}-{first + count - 1}" if count > 1 else str(first)
+
+    def decoding(batch: Sequence[BatchToken], *more: Any, **named: Any) -> Any:
+        log.append(run(batch[0].pos, len(batch)))
+        return decode(batch, *more, **named)
+
+    def feeding(tokens: Sequence[Token], first: Pos, hidden: Any) -> Any:
+        log.append(f"({run(first, len(tokens))})")
+        return feed(tokens, first, hidden)
+
+    def removing(p0: int, p1: int) -> bool:
+        log.append(f"(-{p0}:{p1 if p1 >= 0 else ''})")
+        return seq_rm(p0, p1)
+
+    primary.decode = decoding  # type: ignore[method-assign]
+    companion.decode, companion.seq_rm = feeding, removing  # type: ignore[method-assign]
+    return log
 
 
-class Watched(Played):
-    """A server whose decodes are written down, with what each returned if it was not 0."""
+LATER = "ik_llama.cpp@8337e4cd3"
+READ = "(-0:) 0-3 (0-3) (-4:) 4-8 (4-8) (9) (10) (11) (-10:14) 9-12"
+"""A prompt of 9, a checkpoint before its last 5, and a first draft of three behind token 9."""
 
-    def __init__(self, model: str, profile: str = SEED_ERA, **options: Any) -> None:
-        super().__init__(model, profile, **options)
-        self.batches: list[str] = []
-        decode = self.server.primary.decode
-
-        def decoding(batch: Sequence[BatchToken], *more: Any, **named: Any) -> Decoded:
-            done = decode(batch, *more, **named)
-            self.batches.append(text(batch) + (f" = {done.code}" if done.code else ""))
-            return done
-
-        self.server.primary.decode = decoding  # type: ignore[method-assign]
-
-    def send(self, first: int, count: int, predict: int = 3, **options: Any) -> int:
-        reply = run_of(20_000 + first, predict)
-        asked = Request(prompt=run_of(first, count), reply=reply, options=options or None)
-        return self.server.submit(asked)
-
-    def said(self, ticket: int) -> tuple[str | None, int | None, int | None, int]:
-        self.server.run()
-        reply = self.server.reply(ticket)  # type: ignore[arg-type]
-        assert reply is not None
-        return reply.error, reply.cached, reply.processed, len(reply.generated)
-
-    def slot(self, number: int = 0) -> Slot:
-        return self.server.slots[number]
-
-    def fed(self) -> list[str]:
-        """What a companion decodes, loses and moves from now on."""
-        companion, log = self.server.companion, list[str]()
-        assert companion is not None
-        seq_rm, seq_add, decode = companion.seq_rm, companion.seq_add, companion.decode
-
-        def removing(p0: int, p1: int) -> bool:
-            log.append(f"-{p0}:{p1 if p1 >= 0 else ''}")
-            return seq_rm(p0, p1)
-
-        def moving(p0: int, p1: int, delta: int) -> None:
-            log.append(f"{p0}:{p1}{delta:+}")
-            seq_add(p0, p1, delta)
-
-        def decoding(tokens: Sequence[Any], first: Any, hidden: Any) -> Any:
-            last = first + len(tokens) - 1
-            log.append(f"+{first}" if first == last else f"+{first}-{last}")
-            return decode(tokens, first, hidden)
-
-        companion.seq_rm, companion.seq_add = removing, moving  # type: ignore[method-assign]
-        companion.decode = decoding  # type: ignore[method-assign]
-        return log
-
-    def positions(self, number: int = 0) -> list[int]:
-        cells = self.server.primary.cells
-        return sorted(cells.pos[cells.of(SeqId(number))].tolist())
+DRAFTS = (run_of(7001, 2) + run_of(29_000, 1), run_of(7004, 1))
 
 
-# -- no room -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("profile", "mode", "forced", "steps"),
+    [
+        (
+            SEED_ERA,
+            "auto",
+            False,
+            "(-9:) (9) (11) (-10:13) 10-12 (-10:) (10) 11-12 (-11:) (11) 12",
+        ),
+        (SEED_ERA, "cpu", True, "9-11 (-9:) (9-11) 12-13 (-12:) (12-13)"),
+        (LATER, "auto", True, "(-10:) (10-12) 12-13 (-13:) (13-14)"),
+        (
+            LATER,
+            "cpu",
+            False,
+            "9 (-10:) (10) (11) (-10:13) 10-12 10 (-11:) (11) 11-12 11 (-12:) (12) 12",
+        ),
+    ],
+)
+def test_drafts_go_through_both_contexts_position_by_position(
+    profile: str, mode: str, forced: bool, steps: str
+) -> None:
+    """A step that rejects drafts keeps one token, or two of three where they are forced."""
+    played = Played("hybrid-mtp", profile, companion="attn", draft_max=3, recurrent_ckpt_mode=mode)
+    log = watched(played)
+    assert -1 == played.server.companion.tail  # type: ignore[union-attr]
+    played.server.submit(
+        Request(
+            prompt=run_of(300, 9),
+            predict=6 if forced else 5,
+            reply=run_of(7000, 6) if forced else None,
+            drafts=DRAFTS if forced else None,
+        )
+    )
+    played.server.run()
 
-
-# -- the context is full ---------------------------------------------------------------------------
+    assert f"{READ} {steps}" == " ".join(log)
 
 
 def test_a_table_of_cells_is_as_long_as_the_context_or_as_the_slots() -> None:
-    sizes = {
-        (model, slots): Watched(model, parallel=slots, ctx_size=64).server.primary.cells.size
+    sizes = [
+        Played(model, parallel=slots, ctx_size=64).server.primary.cells.size
         for model in ("dense", "hybrid", "recurrent")
         for slots in (1, 3)
-    }
+    ]
 
-    assert {("dense", 1): 64, ("dense", 3): 64, ("hybrid", 1): 64, ("hybrid", 3): 64} == {
-        key: size for key, size in sizes.items() if key[0] != "recurrent"
-    }
-    assert [1, 3] == [sizes["recurrent", 1], sizes["recurrent", 3]]
+    assert [64, 64, 64, 64, 1, 3] == sizes
 
 
-# -- speculative steps -----------------------------------------------------------------------------
+@pytest.mark.parametrize(("tokens", "head"), [(5, 5), (8, 0)])
+def test_a_restored_state_leaves_the_search_behind_it_or_at_the_start(
+    tokens: int, head: int
+) -> None:
+    context = Context(build(preset("dense"), "ring"), n_ctx=8, n_ubatch=8, n_seq_max=1)
+    context.decode([BatchToken(Token(300 + at), Pos(at), SeqId(0)) for at in range(tokens)])
+
+    assert context.restore(SeqId(0), context.save(SeqId(0), partial=False))
+    assert head == context.cells.head
+
+
+@pytest.mark.parametrize(("shared", "cached"), [(11, 0), (12, 12), (13, 13)])
+def test_a_parked_conversation_is_loaded_from_a_shortest_prefix_on(
+    shared: int, cached: int
+) -> None:
+    played = Played("dense", SEED_ERA + "+1877", cache_ram_reuse_n_min=12, cache_ram_similarity=0.1)
+    for prompt in (run_of(300, 100), run_of(600, 100)):
+        played.ask(prompt, run_of(900, 1))
+
+    assert cached == played.ask(run_of(300, shared) + run_of(1000, 3), run_of(900, 1))[0]

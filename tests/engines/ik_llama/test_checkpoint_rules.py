@@ -141,6 +141,7 @@ def test_a_window_rolls_when_it_is_full_and_no_token_earlier() -> None:
     assert (256, 257) == (companion.base, companion.live)
     assert not companion.seq_rm(300, 400)
     assert companion.seq_rm(0, 256)
+    assert companion.seq_rm(300, 0)  # an empty range, below what is kept
     assert not companion.seq_rm(0, 257)
     assert companion.seq_rm(513, -1)
     assert (256, 257) == (companion.base, companion.live)

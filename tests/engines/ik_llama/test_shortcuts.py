@@ -11,9 +11,12 @@ from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.units import Token
 
 TEXT_OF = texts("chatml")
-TAGS = ("<t>", "</t>")
+NUMBER = 1_023_456_789
+TAGS = (("<t>", "</t>"), (f"[{NUMBER}]", "]"))
+"""The second opens with the text of an unknown token: a numeral, and every digit of one."""
+
 PIECES = ("a", "b", " ", "\n", "<t>", "</t>", f"[{LONGEST}]", "[")
-BEYOND = (LONGEST, LONGEST + 1, 5 * LONGEST, 1 << 40)
+BEYOND = (LONGEST, LONGEST + 1, 5 * LONGEST, 1 << 40, NUMBER)
 
 
 def drawn(draw: random.Random) -> list[Token]:
@@ -34,7 +37,7 @@ def test_the_short_way_finds_what_the_long_one_does(monkeypatch: pytest.MonkeyPa
         return [
             (
                 common_prefix(one, other, TEXT_OF, exact=exact),
-                list(without_reasoning(one, TAGS, TEXT_OF)),
+                [list(without_reasoning(one, tags, TEXT_OF)) for tags in TAGS],
             )
             for one, other, exact in pairs
         ]
@@ -49,5 +52,5 @@ def test_the_short_way_finds_what_the_long_one_does(monkeypatch: pytest.MonkeyPa
 def test_prompts_of_a_trace_have_no_reasoning_and_stay_as_they_are() -> None:
     prompt = Rope([(7, 0, 100), (9, 3, 20)])
 
-    assert without_reasoning(prompt, TAGS, TEXT_OF) is prompt  # type: ignore[arg-type, comparison-overlap]
-    assert [0, 1] == list(without_reasoning(Rope.of(0, 2), TAGS, TEXT_OF))  # type: ignore[arg-type]
+    assert without_reasoning(prompt, TAGS[0], TEXT_OF) is prompt  # type: ignore[arg-type, comparison-overlap]
+    assert [0, 1] == list(without_reasoning(Rope.of(0, 2), TAGS[0], TEXT_OF))  # type: ignore[arg-type]

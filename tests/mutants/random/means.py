@@ -24,6 +24,7 @@ from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import look, workloads
+from tests.engines import drawn_plays
 from tests.engines.plays import FOLDER, answers, cases, played
 from tests.hashes import digest_of, drawn, kept
 from tests.mutants.random.ports import Port
@@ -118,6 +119,13 @@ def _plays(port: Port) -> Iterator[Example]:
     wanted = answers(FOLDER / f"{port.name}.txt")
     for name, case in cases(FOLDER / f"{port.name}.jsonl").items():
         yield Example("plays", name, partial(_is_answered, case, wanted[name]))
+    for (engine, number), value in drawn_plays.kept().items():
+        if engine == port.name:
+            yield Example("plays", f"drawn {number}", partial(_answers, engine, number, value))
+
+
+def _answers(engine: str, number: int, wanted: str) -> bool:
+    return drawn_plays.answered(engine, number) == wanted
 
 
 def _is_answered(case: dict[str, Any], wanted: str) -> bool:
