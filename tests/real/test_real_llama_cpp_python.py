@@ -1,5 +1,6 @@
 """The comparison with the real llama-cpp-python, without the real thing."""
 
+import ast
 import base64
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.llama_cpp_python import compare
+from cachesim.lab.real.llama_cpp_python.program import program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.scenario import load
 from cachesim.scenario.format import Scenario
@@ -86,7 +88,7 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
 
 def results_of(scenario: Scenario, release: str) -> list[dict[str, Any]]:
     """A release's own results, in the form in which the real class gives them."""
-    session = compare._Session(scenario, release)
+    session = compare.Instance(scenario, release)
     return [
         {
             "cached": record.reply.cached,
@@ -108,3 +110,33 @@ def test_rules_that_differ_from_what_a_version_did_are_seen(release: str, step: 
     found = compare.difference_under(scenario, "0.3.36", results, rules)
 
     assert step == (None if found is None else found.step)
+
+
+WRONG = ("llama-cpp-python-ram-cache-on-a-window", "llama-cpp-python-small-window-rewind")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_a_program_of_at_most_25_lines(name: str) -> None:
+    scenario = load(shipped_file(name))
+    lines = program_of(scenario, "0.3.36", len(scenario.step) - 1)
+    compile("\n".join(lines), name, "exec")
+    calls = [ast.literal_eval(f"({line[9:]}") for line in lines if line.startswith("ask(llm, ")]
+
+    assert len(lines) <= 25
+    assert [70, 40, 70] == [len(p) for p, _ in calls] or [350] == [len(p) for p, _ in calls]
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("name", WRONG)
+def test_that_program_prints_two_answers_on_the_real_package(name: str) -> None:
+    scenario = load(shipped_file(name))
+    lines = list(report_lines(scenario, "0.3.36", len(scenario.step) - 1))
+
+    assert "It printed:" in lines
+
+
+@pytest.mark.wheel
+def test_a_right_answer_makes_no_program() -> None:
+    scenario = load(shipped_file("llama-cpp-python-window-without-a-cache"))
+
+    assert [] == list(report_lines(scenario, "0.3.36", len(scenario.step) - 1))

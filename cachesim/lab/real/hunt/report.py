@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from cachesim.engines.family import Profile, family_of
+from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.files import free_name
 from cachesim.lab.logs.settings import flag_of
@@ -16,6 +17,7 @@ from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names
 from cachesim.lab.real.llama_cpp.workload import in_one_call, resolved
+from cachesim.lab.real.llama_cpp_python.program import report_lines
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
@@ -96,6 +98,8 @@ def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> I
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
+    if profile.engine == PYTHON.name and trophy.word.real and not crash:
+        yield from report_lines(scenario, profile.release, found.finding.step)
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"

@@ -125,7 +125,7 @@ class RealInstances:
 
     def play(self, scenario: Scenario, *, proves: bool = False) -> tuple[StepPlayed, ...]:
         """Every step on the simulator, then on the real class."""
-        session = _Session(scenario, self.release)
+        session = Instance(scenario, self.release)
         records = session.counted()
         order = {
             "model": str(self._model(session.spec)),
@@ -151,7 +151,7 @@ class RealInstances:
         return path
 
 
-class _Session(Session):
+class Instance(Session):
     """A session whose network rounds as ggml does."""
 
     def __init__(self, scenario: Scenario, release: str, rules: Rules | None = None) -> None:
@@ -184,7 +184,7 @@ def difference_under(
     scenario: Scenario, release: str, results: Sequence[Json], rules: Rules
 ) -> Difference | None:
     """The first step at which other rules differ from what a real class did."""
-    session = _Session(scenario, release, rules)
+    session = Instance(scenario, release, rules)
     steps = tuple(_compared(session, session.counted(), results))
     return first_difference([each.real for each in steps], [each.simulated for each in steps])
 
@@ -204,8 +204,13 @@ def _call(record: Record, session: Session, *, proves: bool) -> Json:
     return {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
 
 
+def calls_of(session: Instance) -> list[Json]:
+    """Each call with its tokens; all are played."""
+    return [_call(record, session, proves=False) for record, _ in session.counted()]
+
+
 def _compared(
-    session: _Session, records: Sequence[tuple[Record, Json]], results: Sequence[Json]
+    session: Instance, records: Sequence[tuple[Record, Json]], results: Sequence[Json]
 ) -> Iterator[StepPlayed]:
     oracle = Oracle(session.network)
     tolerance = TOLERANCES[session.scenario.engine.options.get("type_k", "f16")]
