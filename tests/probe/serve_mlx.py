@@ -22,7 +22,7 @@ def main() -> None:
     importlib.import_module("server_models").write_model(
         folder, json.loads(Path(order).read_text())
     )
-    importlib.import_module("server_tokenizer").write_tokenizer(folder, "chatml", VOCABULARY)
+    importlib.import_module("server_models").write_tokenizer(folder, "chatml", VOCABULARY)
     server = importlib.import_module("mlx_lm.server")
     words = ["--model", str(folder), "--port", port, "--log-level", "WARNING", *flags]
     sys.argv = ["mlx_lm.server", *words]

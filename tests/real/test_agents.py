@@ -16,7 +16,7 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
 from cachesim.lab.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import agents as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
@@ -166,7 +166,7 @@ def test_agents_workloads_for_vllm_come_to_their_end(release: str) -> None:
 
     assert drawn == [vllm.draw_agents(1, number, rules) for number in range(6)]
     assert [None] * 6 == [play_vllm(each, rules)[-1].get("error") for each in drawn]
-    assert any(len(unspell(asked["prompt"])) > 1000 for asked in requests_of(drawn))
+    assert any(len(read_row(asked["prompt"])) > 1000 for asked in requests_of(drawn))
 
 
 @pytest.mark.parametrize("release", SGLANG.names())
@@ -177,7 +177,7 @@ def test_agents_workloads_for_sglang_come_to_their_end(release: str) -> None:
 
     assert drawn == [sglang.draw_agents(2, number, rules) for number in range(6)]
     assert [None] * 6 == [play_sglang(each, rules)[-1].get("error") for each in drawn]
-    assert any(len(unspell(asked["prompt"])) > 1000 for asked in requests_of(drawn))
+    assert any(len(read_row(asked["prompt"])) > 1000 for asked in requests_of(drawn))
 
 
 def test_agents_chats_for_mlx_lm_have_tools_and_system_prompts_of_hundreds_of_words() -> None:

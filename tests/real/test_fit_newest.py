@@ -13,11 +13,11 @@ from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.fit.newest import Found, Played, explain
 from cachesim.lab.real.fit.search import rule_fields, value_of
+from cachesim.lab.real.mlx_lm.cache_player import mismatch
+from cachesim.lab.real.mlx_lm.cache_player import played as classes_played
 from cachesim.lab.real.mlx_lm.classes import draw, played_of
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG
-from cachesim.lab.real.vectors.mlx_classes import mismatch
-from cachesim.lab.real.vectors.mlx_classes import played as classes_played
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.errors import ProfileError
 from cachesim.lab.real.mlx_lm import classes as room
+from cachesim.lab.real.mlx_lm.cache_player import played
 from cachesim.lab.real.mlx_lm.classes import (
     GROUPS,
     RealClasses,
@@ -14,7 +15,6 @@ from cachesim.lab.real.mlx_lm.classes import (
     draw_cache_sequence,
 )
 from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.vectors.mlx_classes import played
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 

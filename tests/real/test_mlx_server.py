@@ -22,7 +22,7 @@ from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
-from cachesim.lab.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
+from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
 from cachesim.lab.real.mlx_lm.state import ColdStates
 from cachesim.lab.real.playing import releases_of

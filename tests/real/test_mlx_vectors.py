@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.mlx_lm.rows import read_row, write_row
-from cachesim.lab.real.vectors.mlx_classes import mismatch, played
+from cachesim.lab.real.mlx_lm.cache_player import mismatch, played
+from cachesim.lab.real.prompts import read_row, write_row
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 CACHES, STORES = "mlx-caches.jsonl.gz", "mlx-store.jsonl.gz"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.prompts import spell, unspell
+from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vectors.schedulers import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -113,4 +113,4 @@ def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5-9", "1 3", "7 5-7 9 4"])
 def test_rows_of_tokens_read_and_write_alike(text: str) -> None:
-    assert text == spell(unspell(text))
+    assert text == spell(read_row(text))

@@ -1,6 +1,7 @@
 """Random prompts for schedulers that keep blocks or pages: new ones, and ones that grow.
 
-Rows of tokens are written as text: blank-separated pieces, `5` one token, `5-9` the tokens 5 to 9.
+Rows of tokens are written as text: blank-separated pieces, `5` one token, `5-9` the tokens 5 to 9,
+`0*250` a token 250 times.
 """
 
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ def asked(prompt: Sequence[int], reply: Sequence[int]) -> dict[str, Any]:
 
 
 def spell(tokens: Sequence[int]) -> str:
-    """Tokens as text: `5-9` for a run."""
+    """Tokens as text: runs of two or more as one piece."""
     out, i = [], 0
     while i < len(tokens):
         j = i
@@ -106,10 +107,40 @@ def spell(tokens: Sequence[int]) -> str:
     return " ".join(out)
 
 
-def unspell(text: str) -> list[int]:
-    """Read what `spell` wrote."""
-    out: list[int] = []
+def read_row(text: str) -> list[int]:
+    """Tokens of a row that `spell` or `write_row` wrote."""
+    tokens: list[int] = []
     for piece in text.split():
-        first, dash, last = piece.partition("-")
-        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-    return out
+        if "*" in piece:
+            token, count = piece.split("*")
+            tokens += [int(token)] * int(count)
+        elif "-" in piece:
+            first, last = piece.split("-")
+            tokens += range(int(first), int(last) + 1)
+        else:
+            tokens.append(int(piece))
+    return tokens
+
+
+def write_row(tokens: Sequence[int]) -> str:
+    """Tokens as text: repetitions, and runs of three or more, as one piece."""
+    pieces, at = [], 0
+    while at < len(tokens):
+        same = _run(tokens, at, 0)
+        rising = _run(tokens, at, 1)
+        if same > 1:
+            pieces.append(f"{tokens[at]}*{same}")
+        elif rising > 2:
+            pieces.append(f"{tokens[at]}-{tokens[at] + rising - 1}")
+        else:
+            pieces.append(str(tokens[at]))
+            rising = 1
+        at += max(same, rising)
+    return " ".join(pieces)
+
+
+def _run(tokens: Sequence[int], start: int, step: int) -> int:
+    end = start + 1
+    while end < len(tokens) and tokens[end] == tokens[end - 1] + step:
+        end += 1
+    return end - start

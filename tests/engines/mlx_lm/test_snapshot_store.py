@@ -1,5 +1,6 @@
 """#923 and #929: where snapshots are made, and that they hold states the model never had."""
 
+import numpy as np
 import pytest
 
 from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamKeyError
@@ -10,7 +11,7 @@ from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
     checkpoint_positions,
 )
-from cachesim.lab.real.mlx_lm.cache_player import feed
+from cachesim.lab.real.mlx_lm.players import feed
 
 RULES = FAMILY.release("after-906").rules.caches
 R923 = SnapshotRules()
@@ -27,7 +28,7 @@ def store(rules: SnapshotRules = R923, max_size: int = 10) -> SnapshotPromptCach
 def conversation(count: int, *, hybrid: bool = True) -> list[LayerCache]:
     first = ArraysCache(RULES, 1) if hybrid else KVCache(RULES)
     cache: list[LayerCache] = [first, KVCache(RULES)]
-    feed(cache, range(count), 1)
+    feed(np, cache, range(count), 1)
     return cache
 
 

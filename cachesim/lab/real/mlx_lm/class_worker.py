@@ -1,61 +1,208 @@
-"""Runs inside a real release's environment: plays operations on mlx-lm's own classes.
+"""Runs in a real release's environment: plays operations on mlx-lm's own classes.
 
 One line of JSON in, one line out: `{"group": ..., "args": ..., "ops": [...]}` plays a sequence on
-fresh objects and answers with the list of its results, in the form of the vector files. Nothing
-of cachesim is imported: the files beside this one are run by their paths, and need nothing but
-the standard library and the release.
+fresh objects and answers with the list of its results, in the form of the vector files.
 """
 
+import copy
 import importlib
 import json
-import os
-import runpy
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cachesim.lab.real.mlx_lm import players
+from cachesim.lab.real.mlx_lm.players import HEADER, Player, written
+from cachesim.lab.real.prompts import write_row
+from cachesim.lab.real.worker_side import own_output
+
 Json: TypeAlias = Any
 Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
-Operation: TypeAlias = dict[str, Any]
-
-HERE = Path(__file__).parent
-CACHES = runpy.run_path(str(HERE / "class_worker_caches.py"))
-STORE = runpy.run_path(str(HERE / "class_worker_store.py"))
 
 
 def main() -> None:
     """Play sequences until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = own_output()
     mx = importlib.import_module("mlx.core")
     classes = importlib.import_module("mlx_lm.models.cache")
     for line in sys.stdin:
         sequence = json.loads(line)
-        player = _player(sequence, mx, classes)
+        player = player_for(sequence, mx, classes)
         results = []
         for op in sequence["ops"]:
-            results.append(_played(player, op))
+            results.append(player.play(op))
             if sequence.get("until_error") and "error" in results[-1]:
                 break
         answers.write(json.dumps(results) + "\n")
 
 
-def _player(sequence: Json, mx: Real, classes: Real) -> Real:
+def player_for(sequence: Json, mx: Real, classes: Real) -> Player:
+    """Fresh objects of the release."""
     if sequence["group"] == "trie":
-        return STORE["TriePlayer"](classes)
+        return TriePlayer(classes.PromptTrie())
     if sequence["group"] == "store":
-        return STORE["StorePlayer"](mx, classes, sequence["args"])
-    return CACHES["CachePlayer"](mx, classes)
+        return StorePlayer(mx, classes, sequence["args"])
+    return CachePlayer(mx, classes)
 
 
-def _played(player: Real, op: Operation) -> dict[str, Json]:
+class CachePlayer(players.CachePlayer):
+    """Layer caches of the release."""
+
+    def restored(self, cache: Real) -> Real:
+        more = (cache.meta_state,) if hasattr(type(cache), "meta_state") else ()
+        return type(cache).from_state(copy.deepcopy(cache.state), *more)
+
+    def reloaded(self, caches: list[Real]) -> tuple[list[Real], Json]:
+        with tempfile.TemporaryDirectory() as folder:
+            name = str(Path(folder) / "cache.safetensors")
+            self.caches.save_prompt_cache(name, caches, HEADER)
+            loaded, metadata = self.caches.load_prompt_cache(name, return_metadata=True)
+            return loaded, metadata
+
+    def batch_class(self, kind: Real) -> Real:
+        if hasattr(kind, "merge"):
+            return kind
+        return getattr(self.caches, f"Batch{kind.__name__}", kind)  # which alone had it until #743
+
+    def snapshot(self, cache: Real) -> dict[str, Json]:
+        return snapshot(cache)
+
+
+def tried(ask: Callable[[], Json]) -> Json:
+    """An answer, or what was raised instead."""
     try:
-        result: dict[str, Json] = {"ret": getattr(player, f"do_{op['op']}")(op)}
+        return ask()
     except Exception as error:
-        result = {"error": type(error).__name__}
-    left: dict[str, Json] = player.left_behind(op)
-    return result | left
+        return {"error": type(error).__name__}
 
 
-if __name__ == "__main__":
-    main()
+def snapshot(cache: Real) -> dict[str, Json]:
+    """Fields of one cache in a vector."""
+    shown: dict[str, Json] = {
+        "class": type(cache).__name__,
+        "size": tried(lambda: cache.size() if hasattr(cache, "size") else len(cache)),
+        "trimmable": tried(cache.is_trimmable),
+        "nbytes": tried(lambda: cache.nbytes),
+    }
+    if hasattr(cache, "empty"):  # since #769
+        shown["empty"] = tried(cache.empty)
+    if hasattr(type(cache), "meta_state"):
+        shown["meta_state"] = tried(lambda: cache.meta_state)
+    if hasattr(cache, "caches"):
+        shown["members"] = [snapshot(each) for each in cache.caches]
+    elif hasattr(cache, "cache"):
+        shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
+        shown["left_padding"] = vector(getattr(cache, "left_padding", "missing"))
+        lacking = "missing" if hasattr(cache, "prepare") else None  # no release before #690 has it
+        shown["lengths"] = vector(getattr(cache, "lengths", lacking))
+    else:
+        shown |= rows_snapshot(cache)
+    return shown
+
+
+FIELDS = {
+    "idx": "_idx",
+    "max_size": "max_size",
+    "keep": "keep",
+    "start_position": "start_position",
+    "chunk_size": "chunk_size",
+    "left_padding": "left_padding",
+}
+
+
+def rows_snapshot(cache: Real) -> dict[str, Json]:
+    """Buffer and numbers of a cache of keys and values."""
+    shown = {"buffer": None if cache.keys is None else written(cache.keys)}
+    shown["offset"] = vector(cache.offset)
+    shown |= {n: vector(getattr(cache, f)) for n, f in FIELDS.items() if hasattr(cache, f)}
+    kind = type(cache).__name__
+    if kind == "BatchRotatingKVCache":
+        shown |= {"written": cache._offset, "rotated": cache.rotated}
+        shown["lengths"] = vector(getattr(cache, "_lengths", "missing"))
+    if kind == "BatchKVCache":
+        shown["right_padding"] = vector(getattr(cache, "_right_padding", "missing"))
+    return shown
+
+
+def vector(value: Real) -> Json:
+    """A number or a list of them."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+class StorePlayer(players.StorePlayer):
+    """The store of the release."""
+
+    def __init__(self, mx: Real, caches: Real, args: Json) -> None:
+        home = caches
+        if not hasattr(caches, "LRUPromptCache"):
+            home = importlib.import_module("mlx_lm.server")
+        store = home.LRUPromptCache(**args)
+        super().__init__(mx, vars(caches), store, mx.contiguous)
+        self.can_trim = caches.can_trim_prompt_cache
+        self.layer = layer_shown
+        self.lru = store._lru
+        self.generation = "G4" if hasattr(self.lru, "_lrus") else "G2"
+        if not hasattr(self.lru, "push"):
+            self.generation = "G0"
+        self.search = store._trie.search if self.generation == "G4" else store._search
+
+    def insert(self, model: str, key: list[int], cache: list[Real], kind: str) -> None:
+        more: Json = {"G4": {"cache_type": kind}, "G2": {"checkpoint": kind != "assistant"}}
+        self.store.insert_cache(model, key, cache, **more.get(self.generation, {}))
+
+    def held(self) -> tuple[list[tuple[str, list[int], Real]], Mapping[str, Real]]:
+        typed, lru = self.generation == "G4", self.lru
+        root = self.store._trie._trie if typed else self.store._cache
+        queues = {"all": lru}
+        if typed:
+            queues = lru._lrus
+        elif self.generation == "G2":
+            queues = {"ordinary": lru._lru, "checkpoint": lru._lru_checkpoints}
+        return stored_in(root, "__value__" if typed else "cache"), queues
+
+
+class TriePlayer(players.TriePlayer):
+    """The trie of the release."""
+
+    def items(self) -> list[tuple[str, list[int], int]]:
+        return stored_in(self.trie._trie, "__value__")
+
+
+def stored_in(root: Json, mark: str) -> list[tuple[str, list[int], Real]]:
+    """Model, key and value of all that a trie holds."""
+    return [(model, *pair) for model, node in root.items() for pair in walk(node, mark)]
+
+
+def walk(node: Json, mark: str, key: tuple[int, ...] = ()) -> list[tuple[list[int], Real]]:
+    """Values below a node, depth first, children in order of creation."""
+    found = [(list(key), node[mark])] if mark in node else []
+    for token, child in node.items():
+        if token != mark:
+            found += walk(child, mark, (*key, token))
+    return found
+
+
+def layer_shown(layer: Real) -> dict[str, Json]:
+    """Fields of one layer of a stored prompt cache in a vector."""
+    kind = type(layer).__name__
+    shown: dict[str, Json] = {"class": kind}
+    if kind == "ArraysCache":
+        return shown | {"slot": None if layer[0] is None else layer[0].tolist()[0]}
+    shown["offset"] = layer.offset
+    if kind == "ChunkedKVCache":
+        shown["start_position"] = layer.start_position
+    if layer.values is None:
+        return shown | {"tokens": None, "tags": None}
+    values = layer.values
+    if kind == "RotatingKVCache":
+        shown["idx"] = layer._idx
+        values = layer._temporal_order(values)
+    else:
+        values = values[:, :, : layer.offset - getattr(layer, "start_position", 0)]
+    pairs = values.tolist()[0][0]
+    return shown | {
+        "tokens": write_row([int(each[0]) for each in pairs]),
+        "tags": write_row([int(each[1]) for each in pairs]),
+    }

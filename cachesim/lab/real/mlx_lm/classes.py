@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -16,10 +15,9 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit.newest import Played
-from cachesim.lab.real.mlx_lm.cache_player import CachePlayer, StorePlayer
+from cachesim.lab.real.mlx_lm.cache_player import CachePlayer, StorePlayer, mismatch
 from cachesim.lab.real.mlx_lm.process import RealProcess
-from cachesim.lab.real.mlx_lm.rows import read_row, write_row
-from cachesim.lab.real.vectors.mlx_classes import mismatch
+from cachesim.lab.real.prompts import read_row, write_row
 
 GROUPS: Final = (
     "KVCache",
@@ -433,14 +431,11 @@ def draw_trie_sequence(release: str, random: Random) -> Sequenced:
     return {"version": release, "group": "trie", "ops": ops}
 
 
-WORKER: Final = Path(__file__).parent / "class_worker.py"
-
-
 class RealClasses(RealProcess):
     """The cache classes of one release, in a process of their own."""
 
     def __init__(self, release: str) -> None:
-        super().__init__(release, WORKER)
+        super().__init__(release, "class_worker")
 
     def play(self, sequence: Sequenced) -> list[dict[str, Any]]:
         """The real results of a sequence."""

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.worker_process import JsonProcess
+from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
 
 _STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
 """Release -> the version of the package that is played in its place."""
@@ -38,8 +37,8 @@ def environment_for(release: str) -> Environment:
 class RealProcess(JsonProcess):
     """A worker process, run by the interpreter that has the release installed."""
 
-    def __init__(self, release: str, worker: Path, *, quiet: bool = False) -> None:
-        """`quiet`: what the worker complains of is thrown away."""
-        python = environment_for(release).ready()
-        super().__init__(f"mlx-lm {release}", [str(python), "-I", str(worker)], quiet=quiet)
-        self.release = release
+    def __init__(self, release: str, worker: str, *, quiet: bool = False) -> None:
+        """`worker`: name of a module here; `quiet`: what it complains of is thrown away."""
+        command = [str(environment_for(release).ready()), "-I", "-c", START, str(ROOT)]
+        module = f"{__package__}.{worker}"
+        super().__init__(f"mlx-lm {release}", [*command, module], quiet=quiet)

@@ -15,12 +15,12 @@ from cachesim.lab.real.fit.newest import Played
 from cachesim.lab.real.mlx_lm.classes import played_of
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import RealProcess
-from cachesim.lab.real.mlx_lm.rows import write_row
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
+from cachesim.lab.real.prompts import write_row
 from cachesim.lab.real.vectors.mlx_server import mismatch
 from cachesim.model.spec import ModelSpec
 
-WORKER: Final = Path(__file__).parent / "server_worker.py"
+WORKER: Final = "server_worker"
 TRIALS: Final = 60
 
 Draw: TypeAlias = Callable[[str, int, int], Workload]

@@ -10,23 +10,33 @@ between the threads, which put in order what would come down to chance (`server_
 import argparse
 import importlib
 import json
-import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from cachesim.lab.real.mlx_lm.server_http import Client, Gate, Inbox, Turns, asking, number_of
+from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
+from cachesim.lab.real.worker_side import own_output
 
 Json: TypeAlias = Any
 Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
 
-HERE = Path(__file__).parent
 VOCABULARY = 64
 """Words, where a workload does not say otherwise."""
 
 PATIENCE = 30.0
+TOLERANCE = 1e-5
+"""Largest deviation of a right state, relative to its largest value; wrong ones are far off."""
+
+FILLER = 20
+NEVER_SAID = 21
+"""Proposed token after the end of a workload's proposals."""
+
 ROUNDING = 3e-5
 """Log probabilities that lie further apart than this are of another computation."""
 
@@ -45,12 +55,10 @@ FLAGS = (
 
 def main() -> None:
     """Play workloads until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    sys.path.append(str(HERE))
+    answers = own_output()
     threading.excepthook = lambda _args: None
     with tempfile.TemporaryDirectory() as place:
-        folders = importlib.import_module("server_models").Folders(Path(place))
+        folders = Folders(Path(place))
         for line in sys.stdin:
             wanted = json.loads(line)
             answer = settings(wanted) if "settings" in wanted else play(wanted, folders)
@@ -126,16 +134,13 @@ class Server:
     def __init__(self, workload: Json, folders: Real) -> None:
         self.mx = importlib.import_module("mlx.core")
         self.module: Real = importlib.import_module("mlx_lm.server")
-        self.http = importlib.import_module("server_http")
-        self.scripts = importlib.import_module("server_scripts")
-        models = importlib.import_module("server_models")
         size = workload.get("vocabulary", VOCABULARY)
         self.calls: list[list[int]] = []
         self.death: str | None = None
         self.current: Json = {}
         self.asked: list[Asked] = []
-        self.turns = self.http.Turns()
-        self.batch_scripts = self.scripts.BatchScripts(self.mx)
+        self.turns = Turns()
+        self.batch_scripts = BatchScripts(self.mx)
         self.current_script: Real = None
         self.watch: Real = None
         self.gate: Real = None
@@ -143,13 +148,13 @@ class Server:
         self.httpd: Real = None
         self.gives_rows = "weights" in workload["model"]
         self.options = workload["options"]
-        models.watch_calls(workload["model"]["module"], self._called)
+        watch_calls(workload["model"]["module"], self._called)
         self._ready = threading.Event()
         self._watch()
         shape = (workload["template"], size)
         folder, draft = folders.of(workload["model"], *shape), ""
         if "draft" in workload:
-            models.watch_calls(workload["draft"]["module"], self._called)
+            watch_calls(workload["draft"]["module"], self._called)
             draft = str(folders.of(workload["draft"], *shape))
         known = Path(str(self.module.__file__)).read_text()
         self.tells_tokens = 'get("top_logprobs"' in known  # before #829 a number was asked for
@@ -195,8 +200,7 @@ class Server:
         )
 
     def _asked(self, args: Real) -> Asked:
-        number: int = self.http.number_of(args)
-        return self.asked[number]
+        return self.asked[number_of(args)]
 
     def _counted(self, kind: Real) -> Real:
         server = self
@@ -214,17 +218,14 @@ class Server:
     def _queue(self) -> Real:
         """The first queue is that of the generation thread, others are for one request each."""
         if self.gate is None:
-            self.gate = self.http.Gate(self.turns)
+            self.gate = Gate(self.turns)
             return self.gate
-        return self.http.Inbox()
+        return Inbox()
 
     def _store(self, kind: Real, *rest: Real) -> Real:
-        watch = importlib.import_module("server_watch")
         size = self.options.get("prompt_cache_size", 10)
         store = kind(*rest) if rest else kind(size)  # older releases have no flag for it
-        self.watch = watch.StoreWatch(
-            store, lambda: self.generator.model_provider.model, self._fetched
-        )
+        self.watch = StoreWatch(store, lambda: self.generator.model_provider.model, self._fetched)
         return store
 
     def _listening(self, kind: Real) -> Real:
@@ -312,11 +313,11 @@ class Server:
         return result | ({} if self.death else {"store": self.watch.stored()})
 
     def _ask(self, request: Json) -> Asked:
-        path, body = self.http.asking(request, len(self.asked), tells_tokens=self.tells_tokens)
-        client = self.http.Client(self.httpd.server_address[1], path, body)
-        script = self.scripts.Script(self.mx, request["reply"])
+        path, body = asking(request, len(self.asked), tells_tokens=self.tells_tokens)
+        client = Client(self.httpd.server_address[1], path, body)
+        script = Script(self.mx, request["reply"])
         if "drafts" in request:
-            script = self.scripts.DraftScript(self.mx, request, self.options["num_draft_tokens"])
+            script = DraftScript(self.mx, request, self.options["num_draft_tokens"])
         asked = Asked(client, script, request)
         self.asked.append(asked)
         client.start()
@@ -408,5 +409,244 @@ class Server:
         self._thread.join(PATIENCE)
 
 
-if __name__ == "__main__":
-    main()
+class Script:
+    """A sampler that says what it is told to, whatever the logits are."""
+
+    def __init__(self, mx: Real, tokens: Sequence[int]) -> None:
+        self._mx = mx
+        self._tokens = list(tokens)
+        self.rows: list[list[float]] = []
+
+    def __call__(self, logprobs: Real) -> Real:
+        """The next token for one row of the batch; the row it was asked for is kept."""
+        at = len(self.rows)
+        self.rows.append(logprobs[0].tolist())  # at once: arrays belong to their thread
+        said = self._tokens[at] if at < len(self._tokens) else FILLER
+        return self._mx.array([said], dtype=self._mx.uint32)
+
+
+class DraftScript(Script):
+    """The same with a draft model: what it proposes step by step, and what the model says."""
+
+    def __init__(self, mx: Real, request: Json, count: int) -> None:
+        super().__init__(mx, request["reply"])
+        self._drafts, self._limit, self._count = request["drafts"], request["max_tokens"], count
+        self._proposed: list[int] = []
+
+    def __call__(self, logprobs: Real) -> Real:
+        said = len(self.rows)
+        if len(self._proposed) < min(self._limit - said, self._count):
+            step = self._drafts[0] if self._drafts else []
+            at = len(self._proposed)
+            self._proposed.append(step[at] if at < len(step) else NEVER_SAID)
+            return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
+        whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
+        tokens = whole[said : said + logprobs.shape[0]]
+        equal = zip(tokens, self._proposed, strict=False)
+        accepted = next((i for i, (a, b) in enumerate(equal) if a != b), len(self._proposed))
+        self.rows += logprobs[: accepted + 1].tolist()
+        self._proposed, self._drafts = [], self._drafts[1:]
+        return self._mx.array(tokens, dtype=self._mx.uint32)
+
+
+class BatchScripts:
+    """A sampler for a whole batch, as releases before #635 have it: each row says its own."""
+
+    def __init__(self, mx: Real) -> None:
+        self._mx = mx
+        self.by_uid: dict[int, Script] = {}
+        self.uids: Sequence[int] = ()  # the rows that are sampled now
+        self.alone: Script | None = None  # of the request that is served alone
+
+    def __call__(self, logprobs: Real) -> Real:
+        """The next token of every row, or those of a request that is served alone."""
+        if self.alone is not None:
+            return self.alone(logprobs)
+        said = [self.by_uid[uid](logprobs[i : i + 1]) for i, uid in enumerate(self.uids)]
+        return self._mx.concatenate(said)
+
+    def watched(self, kind: Real, current: Callable[[], Script]) -> Real:
+        """`BatchGenerator`, whose rows are known whenever it samples."""
+        scripts = self
+
+        class Known(kind):  # type: ignore[misc]
+            """The release's own, with its rows written down."""
+
+            def insert(self, *args: Real, **more: Real) -> Real:
+                uids = super().insert(*args, **more)
+                scripts.by_uid.update((uid, current()) for uid in uids)
+                return uids
+
+            def _process_prompts(self, prompts: Real) -> Real:
+                scripts.uids = [each[0] for each in prompts]
+                batch = super()._process_prompts(prompts)
+                scripts.uids = ()
+                return batch
+
+            def _step(self, *args: Real) -> Real:
+                if not scripts.uids:
+                    scripts.uids = list(self.active_batch.uids)
+                sampled = super()._step(*args)
+                scripts.uids = ()
+                return sampled
+
+        return Known
+
+
+class StoreWatch:
+    """Recorder of an `LRUPromptCache`'s insertions and lookups."""
+
+    def __init__(
+        self, store: Real, model: Callable[[], Real], on_fetch: Callable[[int], None]
+    ) -> None:
+        self.mx = importlib.import_module("mlx.core")
+        self.caches = importlib.import_module("mlx_lm.models.cache")
+        self.store = store
+        self._model = model
+        self.busy = False
+        self.inserted: list[Json] = []
+        self._numbers: list[tuple[Real, int]] = []
+        self._insert, self._fetch = store.insert_cache, store.fetch_nearest_cache
+        self._on_fetch = on_fetch
+        store.insert_cache, store.fetch_nearest_cache = self.insert, self.fetch
+
+    @property
+    def model(self) -> Real:
+        """The model, which is there once the first request is."""
+        return self._model()
+
+    @property
+    def count(self) -> int:
+        """Insertions so far."""
+        return len(self._numbers)
+
+    def fetch(self, model: Real, tokens: Real) -> Real:
+        """The store's own lookup; the cached count is told."""
+        found = self._fetch(model, tokens)
+        self._on_fetch(len(tokens) - len(found[1]))
+        return found
+
+    def insert(self, model: Real, tokens: Real, cache: Real, **more: Real) -> None:
+        """The store's own insertion, described."""
+        key = list(tokens)
+        self.busy = True
+        layers = self._layers(key, cache)
+        self.busy = False
+        self._insert(model, tokens, cache, **more)
+        self._numbers.append((cache, len(self._numbers) + 1))
+        entry = {"number": self.count, "key": key, "length": len(key), "layers": layers}
+        self.inserted.append(entry | self._type(more))
+
+    def _type(self, more: Json) -> Json:
+        order = self.store._lru
+        if hasattr(order, "_lrus"):
+            return {"type": more.get("cache_type", "assistant")}
+        if hasattr(order, "_lru_checkpoints"):
+            return {"type": "checkpoint" if more.get("checkpoint") else "ordinary"}
+        return {}
+
+    def stored(self) -> Json:
+        """The queues, oldest first, as numbers of insertions; bytes where they are counted."""
+        order = self.store._lru
+        if hasattr(order, "_lrus"):
+            queues = dict(order._lrus)
+        elif hasattr(order, "_lru_checkpoints"):
+            queues = {"ordinary": order._lru, "checkpoint": order._lru_checkpoints}
+        else:
+            queues = {"all": order}
+        found: Json = {
+            "order": {
+                name: [self._number(model, tokens) for model, tokens in queue]
+                for name, queue in queues.items()
+            }
+        }
+        if hasattr(self.store, "nbytes"):
+            found["nbytes"] = self.store.nbytes
+        return found
+
+    def _number(self, model: Real, tokens: Real) -> int:
+        trie = getattr(self.store, "_trie", None)
+        find = self.store._get if trie is None else trie.get
+        cache = find(model, tokens).prompt_cache
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
+
+    def cold(self, tokens: list[int]) -> Real:
+        """The logits of every token of a cold run, (tokens, vocabulary)."""
+        self.busy = True
+        cache = self.caches.make_prompt_cache(self.model)
+        logits = self.model(self.mx.array([tokens]), cache=cache)[0]
+        self.mx.eval(logits)
+        self.busy = False
+        return logits
+
+    def _layers(self, key: list[int], cache: Real) -> list[Json]:
+        cold = self.caches.make_prompt_cache(self.model)
+        if key:
+            self.mx.eval(self.model(self.mx.array([key]), cache=cold))
+        pairs = zip_longest(_leaves(cold), _leaves(cache))  # those of a draft model come last
+        return [self._layer(key, *pair) for pair in pairs]
+
+    def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
+        kind = type(layer).__name__.replace("MambaCache", "ArraysCache")  # its other name, to #842
+        entry: Json = {"class": kind, "trimmable": layer.is_trimmable()}
+        at_end = True
+        if hasattr(layer, "offset"):
+            entry["offset"] = layer.offset
+            entry["rows"] = _rows(layer)
+            at_end = layer.offset == len(key)
+        else:
+            entry["filled"] = [each is not None for each in layer.cache]
+        try:
+            entry["nbytes"] = layer.nbytes
+        except (AttributeError, NotImplementedError) as error:
+            entry["nbytes"] = {"error": type(error).__name__}
+        if cold is None or isinstance(getattr(layer, "keys", None), (list, tuple)):
+            entry["state_is_key"] = None  # packed numbers are never the computed ones
+        else:
+            entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))
+        return entry
+
+    def _close(self, one: Sequence[Real], other: Sequence[Real]) -> bool:
+        return all(self._alike(a, b) for a, b in zip(one, other, strict=True))
+
+    def _alike(self, one: Real, other: Real) -> bool:
+        if one is None or other is None:
+            return one is other
+        if one.shape != other.shape:
+            return False
+        if not one.size:
+            return True
+        largest = self.mx.abs(one).max().item()
+        difference = self.mx.abs(one - other).max().item()
+        return bool(difference <= TOLERANCE * max(largest, 1e-6))
+
+
+def _rows(layer: Real) -> int:
+    """Rows that a cache has allocated; of DeepSeek's own class those of its window."""
+    if hasattr(layer, "window"):
+        return 0 if layer.window is None else int(layer.window.shape[1])
+    keys = layer.keys[0] if isinstance(layer.keys, (list, tuple)) else layer.keys
+    return 0 if keys is None else int(keys.shape[2])
+
+
+def _leaves(cache: Sequence[Real]) -> list[Real]:
+    """The layer caches one by one, those of a `CacheList` too."""
+    return [each for layer in cache for each in getattr(layer, "caches", (layer,))]
+
+
+def _content(layer: Real) -> list[Real]:
+    if not hasattr(layer, "offset"):
+        return list(layer.cache)
+    if hasattr(layer, "window"):
+        return [layer.window, layer.compress_kv, layer.index_k, layer.pending_kv]
+    if layer.keys is None:
+        return [None, None]
+    if hasattr(layer, "chunk_size"):
+        begins = layer.offset // layer.chunk_size * layer.chunk_size - layer.start_position
+        end = layer.offset - layer.start_position
+        return [each[..., begins:end, :] for each in (layer.keys, layer.values)]
+    if not hasattr(layer, "max_size"):
+        return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
+    count = min(layer.offset, layer.max_size)
+    ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]
+    return [each[..., max(0, each.shape[2] - count) :, :] for each in ordered]

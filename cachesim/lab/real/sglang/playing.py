@@ -18,7 +18,7 @@ from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import check_books
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.prompts import read_row
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40
@@ -142,8 +142,8 @@ class Player:
         return req
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
-        prompt = unspell(wanted["prompt"])
-        text = np.array(prompt + unspell(wanted.get("reply", "")), np.int64)
+        prompt = read_row(wanted["prompt"])
+        text = np.array(prompt + read_row(wanted.get("reply", "")), np.int64)
         self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
         return self.add(
             prompt,
@@ -193,7 +193,7 @@ class Player:
             self._tell(batch, told)
             tokens = []
             for req in batch.reqs:
-                reply, done = unspell(wanted[req.id].get("reply", "")), req.num_output
+                reply, done = read_row(wanted[req.id].get("reply", "")), req.num_output
                 tokens.append(reply[done] if done < len(reply) else 1)
             self.scheduler.take(batch, tokens)
         return {"error": "too many steps"}

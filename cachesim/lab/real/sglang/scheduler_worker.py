@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
 
@@ -99,8 +99,8 @@ class Playing:
     # -- playing -----------------------------------------------------------------------------------
 
     def _add(self, wanted: Json) -> Real:
-        prompt = unspell(wanted["prompt"])
-        self.known.append(prompt + unspell(wanted.get("reply", "")))
+        prompt = read_row(wanted["prompt"])
+        self.known.append(prompt + read_row(wanted.get("reply", "")))
         self.salts.append(wanted.get("salt"))
         if self.core.rust is not None:
             self.core.rust.learn(self.known[-1], self.salts[-1])
@@ -161,7 +161,7 @@ class Playing:
                 entry["chunks"].append([start, end])
                 if entry["cached"] is None:
                     entry["cached"], entry["branch"] = start, self.core.branch(request)
-            reply, done = unspell(wanted[request.rid].get("reply", "")), len(request.output_ids)
+            reply, done = read_row(wanted[request.rid].get("reply", "")), len(request.output_ids)
             tokens.append(reply[done] if done < len(reply) else 1)
         self.core.take(batch, tokens, extends=extends)
 
@@ -201,7 +201,7 @@ def seconds(core: Real, wanted: Json) -> Json:
 
     Of the scheduler with everything, and of the tree's methods alone.
     """
-    server, texts = core(wanted["config"]), [unspell(prompt) for prompt in wanted["prompts"]]
+    server, texts = core(wanted["config"]), [read_row(prompt) for prompt in wanted["prompts"]]
     clock = Stopwatch(server.tree, TREE)
     begun = time.process_time()
     for number, text in enumerate(texts):

@@ -26,8 +26,8 @@ from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
-from cachesim.lab.real.mlx_lm.rows import read_row, write_row
 from cachesim.lab.real.mlx_lm.state import ColdStates
+from cachesim.lab.real.prompts import read_row, write_row
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
@@ -53,7 +53,7 @@ TOLERANCE: Final = 1e-3
 """Largest accepted difference of log probabilities; the real model computes in float32."""
 
 CLOSE: Final = 1e-5
-"""Largest accepted difference of a stored state from its key's own, as in `server_watch`."""
+"""Largest accepted difference of a stored state from its key's own, as in `server_worker`."""
 
 PACKED: Final = 0.1
 """The same where keys and values are packed: one between two steps is rounded up or down."""

@@ -43,7 +43,7 @@ KINDS: Final = (
     Kind(
         name="mlx-lm caches and stores",
         fits=lambda line: "version" in line and "ops" in line,
-        module="cachesim.lab.real.vectors.mlx_classes",
+        module="cachesim.lab.real.mlx_lm.cache_player",
         operations="ops",
     ),
     Kind(

@@ -13,7 +13,7 @@ from cachesim.engines.vllm.request import Chunk, Limits, Prefixes, Request, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.prompts import spell, unspell
+from cachesim.lab.real.prompts import read_row, spell
 
 WRONG_DRAFT: Final = 9_999_999
 """Proposed where the true continuation ends."""
@@ -118,7 +118,7 @@ class Player:
         request = Request.make(
             self.count,
             self.prefixes,
-            unspell(wanted["prompt"]),
+            read_row(wanted["prompt"]),
             max_tokens=max(1, wanted["generate"]),
             extra=wanted.get("salt"),
             priority=wanted.get("priority", 0),
@@ -201,7 +201,7 @@ class Player:
         if chunk.end < request.num_tokens:
             return [], []
         wanted, told = self.wanted[request.id], self.told[request.id]
-        reply, accepts = unspell(wanted.get("reply", "")), wanted.get("accept", [])
+        reply, accepts = read_row(wanted.get("reply", "")), wanted.get("accept", [])
         done, accept = request.num_output, 0
         if chunk.drafts:
             accept = accepts[told["turn"] % len(accepts)] if accepts else 0

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cachesim.lab.real.prompts import spell, unspell
+from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.release_worker import install
 from cachesim.lab.real.vllm.worker_settings import Start
@@ -164,7 +164,7 @@ class Server:
         request = fitting(
             self.release.request,
             request_id=str(self.count),
-            prompt_token_ids=unspell(wanted["prompt"]),
+            prompt_token_ids=read_row(wanted["prompt"]),
             sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
             pooling_params=None,
             eos_token_id=None,
@@ -219,7 +219,7 @@ class Server:
 
     def seconds(self, prompts: list[str]) -> float:
         """Look up, allocate, cache and free each prompt in turn, ids included; no scheduler."""
-        texts = [unspell(prompt) for prompt in prompts]
+        texts = [read_row(prompt) for prompt in prompts]
         params = self.release.params(max_tokens=1, ignore_eos=True, temperature=0)
         make, hasher, manager = self.release.request, self.hasher, self.manager
         fixed = {"sampling_params": params, "pooling_params": None, "block_hasher": hasher}
@@ -264,7 +264,7 @@ class Server:
         sampled, proposals = [], {}
         for name, end in ends.items():
             drafted = output.scheduled_spec_decode_tokens.get(name, [])
-            reply = unspell(self.wanted[name].get("reply", ""))
+            reply = read_row(self.wanted[name].get("reply", ""))
             tokens = self._answer(requests[name], end, drafted, reply)
             sampled.append(tokens)
             if tokens:
