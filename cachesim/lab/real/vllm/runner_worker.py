@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -85,18 +86,13 @@ class Runs(Server):
         done = super().play(group)
         return done if "requests" not in done else {"steps": self.steps}
 
-    def _come_back(self, output: Real, ends: dict[str, int], requests: dict[str, Real]) -> None:
-        self.rows = self.runner.step(output)
-        self.drafted = {
-            name: len(each) for name, each in output.scheduled_spec_decode_tokens.items()
-        }
-        super()._come_back(output, ends, requests)
-
-    def _hand_over(self, output: Real, names: list[str], sampled: list[list[int]]) -> None:
+    def hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
+        rows = self.runner.step(step)
+        drafted = {name: len(each) for name, each in step.scheduled_spec_decode_tokens.items()}
         with self.runner.torch.inference_mode():
-            self.runner.sampled(dict(zip(names, sampled, strict=True)), self.drafted)
-        self.steps.append({"rows": self.rows, "copies": self.marks.moved()})
-        super()._hand_over(output, names, sampled)
+            self.runner.sampled(dict(sampled), drafted)
+        self.steps.append({"rows": rows, "copies": self.marks.moved()})
+        super().hand_over(step, sampled)
 
 
 def interpret_kernels(folder: str, version: str) -> None:

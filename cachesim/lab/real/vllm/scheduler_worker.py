@@ -12,12 +12,14 @@ import inspect
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
+from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
 from cachesim.lab.real.vllm.worker_settings import Start
 from cachesim.lab.real.vllm.worker_store import connector
@@ -26,9 +28,7 @@ from cachesim.lab.real.worker_side import Bag, answer_lines, fitting, own_output
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
-WRONG_DRAFT = 9_999_999
 LOOKUPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
-MOST_STEPS = 20_000
 DIGEST = 32
 """Bytes of a SHA-256."""
 
@@ -56,15 +56,17 @@ class Release:
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
 
-class Server:
+class Server(Groups):
     """The real scheduler of one configuration, and what is written down of it."""
 
+    NAME, PROMPT, OUTPUT = "request_id", "num_prompt_tokens", "num_output_tokens"
+    PREEMPTIONS = "num_preemptions"
+
     def __init__(self, release: Release, config: Json) -> None:
+        super().__init__(config)
         self.release = release
-        self.drafts = config.get("drafts", 0)
         release.environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = config.get("retention")
         release.utils.init_none_hash(release.sha256)
-        self.wanted: dict[str, Json] = {}
         release.store.server = self
         self.settings = release.start.used(config)
         self.caches, self.sizes = release.caches.of(self.settings, config)
@@ -78,15 +80,12 @@ class Server:
             num_hash_lookahead_tokens=getattr(self.settings, "num_hash_lookahead_tokens", 0),
         )
         self.manager = self.scheduler.kv_cache_manager
-        self.pool = self.manager.block_pool
+        self.reset = self.manager.reset_prefix_cache
+        self.busy = self.scheduler.has_unfinished_requests
+        self.blocks = self.manager.block_pool
         self.groups_apart = self._looks_groups_up_apart(config)
         self.labels: dict[bytes, tuple[int, int]] = {}
-        self.evicted: Json = []
-        self.told: dict[str, Json] = {}
-        self.count = 0
-        self.most_under_way = 2 if config.get("overlaps") else 1
         self.looking = False
-        self.under_way: list[Real] = []  # scheduled, and not yet come back
         self._watch_evictions()
 
     # -- configuration -----------------------------------------------------------------------------
@@ -120,7 +119,7 @@ class Server:
     # -- what is written down ----------------------------------------------------------------------
 
     def _watch_evictions(self) -> None:
-        inner = self.pool._maybe_evict_cached_block
+        inner = self.blocks._maybe_evict_cached_block
 
         def watched(block: Real) -> bool:
             before = block.block_hash
@@ -129,7 +128,7 @@ class Server:
                 self.evicted.append([block.block_id, *self._label(before)])
             return done
 
-        self.pool._maybe_evict_cached_block = watched
+        self.blocks._maybe_evict_cached_block = watched
 
     def _watched(self, inner: Real) -> Real:
         """A look-up that is written down, if it is none within another one."""
@@ -153,17 +152,17 @@ class Server:
         last = bytes(value)[-DIGEST:]  # until 0.23 a larger block's id is all of its units'
         return [int(group), *self.labels.get(last, (-1, -1))]
 
-    def _learn(self, request: Real) -> None:
+    def learn(self, request: Real) -> None:
         for index, value in enumerate(request.block_hashes):
             self.labels.setdefault(bytes(value), (int(request.request_id), (index + 1) * self.unit))
 
     # -- playing -----------------------------------------------------------------------------------
 
-    def _add(self, wanted: Json) -> Real:
+    def request(self, number: int, wanted: Json) -> Real:
         most = max(1, wanted["generate"])
-        request = fitting(
+        return fitting(
             self.release.request,
-            request_id=str(self.count),
+            request_id=str(number),
             prompt_token_ids=read_row(wanted["prompt"]),
             sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
             pooling_params=None,
@@ -171,51 +170,56 @@ class Server:
             cache_salt=wanted.get("salt"),
             block_hasher=self.hasher,
             priority=wanted.get("priority", 0),
-            arrival_time=float(self.count),
+            arrival_time=float(number),
         )
-        self.count += 1
-        self.told[request.request_id] = {"lookups": [], "chunks": [], "turn": 0}
-        self.wanted[request.request_id] = wanted
-        self._learn(request)
-        self.scheduler.add_request(request)
-        return request
 
-    def _arrive(self, requests: dict[str, Real], group: Json, turn: int) -> None:
-        """Those that come now are added; those whose client has had enough are aborted."""
-        while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
-            request = self._add(group[len(requests)])
-            requests[request.request_id] = request
-        for name, wanted in self.wanted.items():
-            if wanted.get("abort") == turn:
-                self.scheduler.finish_requests(name, self.release.aborted)
+    def abort(self, request: Real) -> None:
+        self.scheduler.finish_requests(request.request_id, self.release.aborted)
 
-    def play(self, group: Json) -> Json:
-        """Requests that arrive together; until all are done."""
-        if "reset" in group[0]:
-            return {"reset": bool(self.manager.reset_prefix_cache())}
-        self.evicted = []
-        self.told, self.wanted = {}, {}
-        requests: dict[str, Real] = {}
+    def until_done(self, requests: dict[str, Real], group: Json) -> str:
         watched = [each for each in LOOKUPS if hasattr(self.manager, each)]
         for name in watched:
             setattr(self.manager, name, self._watched(getattr(self.manager, name)))
-        problem = self._until_done(requests, group)
+        problem = super().until_done(requests, group)
         for name in watched:
             delattr(self.manager, name)
-        if problem:
-            return {"error": problem}
-        self.scheduler.schedule()  # flushes what the last step left
-        free = self.pool.free_block_queue.get_all_free_blocks()
-        return {
-            "requests": [self._entry(each) for each in requests.values()],
-            "evicted": self.evicted,
-            "cache": [
-                [block.block_id, *self._label(block.block_hash)]
-                for block in self.pool.blocks
-                if block.block_hash is not None and not block.is_null
-            ],
-            "queue": spell([block.block_id for block in free]),
-        }
+        return problem
+
+    def schedule(self, requests: Mapping[str, Real]) -> tuple[Real, Spans]:
+        output = self.scheduler.schedule()
+        ends = {name: requests[name].num_computed_tokens for name in output.num_scheduled_tokens}
+        counts = output.num_scheduled_tokens
+        return output, {name: (end - counts[name], end) for name, end in ends.items()}
+
+    def drafted(self, step: Real, name: str) -> int:
+        return len(step.scheduled_spec_decode_tokens.get(name, []))
+
+    def hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
+        runner = fitting(
+            self.release.outputs.ModelRunnerOutput,
+            req_ids=list(sampled),
+            req_id_to_index={name: number for number, name in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        self.scheduler.update_from_output(step, runner)
+
+    def propose(self, requests: Mapping[str, Real], proposals: Mapping[str, list[int]]) -> None:
+        alive = [name for name in proposals if not requests[name].is_finished()]
+        if alive:
+            drafts = self.release.outputs.DraftTokenIds(alive, [proposals[name] for name in alive])
+            self.scheduler.update_draft_token_ids(drafts)
+
+    def pool(self) -> Json:
+        free = self.blocks.free_block_queue.get_all_free_blocks()
+        cache = [
+            [block.block_id, *self._label(block.block_hash)]
+            for block in self.blocks.blocks
+            if block.block_hash is not None and not block.is_null
+        ]
+        return {"cache": cache, "queue": spell([block.block_id for block in free])}
 
     def seconds(self, prompts: list[str]) -> float:
         """Look up, allocate, cache and free each prompt in turn, ids included; no scheduler."""
@@ -231,96 +235,6 @@ class Server:
             manager.free(request)
             manager.new_step_starts()
         return time.process_time() - begun
-
-    def _until_done(self, requests: dict[str, Real], group: Json) -> str:
-        stuck = 0
-        for turn in range(MOST_STEPS):
-            self._arrive(requests, group, turn)
-            busy = self.scheduler.has_unfinished_requests()
-            if not busy and not self.under_way:
-                if len(requests) == len(group):
-                    return ""
-                continue
-            if busy:
-                output = self.scheduler.schedule()
-                counts = dict(output.num_scheduled_tokens)
-                stuck = 0 if counts or self.under_way else stuck + 1
-                if stuck > 3:
-                    return "stuck"
-                ends = {name: requests[name].num_computed_tokens for name in counts}
-                for name, count in counts.items():
-                    self.told[name]["chunks"].append([ends[name] - count, ends[name]])
-                if counts:
-                    self.under_way.append((output, ends))
-                    if len(self.under_way) < self.most_under_way:
-                        continue
-            if self.under_way:
-                came, ends = self.under_way.pop(0)
-                self._come_back(came, ends, requests)
-        return "too many steps"
-
-    def _come_back(self, output: Real, ends: dict[str, int], requests: dict[str, Real]) -> None:
-        """A step has run: what it says is handed over, and what is proposed next."""
-        sampled, proposals = [], {}
-        for name, end in ends.items():
-            drafted = output.scheduled_spec_decode_tokens.get(name, [])
-            reply = read_row(self.wanted[name].get("reply", ""))
-            tokens = self._answer(requests[name], end, drafted, reply)
-            sampled.append(tokens)
-            if tokens:
-                done = requests[name].num_output_tokens + len(tokens)
-                proposals[name] = self._proposal(name, reply, done)
-        self._hand_over(output, list(ends), sampled)
-        if self.drafts and self.most_under_way == 1:
-            self._propose(requests, proposals)
-        for each in requests.values():
-            self._learn(each)
-
-    def _answer(self, request: Real, end: int, drafted: Json, reply: list[int]) -> list[int]:
-        if end < request.num_tokens:
-            return []
-        done, accept = request.num_output_tokens, 0
-        if drafted:
-            told = self.told[request.request_id]
-            accepts = self.wanted[request.request_id].get("accept", [])
-            accept = min(accepts[told["turn"] % len(accepts)] if accepts else 0, len(drafted))
-            told["turn"] += 1
-        return reply[done : done + accept + 1]
-
-    def _hand_over(self, output: Real, names: list[str], sampled: list[list[int]]) -> None:
-        runner = fitting(
-            self.release.outputs.ModelRunnerOutput,
-            req_ids=names,
-            req_id_to_index={name: number for number, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        self.scheduler.update_from_output(output, runner)
-
-    def _proposal(self, name: str, reply: list[int], done: int) -> list[int]:
-        """The true continuation, as long as the workload has it; all drafts if it says nothing."""
-        counts = self.wanted[name].get("propose") or [self.drafts]
-        rest = reply[done : done + self.drafts] + [WRONG_DRAFT] * self.drafts
-        return rest[: counts[done % len(counts)]]
-
-    def _propose(self, requests: dict[str, Real], proposals: dict[str, list[int]]) -> None:
-        alive = [name for name in proposals if not requests[name].is_finished()]
-        drafts = [proposals[name] for name in alive]
-        if alive:
-            self.scheduler.update_draft_token_ids(self.release.outputs.DraftTokenIds(alive, drafts))
-
-    def _entry(self, request: Real) -> Json:
-        told = self.told[request.request_id]
-        chunks = told["chunks"]
-        prompt = request.num_prompt_tokens
-        return {
-            "cached": chunks[0][0] if chunks else None,
-            "lookups": told["lookups"],
-            "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
-            "preempted": request.num_preemptions,
-        }
 
 
 def told(release: Release, wanted: Json) -> list[Json]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cachesim.engines.vllm.block_pool import cdiv
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.request import Chunk, Request, Step
+from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
 from cachesim.errors import UpstreamAbort
@@ -172,23 +172,18 @@ class Runs(Player):
         self.runner = Recorder(cast("Network", None), groups, own)
         self.runner.v1 = runs_on_v1(config, rules)
         self.steps: list[Entry] = []
-        self.answers: dict[int, tuple[list[int], list[int]]] = {}
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> Entry:
         self.steps = []
         done = super().play(group)
         return {"steps": self.steps} if "requests" in done else done
 
-    def _come_back(self, step: Step, requests: Sequence[Request]) -> None:
+    def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
         for gone in step.preempted:
             self.runner.forget(gone.id)
-        self.answers = {chunk.request.id: super(Runs, self)._answer(chunk) for chunk in step.chunks}
-        self.runner.run(step, lambda chunk, _: self.answers[chunk.request.id][0])
+        self.runner.run(step, lambda chunk, _: sampled[chunk.request.id])
         self.steps.append(self.runner.entry(step.copies))
-        super()._come_back(step, requests)
-
-    def _answer(self, chunk: Chunk) -> tuple[list[int], list[int]]:
-        return self.answers[chunk.request.id]
+        super().hand_over(step, sampled)
 
 
 def difference(

@@ -1,0 +1,139 @@
+"""Groups of requests on a scheduler of vLLM, the simulated or the real one; workers import it too.
+
+Requests of a group are added in order, together or after some turns, then the scheduler runs until
+all are done; tokens are forced, and drafts are the true continuation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from cachesim.lab.real.prompts import read_row
+
+Real = Any  # requests, schedulers and steps of the simulator or of a release
+Name = Any  # int or str
+Wanted = Mapping[str, Any]
+Entry = dict[str, Any]
+Spans = dict[Name, tuple[int, int]]
+"""Start and end of what each request computes in a step, by the request's name."""
+
+WRONG_DRAFT: Final = 9_999_999
+"""Proposed where the true continuation ends."""
+
+MOST_STEPS: Final = 20_000
+
+
+class Groups:
+    """A fresh scheduler, and the results of one group of requests after another."""
+
+    NAME: ClassVar[str]  # field of a request; so are the other three
+    PROMPT: ClassVar[str]
+    OUTPUT: ClassVar[str]
+    PREEMPTIONS: ClassVar[str]
+
+    scheduler: Real
+    reset: Callable[[], bool]  # empties the prefix cache; false where blocks are in use
+    request: Callable[[int, Wanted], Real]  # made, not yet added
+    abort: Callable[[Real], None]
+    learn: Callable[[Real], None]  # labels the block hashes of a request
+    busy: Callable[[], bool]
+    schedule: Callable[[Mapping[Name, Real]], tuple[Real, Spans]]
+    drafted: Callable[[Real, Name], int]  # drafts that a step verifies for a request
+    hand_over: Callable[[Real, Mapping[Name, list[int]]], None]  # the tokens of a step
+    propose: Callable[[Mapping[Name, Real], Mapping[Name, list[int]]], None]
+    pool: Callable[[], Entry]  # cached blocks and the free queue
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.drafts: int = config.get("drafts", 0)
+        self.most_under_way = 2 if config.get("overlaps") else 1
+        self.under_way: list[tuple[Real, Spans]] = []  # scheduled, and not yet come back
+        self.evicted: list[list[int]] = []
+        self.told: dict[Name, Entry] = {}
+        self.wanted: dict[Name, Wanted] = {}
+        self.count = 0
+
+    def play(self, group: Sequence[Wanted]) -> Entry:
+        """Results of requests that arrive together, run until all are done."""
+        if "reset" in group[0]:
+            return {"reset": self.reset()}
+        self.evicted, self.told, self.wanted = [], {}, {}
+        requests: dict[Name, Real] = {}
+        problem = self.until_done(requests, group)
+        if problem:
+            return {"error": problem}
+        self.scheduler.schedule()  # flushes what the last step left
+        entries = [self._entry(name, each) for name, each in requests.items()]
+        return {"requests": entries, "evicted": self.evicted} | self.pool()
+
+    def _arrive(self, requests: dict[Name, Real], group: Sequence[Wanted], turn: int) -> None:
+        """Add requests that come in this turn; abort those whose clients leave in it."""
+        while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
+            wanted = group[len(requests)]
+            request = self.request(self.count, wanted)
+            self.count += 1
+            name = getattr(request, self.NAME)
+            self.told[name] = {"lookups": [], "chunks": [], "turn": 0}
+            self.wanted[name], requests[name] = wanted, request
+            self.learn(request)
+            self.scheduler.add_request(request)
+        for name, request in requests.items():
+            if self.wanted[name].get("abort") == turn:
+                self.abort(request)
+
+    def until_done(self, requests: dict[Name, Real], group: Sequence[Wanted]) -> str:
+        """Run a group to its end; why it has none, or nothing."""
+        stuck = 0
+        for turn in range(MOST_STEPS):
+            self._arrive(requests, group, turn)
+            busy = self.busy()
+            if not busy and not self.under_way:
+                if len(requests) == len(group):
+                    return ""
+                continue
+            if busy:
+                step, spans = self.schedule(requests)
+                stuck = 0 if spans or self.under_way else stuck + 1
+                if stuck > 3:
+                    return "stuck"
+                for name, span in spans.items():
+                    self.told[name]["chunks"].append([*span])
+                if spans:
+                    self.under_way.append((step, spans))
+                    if len(self.under_way) < self.most_under_way:
+                        continue
+            if self.under_way:
+                self._come_back(*self.under_way.pop(0), requests)
+        return "too many steps"
+
+    def _come_back(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
+        """Take the tokens of a step that has run, and what is proposed next."""
+        sampled, proposals = dict[Name, list[int]](), dict[Name, list[int]]()
+        for name, (_, end) in spans.items():
+            sampled[name] = []
+            if end < requests[name].num_tokens:
+                continue
+            wanted, done, accept = self.wanted[name], getattr(requests[name], self.OUTPUT), 0
+            reply, drafted = read_row(wanted.get("reply", "")), self.drafted(step, name)
+            if drafted:
+                accepts, turn = wanted.get("accept", []), self.told[name]["turn"]
+                accept = min(accepts[turn % len(accepts)] if accepts else 0, drafted)
+                self.told[name]["turn"] += 1
+            sampled[name] = reply[done : done + accept + 1]
+            if sampled[name]:
+                done += len(sampled[name])
+                counts = wanted.get("propose") or [self.drafts]
+                proposal = reply[done : done + self.drafts] + [WRONG_DRAFT] * self.drafts
+                proposals[name] = proposal[: counts[done % len(counts)]]
+        self.hand_over(step, sampled)
+        if self.drafts and self.most_under_way == 1:
+            self.propose(requests, proposals)
+        for each in requests.values():
+            self.learn(each)
+
+    def _entry(self, name: Name, request: Real) -> Entry:
+        chunks, prompt = self.told[name]["chunks"], getattr(request, self.PROMPT)
+        return {
+            "cached": chunks[0][0] if chunks else None,
+            "lookups": self.told[name]["lookups"],
+            "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
+            "preempted": getattr(request, self.PREEMPTIONS),
+        }
