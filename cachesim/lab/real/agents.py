@@ -68,7 +68,6 @@ class Talk:
         return tuple(token for row in rows for token in row)
 
     def with_more(self, *messages: Said) -> "Talk":
-        """With further messages at its end."""
         return replace(self, messages=(*self.messages, *messages))
 
 
@@ -85,7 +84,6 @@ class Agents:
 
     @property
     def head(self) -> Row:
-        """The system prompt and the tools of the newest talk."""
         return tuple(token for row in self._talks[-1].head for token in row)
 
     def next(self) -> tuple[Talk, ...]:

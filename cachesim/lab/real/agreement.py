@@ -85,7 +85,6 @@ class Agreement:
             self.difference = played, difference
 
     def total(self, column: str) -> int:
-        """The sum of a column."""
         return self.counts[column].total()
 
     def table(self) -> Table:

@@ -208,7 +208,6 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
 
 
 def _random(release: str, flags: LlamaCppFlags) -> int:
-    """Workloads drawn from a seed; the first that differs is shrunk and shown."""
     presets = tuple(flags.models) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:

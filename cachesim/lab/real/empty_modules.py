@@ -118,7 +118,6 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """The empty module."""
         return EmptyModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:

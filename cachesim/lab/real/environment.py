@@ -44,7 +44,6 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """The folder of the environment."""
         return environments_folder() / self.name
 
     @property

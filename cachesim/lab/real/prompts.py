@@ -25,7 +25,6 @@ class Writer:
         self.known: list[tuple[list[int], list[int]]] = []
 
     def fresh(self, count: int) -> list[int]:
-        """Tokens that nobody had."""
         first = self.next
         self.next += count + self.rng.choice((1, 1, 9))
         return list(range(first, first + count))
@@ -83,7 +82,6 @@ class Office:
         return [self.request(talk.tokens, reply) for talk, reply in pairs]
 
     def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
-        """A request; few have a salt."""
         wanted = asked(prompt, reply)
         if self.rng.random() < 0.05:
             wanted["salt"] = "a"

@@ -40,7 +40,6 @@ class JsonProcess:
         )
 
     def order(self, wanted: object) -> Json:
-        """Send one line, wait for the answer."""
         inbox, outbox = there_is(self._process.stdin), there_is(self._process.stdout)
         line = json.dumps(wanted)
         try:
@@ -55,7 +54,6 @@ class JsonProcess:
         return json.loads(answer)
 
     def __enter__(self) -> Self:
-        """The process itself."""
         return self
 
     def __exit__(

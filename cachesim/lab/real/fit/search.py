@@ -38,15 +38,12 @@ class Change:
     value: Value
 
     def of(self, rules: T) -> T:
-        """The rules with this field changed."""
         return cast("T", _set(rules, (*self._parts, self.field), self.value))
 
     def holds(self, rules: object) -> bool:
-        """True where the rules have this value already."""
         return bool(self.value_in(rules) == self.value)
 
     def value_in(self, rules: object) -> Value:
-        """The value that rules have in this field."""
         return value_of(rules, self.part, self.field)
 
     @property
@@ -55,7 +52,6 @@ class Change:
 
     @property
     def name(self) -> str:
-        """The field as reports name it."""
         return ".".join(filter(None, (self.part.removeprefix("rules."), self.field)))
 
     def __str__(self) -> str:
@@ -166,7 +162,6 @@ class Fit(Generic[T, D]):
 
     @property
     def agreeing(self) -> int:
-        """Requests that agree in the end."""
         return self.steps[-1].agreeing if self.steps else self.at_first
 
 

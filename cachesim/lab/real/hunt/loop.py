@@ -103,7 +103,6 @@ class Findings:
         return cause not in self.trophies and self.tries[cause] < MOST_TRIES
 
     def put(self, trophy: ProvenFinding) -> None:
-        """Keep a proof, or that there was none."""
         self.tries[trophy.cause] += 1
         kept = self.trophies if trophy.word.confirmed else self.missed
         kept[trophy.cause] = trophy

@@ -31,7 +31,6 @@ class Abilities:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """Presets that it loads."""
         build = _build_of(self.release)
         return tuple(preset for preset, first in PRESETS.items() if first <= build)
 

@@ -101,7 +101,6 @@ class _Talk:
         self._earlier = [self.words(rng.choice(EARLIER)) for _ in range(3)]
 
     def step(self, name: str) -> Step:
-        """A request that is alone."""
         return Step(name=name, prompt=self._prompt(), predict=self._rng.choice((1, 3)))
 
     def reading(self, slot: int) -> Step:
@@ -114,7 +113,6 @@ class _Talk:
         return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
 
     def arriving(self, slot: int) -> Step:
-        """A request that arrives meanwhile."""
         return Step(
             name="arriving",
             prompt=self._prompt(),

@@ -67,11 +67,9 @@ class ChatTree:
         self._turns: list[tuple[Chat, Tokens]] = []  # chat and reply, oldest first
 
     def learn(self, messages: tuple[Turn, ...], reply: Tokens) -> None:
-        """Remember what was answered."""
         self._turns.append((self._sent[messages], reply))
 
     def next(self) -> tuple[Turn, ...]:
-        """The next chat."""
         ways = (self._new, self._on, self._on, self._on, self._again, self._edited, self._stripped)
         asked = (self._asked,) * 2 if self._share else ()
         way = self._rng.choice((*ways, self._continued, *asked))

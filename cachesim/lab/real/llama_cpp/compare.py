@@ -254,7 +254,6 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         return self._settled(self.play(workload))
 
     def play(self, workload: Scenario) -> Played:
-        """Play a finished workload on both."""
         model = self.model(str(workload.model.preset), workload.model.window or 0)
         outcomes = self.real(workload.engine.options).play(workload, model)
         return Played(

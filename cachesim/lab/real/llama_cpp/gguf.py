@@ -204,7 +204,6 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
 
 
 def _attention_keys(spec: ModelSpec) -> Keys:
-    """Heads; families that mix kinds say per layer how many keys and values there are."""
     attends = [kind in {"attention", "window"} for kind in spec.layers]
     mixed = not all(attends) and "delta" not in spec.layers
     per_layer = [spec.kv_heads if each else 0 for each in attends]
@@ -234,7 +233,6 @@ def _state_keys(spec: ModelSpec) -> Keys:
 
 
 def _every(spec: ModelSpec, kind: str) -> int:
-    """The period at which a kind of layer comes: every second, every third, ..."""
     period = spec.layers.index(kind) + 1 if kind in spec.layers else len(spec.layers) + 1
     regular = all(
         (each == kind) == ((index + 1) % period == 0) for index, each in enumerate(spec.layers)

@@ -154,7 +154,6 @@ class Agreement:
 
     @property
     def tolerance(self) -> float:
-        """The largest distance allowed for this preset."""
         return max(TOLERANCE, OWN * self.own)
 
     @property

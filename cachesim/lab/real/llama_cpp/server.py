@@ -106,7 +106,6 @@ class RealServer(AbstractContextManager["RealServer"]):
     def started(
         self, options: Mapping[str, Any], model: Path, *, probabilities: int = 0
     ) -> "Iterator[Played]":
-        """A fresh server with these flags."""
         values = parameters(options, model.parent) | {
             "model.path": str(model),
             "verbosity": self._verbosity if self._log else QUIET,
@@ -180,12 +179,10 @@ class Played:
 
     @property
     def address(self) -> str:
-        """The address on which it listens."""
         return self._worker.address
 
     @property
     def process(self) -> int:
-        """The process that it runs in."""
         return self._worker.process
 
     @property
@@ -294,7 +291,6 @@ class Worker:
 
     @property
     def process(self) -> int:
-        """Its number."""
         return self._process.pid
 
     def start(self, values: JsonObject) -> None:
@@ -342,7 +338,6 @@ class Worker:
         return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
 
     def end(self) -> None:
-        """End the process and wait for it."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

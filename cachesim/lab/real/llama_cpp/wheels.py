@@ -22,7 +22,6 @@ class Wheel:
 
     @property
     def build(self) -> int:
-        """The number of the build."""
         return int(self.release.removeprefix("b"))
 
     def __str__(self) -> str:

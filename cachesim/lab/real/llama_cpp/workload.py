@@ -170,7 +170,6 @@ class Outcome:
         return all(theirs.get(k) == v for k, v in self.as_dict().items() if v is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that are compared."""
         if self.error is not None:
             return {"error": self.error}
         return {

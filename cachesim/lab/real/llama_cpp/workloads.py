@@ -179,7 +179,6 @@ class Setting:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Flags of the server's start."""
         return dict(NO_FLAGS) if self.bare else self.options
 
     @property
@@ -189,7 +188,6 @@ class Setting:
         return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
 
     def workload(self, steps: Sequence[Step] = ()) -> Scenario:
-        """The workload of these steps."""
         return workload(
             name=self.name,
             release=self.release,
@@ -313,7 +311,6 @@ class _Tree:
         return self._prompt()[: max(1, most)] if self._rng.random() < 0.95 else ()
 
     def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
-        """Remember what was answered."""
         for step, outcome in zip(group, outcomes, strict=True):
             said = outcome.error is None or step.leaves
             asked = step.options.get("endpoint", "completion") == "completion"

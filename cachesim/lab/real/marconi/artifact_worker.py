@@ -25,7 +25,6 @@ class _Done:
         self._value = value
 
     def result(self) -> Real:
-        """The value."""
         return self._value
 
 
@@ -42,7 +41,6 @@ class _Plainly:
         return None
 
     def submit(self, task: Callable[..., Real], **given: Real) -> _Done:
-        """Call it."""
         return _Done(task(**given))
 
 

@@ -174,7 +174,6 @@ def _rows(values: Array | None) -> dict[str, Json]:
 
 
 def _player_for(line: Mapping[str, Any], rules: MlxRules | None) -> Player:
-    """Fresh objects of the release that a sequence was recorded with, or under other rules."""
     release = line["version"]
     try:
         rules = rules or FAMILY.release(release).rules

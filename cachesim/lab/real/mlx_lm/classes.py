@@ -60,11 +60,9 @@ class _Drawing:
 
     @property
     def objects(self) -> Mapping[str, LayerCache]:
-        """Objects that exist by now."""
         return self.player.objects
 
     def one_more(self) -> bool:
-        """Draw and play an operation; False when it raised."""
         op = self._draw()
         self.ops.append(op)
         return "error" not in self.player.play(op)
@@ -325,7 +323,6 @@ class _StoreDrawing:
         self._keys: list[list[int]] = []
 
     def one_more(self) -> bool:
-        """Draw and play an operation; False when it raised."""
         op = self._draw()
         self.ops.append(op)
         return "error" not in self.player.play(op)
@@ -438,7 +435,6 @@ class RealClasses(RealProcess):
         super().__init__(release, "class_worker")
 
     def play(self, sequence: Sequenced) -> list[dict[str, Any]]:
-        """The real results of a sequence."""
         results: list[dict[str, Any]] = self.order(sequence)
         return results
 

@@ -130,7 +130,6 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
 
 
 def _newest(flags: MlxFlags) -> int:
-    """The newest version under the newest release's rules: as it, or the rules that explain it."""
     release, played = FAMILY.real()[-1], list[Played[MlxRules]]()
     version = flags.wheel or versions_of("mlx-lm")[0]
     with played_by(release, version):

@@ -87,7 +87,6 @@ class LogitsAgreement:
 
     @property
     def agrees(self) -> bool:
-        """True if no logit is too far off."""
         return max(self.largest, self.largest_in_batches) <= TOLERANCE
 
 

@@ -46,7 +46,6 @@ class CachePlayer(Player):
         self.objects: dict[str, Real] = {}
 
     def construct(self, name: str, *members: Real, **args: Any) -> Real:
-        """A new cache by the name of its class."""
         return getattr(self.caches, name)(*members, **args)
 
     def duplicate(self, cache: Real) -> Real:
@@ -65,7 +64,6 @@ class CachePlayer(Player):
         return kind
 
     def snapshot(self, cache: Real) -> dict[str, Json]:
-        """Fields of a cache in a vector."""
         raise NotImplementedError
 
     def after(self, op: Operation) -> dict[str, Json]:
@@ -227,7 +225,6 @@ class StorePlayer(Player):
         raise NotImplementedError
 
     def fresh(self, kind: str, window: int) -> list[Real]:
-        """Two layers of one of the four kinds."""
         name, *args = {
             "attn": ("KVCache",),
             "swa": ("RotatingKVCache", window),

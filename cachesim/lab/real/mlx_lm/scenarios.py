@@ -133,7 +133,6 @@ class Words:
         self.size = self._first + VOCABULARY
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as words, separated by blanks."""
         return " ".join(self._marks.get(token, f"w{token}") for token in tokens)
 
     def ids(self, tokens: Sequence[int]) -> list[int]:

@@ -36,12 +36,10 @@ class Turns:
     seconds = 0.0
 
     def __iter__(self) -> Iterator[None]:
-        """A turn."""
         self.count += 1
         return iter((None,))
 
     def time(self) -> float:
-        """Clock of the release, in seconds."""
         return self.seconds
 
     def pass_one(self) -> None:
@@ -78,7 +76,6 @@ class Gate(Queue):  # type: ignore[type-arg]
         self.arrived[number] = item
 
     def number_of(self, request: Real) -> int:
-        """The number of a request that came in."""
         return self._numbers[id(request)]
 
     def turned(self, *, said: bool) -> None:
@@ -173,7 +170,6 @@ class Inbox(Queue):  # type: ignore[type-arg]
             time.sleep(0.0002)
 
     def get(self, *rest: Real, **more: Real) -> Real:
-        """From the HTTP thread, which is done with all that it got before."""
         self._done = self._returned
         item = super().get(*rest, **more)
         self._returned += 1
@@ -223,7 +219,6 @@ class Client(threading.Thread):
         self.gone.wait(PATIENCE)
 
     def run(self) -> None:
-        """Until the answer ends, or the client leaves."""
         received = b""
         with socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE) as server:
             server.sendall(self._request)
@@ -257,12 +252,10 @@ class Client(threading.Thread):
 
     @property
     def usage(self) -> Json:
-        """The counts that the client was told."""
         return next((each["usage"] for each in reversed(self.answer) if "usage" in each), None)
 
     @property
     def cached(self) -> int | None:
-        """Of them the cached tokens."""
         return ((self.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
 
     @property

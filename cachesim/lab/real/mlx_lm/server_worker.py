@@ -284,7 +284,6 @@ class Server:
         return Watched
 
     def tokenized(self, record: Json, result: Real) -> None:
-        """The prompt, and its segments where there are any."""
         prompt = result[0] if isinstance(result, tuple) else result
         record["prompt"], record["n"] = list(prompt), len(prompt)
         if isinstance(result, tuple):
@@ -401,7 +400,6 @@ class Server:
         return "same" if distance < ROUNDING else "diverged"
 
     def stop(self) -> None:
-        """End the threads."""
         self.httpd.shutdown()
         self.httpd.server_close()
         if self.death is None:
@@ -517,7 +515,6 @@ class StoreWatch:
 
     @property
     def count(self) -> int:
-        """Insertions so far."""
         return len(self._numbers)
 
     def fetch(self, model: Real, tokens: Real) -> Real:
@@ -630,7 +627,6 @@ def _rows(layer: Real) -> int:
 
 
 def _leaves(cache: Sequence[Real]) -> list[Real]:
-    """The layer caches one by one, those of a `CacheList` too."""
     return [each for layer in cache for each in getattr(layer, "caches", (layer,))]
 
 

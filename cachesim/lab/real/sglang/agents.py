@@ -38,7 +38,6 @@ class _Office(Office):
         self._kind = kind
 
     def steps(self) -> list[list[dict[str, Any]]]:
-        """All groups of requests."""
         steps = []
         for _ in range(self.rng.randint(5, 14)):
             steps.append(self.group())

@@ -288,7 +288,6 @@ class Core:
         return tokens
 
     def request(self, name: str, prompt: list[int], wanted: Json) -> Real:
-        """A request of the release."""
         made = find("SamplingParams", "sampling.sampling_params")
         sampling = made(
             max_new_tokens=max(1, wanted["generate"]),
@@ -311,7 +310,6 @@ class Core:
         return request
 
     def abort(self, name: str) -> None:
-        """The client of a request goes away."""
         self.scheduler.abort_request(Bag(rid=name, abort_all=False))
 
     def _result(self, tokens: list[int]) -> Real:
@@ -324,7 +322,6 @@ class Core:
         )
 
     def free(self) -> Json:
-        """Free slots."""
         found: Json = {}
         if self.has_windows:
             found["tokens"] = int(self.allocator.full_available_size())
@@ -378,7 +375,6 @@ class OnePerKind(Core):
 
     @property
     def root(self) -> Real:
-        """The tree's root."""
         return self.tree.root_node
 
     def held(self, node: Real) -> list[int]:
@@ -391,21 +387,17 @@ class OnePerKind(Core):
 
     @staticmethod
     def span(request: Real) -> tuple[int, int]:
-        """Start and end of this chunk."""
         start = len(request.prefix_indices)
         return start, start + request.extend_input_len
 
     @staticmethod
     def branch(request: Real) -> Real:
-        """The branching point that the match reported."""
         return getattr(request, "mamba_branching_seqlen", None)
 
     def plan(self) -> Real:
-        """The next batch."""
         return self.scheduler.get_next_batch_to_run()
 
     def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        """Process the sampled tokens."""
         scheduler, result = self.scheduler, self._result(tokens)
         if self.config.get("mixes"):  # what a prefill mixes in is fed again
             batch.output_ids = result.next_token_ids
@@ -555,7 +547,6 @@ class Unified(Core):
 
     @property
     def root(self) -> Real:
-        """The tree's root."""
         return self.tree.tree_core.root_node
 
     def held(self, node: Real) -> list[int]:
@@ -573,17 +564,14 @@ class Unified(Core):
 
     @staticmethod
     def span(request: Real) -> tuple[int, int]:
-        """Start and end of this chunk."""
         return request.prefix_len, request.extend_end
 
     def branch(self, request: Real) -> Real:
-        """The branching point that the match reported."""
         if self.kind == "window":
             return request.swa_branching_seqlen
         return request.mamba_branching_seqlen
 
     def plan(self) -> Real:
-        """The next batch."""
         scheduler = self.scheduler
         found = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -592,7 +580,6 @@ class Unified(Core):
         return found.batch_to_run
 
     def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        """Process the sampled tokens."""
         processor, result = self.processor, self._result(tokens)
         if extends:
             processor.process_batch_result_prefill(batch, result)

@@ -134,7 +134,6 @@ class Player:
         extra_key: str | None = None,
         priority: int = 0,
     ) -> Req:
-        """A request at the end of the queue."""
         self._count += 1
         tokens = np.array(prompt, np.int64)
         req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)

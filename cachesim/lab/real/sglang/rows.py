@@ -56,7 +56,6 @@ class Labels(Contents):
         return {0: np.array(self.texts.get(slot, ()), np.int64)}
 
     def put_state(self, slot: int, state: dict[int, Array]) -> None:
-        """Write what `state` took."""
         self._write(slot, tuple(state[0].tolist()))
 
     def _write(self, slot: int, text: tuple[int, ...]) -> None:

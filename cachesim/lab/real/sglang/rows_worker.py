@@ -33,7 +33,6 @@ class Texts:
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
 
     def number(self, text: tuple[int, ...]) -> int:
-        """The number of a text."""
         if text not in self._numbers:
             self._numbers[text] = len(self.known)
             self.known.append(text)

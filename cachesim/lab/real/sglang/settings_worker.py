@@ -152,11 +152,9 @@ class Start:
             place.joinpath("config.json").write_text(json.dumps(model))
 
     def model(self, name: str) -> str:
-        """The folder of a model's configuration."""
         return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
-        """Flags of a server as a workload names it."""
         given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
         given["model_path"] = self.model(config["kind"])
         given["max_running_requests"] = config.get("requested", config.get("max_running"))

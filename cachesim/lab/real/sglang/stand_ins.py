@@ -97,11 +97,9 @@ class Event:
         self.queries = 0
 
     def record(self, *_: Real) -> None:
-        """Submit the copy."""
         self.queries = self.lag
 
     def query(self) -> bool:
-        """Return true once the copy is done."""
         self.queries -= 1
         return self.queries < 0
 

@@ -51,7 +51,6 @@ class MemoryPlayer:
     # --- operations
 
     def decode(self, op: Mapping[str, Any]) -> JsonObject:
-        """Decode a batch of runs."""
         runs: Sequence[Mapping[str, Any]] = op["runs"]
         counted = sum(run["count"] for run in runs)
         if counted > TOTAL_TOKENS:
@@ -81,26 +80,21 @@ class MemoryPlayer:
         return result
 
     def seq_rm(self, op: Mapping[str, Any]) -> JsonObject:
-        """Remove a range."""
         return {"ret": self.context.seq_rm(op["seq"], op["p0"], op["p1"])}
 
     def seq_cp(self, op: Mapping[str, Any]) -> JsonObject:
-        """Copy a sequence."""
         self.context.seq_cp(op["src"], op["dst"], op["p0"], op["p1"])
         return {"ret": None}
 
     def seq_keep(self, op: Mapping[str, Any]) -> JsonObject:
-        """Drop the other sequences."""
         self.context.seq_keep(op["seq"])
         return {"ret": None}
 
     def seq_add(self, op: Mapping[str, Any]) -> JsonObject:
-        """Move positions."""
         self.context.seq_add(op["seq"], op["p0"], op["p1"], op["delta"])
         return {"ret": None}
 
     def seq_div(self, op: Mapping[str, Any]) -> JsonObject:
-        """Divide positions."""
         if op["divisor"] < 1:
             msg = f"positions divided by {op['divisor']}; write a whole number from 1 on"
             raise ValueError(msg)
@@ -108,18 +102,15 @@ class MemoryPlayer:
         return {"ret": None}
 
     def clear(self, op: Mapping[str, Any]) -> JsonObject:
-        """Empty everything."""
         self.context.clear(data=op["data"])
         return {"ret": None}
 
     def save(self, op: Mapping[str, Any]) -> JsonObject:
-        """Write a state into a named slot."""
         blob = self.context.state_write(op["seq"], partial=op["flags"] == "partial")
         self.slots[op["slot"]] = blob
         return {"bytes": blob.size}
 
     def load(self, op: Mapping[str, Any]) -> JsonObject:
-        """Restore a state from a named slot."""
         blob = self.slots[op["slot"]]
         consumed = self.context.state_read(blob, op["seq"], partial=op["flags"] == "partial")
         return {"ok": False} if consumed is None else {"ok": True, "bytes": consumed}
@@ -136,7 +127,6 @@ class MemoryPlayer:
     # --- state
 
     def state(self) -> JsonObject:
-        """Everything that is compared after an operation."""
         context = self.context
         ids = range(self.n_seq_max)
         state: JsonObject = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}

@@ -48,17 +48,14 @@ class CounterNetwork:
         return Output(logits=np.zeros((wanted, 1)))
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """There is no rotation."""
         del layer, shifts
         return keys
 
     def sample(self, logits: Array) -> Token:
-        """There is nothing to say."""
         del logits
         return Token(0)
 
     def difference(self, one: Array, other: Array) -> float:
-        """The distance of two rows."""
         return float(np.abs(one - other).max())
 
     def companion(self) -> None:

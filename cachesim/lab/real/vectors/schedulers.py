@@ -21,9 +21,7 @@ POOLS: Final = ("blocks", "tokens", "window_tokens", "states")
 class Player(Protocol):
     """A scheduler that plays groups of requests one after the other."""
 
-    def play(self, group: list[JsonObject]) -> JsonObject:
-        """Results of the requests."""
-        ...
+    def play(self, group: list[JsonObject]) -> JsonObject: ...
 
 
 def mismatch(line: Mapping[str, Any]) -> Difference | None:

@@ -34,7 +34,6 @@ class Caches:
         self.core: Real = importlib.import_module("vllm.v1.engine.core").EngineCore
 
     def of(self, settings: Real, config: Json) -> tuple[Real, tuple[int, int]]:
-        """The configuration; the scheduler's block and that of ids."""
         made = self._started(settings, config)
         return made, self._sizes(made, settings)
 
@@ -92,7 +91,6 @@ class Caches:
         return found
 
     def spec(self, group: Json, *, block: int, page: int = 0, heads: int = 1) -> Real:
-        """The spec of a layer of a group."""
         attention = {"block_size": block, "num_kv_heads": heads, "head_size": 1}
         attention["dtype"] = self.dtype
         interface = self.interface

@@ -81,7 +81,6 @@ class Model:
 
     @property
     def block(self) -> int:
-        """Tokens in a block, as the engine has enlarged it."""
         return int(self.engine.llm_engine.vllm_config.cache_config.block_size)
 
     def ask(self, prompt: list[int]) -> Json:

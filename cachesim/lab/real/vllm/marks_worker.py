@@ -40,16 +40,13 @@ class Model:
 
     @cached_property
     def copies(self) -> Real:
-        """Copies of its two states: window and state."""
         module: Real = importlib.import_module("vllm.model_executor.layers.mamba.mamba_utils")
         return module.get_conv_copy_spec, module.get_temporal_copy_spec
 
     def get_mamba_state_copy_func(self) -> Real:
-        """For all layers."""
         return self.copies
 
     def get_mamba_state_copy_funcs(self, types: Real) -> Real:
-        """By type of layers."""
         return dict.fromkeys(types, self.copies)
 
     def compute_logits(self, hidden: Real) -> Real:
@@ -97,11 +94,9 @@ class Marks:
 
     @property
     def tensors(self) -> dict[str, Real]:
-        """All memory, for copies of whole blocks."""
         return {"pages": self.pages, "windows": self.windows, "states": self.states}
 
     def context(self) -> dict[str, Real]:
-        """The layers with states, by name."""
         return {
             f"layer{group}": Layer([self.windows, self.states])
             for group, each in enumerate(self.groups)
@@ -156,7 +151,6 @@ class Marks:
     # -- a step ------------------------------------------------------------------------------------
 
     def moved(self) -> Json:
-        """The copies since the last call, by phase."""
         copies, self.copies = self.copies, {}
         return {phase: found for phase, found in copies.items() if found}
 
@@ -274,7 +268,6 @@ class Copies:
         self.copies = copies
 
     def __call__(self, *given: Real) -> None:
-        """Copy, then note it."""
         self.copies(*given)
         self.marks.settle("pages")
 

@@ -98,7 +98,6 @@ def _pretend_gpu() -> None:
 
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> Real:
-            """As compute capability 9.0."""
             del device_id
             return interface.DeviceCapability(9, 0)
 
@@ -116,7 +115,6 @@ def _pretend_gpu() -> None:
 
         @classmethod
         def device_count(cls) -> int:
-            """A single device."""
             return 1
 
         cuda_device_count = device_count

@@ -58,7 +58,6 @@ def config_of(server: Engine) -> dict[str, Any]:
 
 
 def _layers_of(groups: Sequence[GroupSpec], count: int) -> list[int]:
-    """The group of each layer of the model, without a drafter's."""
     found = {layer: number for number, group in enumerate(groups) for layer in group.layers}
     return [found[layer] for layer in range(count)]
 

@@ -199,7 +199,6 @@ def difference(
 
 
 def _steps(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The steps of all groups; a group that ended the engine is one."""
     return [step for group in groups for step in group.get("steps", [group])]
 
 

@@ -34,7 +34,6 @@ class Shared:
         self.np = self.cpu.numpy()
 
     def uva(self, n: int | None = None) -> Real:
-        """The same memory."""
         return self.cpu if n is None else self.cpu[:n]
 
 
@@ -54,7 +53,6 @@ class Eager:
         self.none = module.CUDAGraphMode.NONE
 
     def dispatch(self, num_reqs: int, num_tokens: int, *_: Real, **__: Real) -> Real:
-        """The batch as it is."""
         named = {"cg_mode": self.none, "num_tokens": num_tokens, "num_reqs": num_reqs}
         return fitting(self.described, **named)
 

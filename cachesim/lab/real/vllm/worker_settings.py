@@ -157,11 +157,9 @@ class Start:
             place.joinpath("config.json").write_text(json.dumps(model))
 
     def model(self, name: str) -> str:
-        """The folder of a model's configuration."""
         return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
-        """Flags that start a server as a workload names it."""
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         given: dict[str, Real] = {
             "model": self.model("hybrid" if states else "dense"),

@@ -41,7 +41,6 @@ class Store:
     request_finished = request_finished_all_groups
 
     def take_events(self) -> tuple[()]:
-        """None."""
         return ()
 
     def get_loaded_kv_cache_group_ids(self, *_: Real) -> tuple[()]:

@@ -233,7 +233,6 @@ class _Office(Office):
         self._drafts: int = config.get("drafts", 0)
 
     def steps(self) -> list[list[dict[str, Any]]]:
-        """All groups of requests."""
         return [self.group() for _ in range(self.rng.randint(5, 14))]
 
     def group(self) -> list[dict[str, Any]]:

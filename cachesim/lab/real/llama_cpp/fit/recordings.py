@@ -36,7 +36,6 @@ class Recording:
 
     @classmethod
     def from_line(cls, line: str) -> "Recording":
-        """Read what `line` wrote."""
         plain = json.loads(line)
         outcomes = tuple(_outcome(each) for each in plain["outcomes"])
         workload, _ = read(tomllib.loads(plain["workload"]))  # of a release that may be unknown
@@ -44,7 +43,6 @@ class Recording:
 
     @property
     def requests(self) -> int:
-        """The number of requests it has."""
         return self.workload.requests
 
     def agreeing(self, difference: Difference | None) -> int:
@@ -54,7 +52,6 @@ class Recording:
         return sum(step.do == "complete" for step in steps[:until])
 
     def line(self) -> str:
-        """The recording as a line of JSON."""
         outcomes = [
             {name: value for name, value in asdict(each).items() if name not in UNSAID}
             for each in self.outcomes
