@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.flags import Abilities
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.lab.real.llama_cpp.server import Played, RealServer

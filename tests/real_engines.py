@@ -22,9 +22,8 @@ from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.abilities import PRESETS, Abilities
-from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
-from cachesim.lab.real.llama_cpp.differences import show_difference
+from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
+from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities
 from cachesim.lab.real.llama_cpp.logits import compare_logits
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workload import Release
@@ -37,13 +36,12 @@ from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
-from cachesim.lab.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
+from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
-from cachesim.lab.real.sglang.scheduler import with_rust
-from cachesim.lab.real.sglang.settings import configuration_of
+from cachesim.lab.real.sglang.scheduler import configuration_of, with_rust
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER

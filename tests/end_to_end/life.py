@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.calls import RealServerError
+from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
 from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.random_flags import draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.checks import spec_of

@@ -19,9 +19,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
 from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.random_flags import draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model

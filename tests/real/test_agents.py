@@ -10,14 +10,13 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.agents import WAYS, Agents, Sizes, Talk
 from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
-from cachesim.lab.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import read_row
-from cachesim.lab.real.sglang import agents as sglang
+from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
+from cachesim.lab.real.prompts import WAYS, Agents, Sizes, Talk, read_row
+from cachesim.lab.real.sglang import workloads as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
 from cachesim.lab.real.vllm.playing import play as play_vllm

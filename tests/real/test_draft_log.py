@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cachesim.lab.real.llama_cpp.server_log import calls_of, drafts_of, last_call
+from cachesim.lab.real.llama_cpp.server import calls_of, drafts_of, last_call
 from cachesim.lab.real.llama_cpp.simulated import swallowed
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.units import as_tokens

@@ -6,13 +6,18 @@ from typing import Self
 
 import pytest
 
-from cachesim.lab.real.fit.search import Change, Search, changes, rule_fields, value_of
+from cachesim.lab.real.fit import Change, Search, changes, rule_fields, value_of
+from cachesim.lab.real.llama_cpp import recordings as kept_by
 from cachesim.lab.real.llama_cpp.compare import SideBySide
-from cachesim.lab.real.llama_cpp.fit import recordings as kept_by
-from cachesim.lab.real.llama_cpp.fit.probes import open_changes, probe, server_under
-from cachesim.lab.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
-from cachesim.lab.real.llama_cpp.trial import Trial, known_trials
+from cachesim.lab.real.llama_cpp.recordings import (
+    Recording,
+    Recordings,
+    open_changes,
+    play_under,
+    probe,
+    server_under,
+)
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
 from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.scenario.format import Step
@@ -163,15 +168,16 @@ class Played(Recordings):
         return recorded(number, KNOWN["b9538"])
 
 
-@pytest.fixture(autouse=True)
-def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a wheel is started nor another workload drawn than `recorded` draws."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of recordings: no wheel is started, and workloads are drawn as by `recorded`."""
     monkeypatch.setattr(kept_by, "SideBySide", _Nothing)
     monkeypatch.setattr(
         kept_by,
         "draw_setting",
         lambda _, number, release: draw_setting(7, number, release=release, presets=PRESETS),
     )
+    return tmp_path
 
 
 class _Nothing:
@@ -187,38 +193,38 @@ def wheel(folder: Path) -> Played:
     return Played("b9538", seed=7, folder=folder)
 
 
-def test_a_wheel_is_played_once(tmp_path: Path) -> None:
-    first, again = wheel(tmp_path), wheel(tmp_path)
+def test_a_wheel_is_played_once(folder: Path) -> None:
+    first, again = wheel(folder), wheel(folder)
 
     assert list(first.take(3)) == list(again.take(3))
     assert (first.plays, again.plays) == (3, 0)
 
 
-def test_more_workloads_than_before_are_played_on(tmp_path: Path) -> None:
-    list(wheel(tmp_path).take(2))
-    more = wheel(tmp_path)
+def test_more_workloads_than_before_are_played_on(folder: Path) -> None:
+    list(wheel(folder).take(2))
+    more = wheel(folder)
 
     assert len(list(more.take(4))) == 4
     assert more.plays == 2
 
 
-def test_a_line_cut_short_is_played_again(tmp_path: Path) -> None:
-    before = list(wheel(tmp_path).take(3))
-    file = wheel(tmp_path).file
+def test_a_line_cut_short_is_played_again(folder: Path) -> None:
+    before = list(wheel(folder).take(3))
+    file = wheel(folder).file
     file.write_text(file.read_text()[:-40])
-    again = wheel(tmp_path)
+    again = wheel(folder)
 
     assert before == list(again.take(3))
     assert again.plays == 1
 
 
-def test_what_the_generator_would_not_ask_any_more_is_played_again(tmp_path: Path) -> None:
-    before = list(wheel(tmp_path).take(3))
+def test_what_the_generator_would_not_ask_any_more_is_played_again(folder: Path) -> None:
+    before = list(wheel(folder).take(3))
     steps = before[1].workload.step
     other = replace(before[1].workload, step=(replace(steps[0], predict=39), *steps[1:]))
     lines = [before[0], replace(before[1], workload=other), before[2]]
-    wheel(tmp_path).file.write_text("".join(f"{each.line()}\n" for each in lines))
-    again = wheel(tmp_path)
+    wheel(folder).file.write_text("".join(f"{each.line()}\n" for each in lines))
+    again = wheel(folder)
 
     assert before == list(again.take(3))
     assert again.plays == 2
@@ -238,8 +244,8 @@ def test_outcomes_come_back_from_their_line() -> None:
     assert recording == Recording.from_line(recording.line())
 
 
-def test_a_single_workload_is_played_once_too(tmp_path: Path) -> None:
-    first, again = wheel(tmp_path), wheel(tmp_path)
+def test_a_single_workload_is_played_once_too(folder: Path) -> None:
+    first, again = wheel(folder), wheel(folder)
 
     assert first.play(5) == again.play(5)
     assert (1, 0) == (first.plays, again.plays)

@@ -11,8 +11,7 @@ import pytest
 
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.real.agreement import Difference
-from cachesim.lab.real.fit.newest import Found, Played, explain
-from cachesim.lab.real.fit.search import rule_fields, value_of
+from cachesim.lab.real.fit import Found, Played, explain, rule_fields, value_of
 from cachesim.lab.real.mlx_lm.cache_player import mismatch
 from cachesim.lab.real.mlx_lm.cache_player import played as classes_played
 from cachesim.lab.real.mlx_lm.classes import draw, played_of

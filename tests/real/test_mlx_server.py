@@ -24,8 +24,8 @@ from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
-from cachesim.lab.real.mlx_lm.state import ColdStates
 from cachesim.lab.real.playing import releases_of
+from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.scenario.checks import scenario_of

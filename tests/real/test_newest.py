@@ -7,13 +7,12 @@ import pytest
 
 from cachesim.errors import ProfileError
 from cachesim.lab.real.commands import LlamaCppFlags, real_llama_cpp
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp import differences, newest, wheels
+from cachesim.lab.real.environment import EnvironmentUnavailableError, read_versions
+from cachesim.lab.real.llama_cpp import compare, wheels
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import Difference, Played
 from cachesim.lab.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
 from cachesim.lab.real.llama_cpp.workload import Outcome, workload
-from cachesim.lab.real.registry import read_versions
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 
@@ -108,9 +107,9 @@ class Ready:
 def pair(registry: str, monkeypatch: pytest.MonkeyPatch) -> type[Pair]:
     assert registry
     played = type("Played", (Pair,), {})
-    monkeypatch.setattr(newest, "SideBySide", played)
-    monkeypatch.setattr(newest, "environment_for", lambda *_: Ready())
-    monkeypatch.setattr(differences, "real_log_of", lambda *_, **__: ["the log"])
+    monkeypatch.setattr(wheels, "SideBySide", played)
+    monkeypatch.setattr(wheels, "environment_for", lambda *_: Ready())
+    monkeypatch.setattr(compare, "real_log_of", lambda *_, **__: ["the log"])
     return played
 
 
@@ -170,7 +169,7 @@ def test_the_log_of_a_server_that_never_answers_is_not_shown(
 def test_a_long_log_is_cut(
     pair: type[Pair], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(differences, "real_log_of", lambda *_, **__: ["[line]"] * 1_300)
+    monkeypatch.setattr(compare, "real_log_of", lambda *_, **__: ["[line]"] * 1_300)
     other = Outcome(cached=5, processed=5, reply=OUTCOME.reply, slot=0)
     pair.difference = Difference(
         workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)

@@ -11,9 +11,9 @@ from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
 from cachesim.lab.real.llama_cpp_python import settings as python
-from cachesim.lab.real.mlx_lm import settings as mlx_lm
+from cachesim.lab.real.mlx_lm import server as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.playing import show_overrides
 
 
 class Answering:

@@ -9,7 +9,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
-from cachesim.lab.real.sglang.settings import configuration_of
+from cachesim.lab.real.sglang.scheduler import configuration_of
 from cachesim.lab.real.sglang.workloads import draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.scenario import load

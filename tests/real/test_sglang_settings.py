@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.lab.real.settings import show_overrides
-from cachesim.lab.real.sglang.scheduler import SCHEDULER, overrides
-from cachesim.lab.real.sglang.scheduler_worker import differences
-from cachesim.lab.real.sglang.settings import (
+from cachesim.lab.real.playing import show_overrides
+from cachesim.lab.real.sglang.scheduler import (
     OVERRIDES,
     PRETENDED,
+    SCHEDULER,
     configuration_of,
+    overrides,
     overrides_of,
 )
+from cachesim.lab.real.sglang.scheduler_worker import differences
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 
 

@@ -9,7 +9,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.family import family_of
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.lab.real.settings import Override, show_overrides
+from cachesim.lab.real.playing import Override, show_overrides
 from cachesim.lab.real.vllm import scheduler
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, overrides
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED, fields_of

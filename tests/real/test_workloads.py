@@ -9,9 +9,8 @@ import pytest
 from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.errors import OptionError
-from cachesim.lab.real.llama_cpp.abilities import PRESETS, Abilities
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.flags import effective_ubatch, parameters
+from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow

@@ -16,18 +16,22 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
-from cachesim.lab.real.llama_cpp.abilities import PRESETS
 from cachesim.lab.real.llama_cpp.calls import RealServerError
-from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, title_of
-from cachesim.lab.real.llama_cpp.differences import show_difference
-from cachesim.lab.real.llama_cpp.fit.command import real_fit
+from cachesim.lab.real.llama_cpp.compare import (
+    PlayDrawn,
+    SideBySide,
+    Tally,
+    show_difference,
+    title_of,
+)
+from cachesim.lab.real.llama_cpp.flags import PRESETS
 from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.logits import real_logits
 from cachesim.lab.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
-from cachesim.lab.real.llama_cpp.newest import real_newest
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario
 from cachesim.lab.real.llama_cpp.server import as_release, environment_for
 from cachesim.lab.real.llama_cpp.settings import overrides
+from cachesim.lab.real.llama_cpp.wheels import real_fit, real_newest
 from cachesim.lab.real.llama_cpp_python.commands import real_llama_cpp_python
 from cachesim.lab.real.marconi.commands import real_marconi
 from cachesim.lab.real.mlx_lm.commands import real_mlx_lm
@@ -35,10 +39,10 @@ from cachesim.lab.real.playing import (
     Stage,
     comparing,
     console,
+    show_overrides,
     table_of_numbers,
     watched,
 )
-from cachesim.lab.real.settings import show_overrides
 from cachesim.lab.real.sglang.commands import real_sglang
 from cachesim.lab.real.vectors.replay import replay
 from cachesim.lab.real.vllm.commands import real_vllm

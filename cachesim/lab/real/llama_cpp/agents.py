@@ -10,13 +10,11 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
-from cachesim.lab.real.agents import Agents, Row, Said, Sizes, Talk
-from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.chats import text_of
-from cachesim.lab.real.llama_cpp.flags import drafting
-from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, draw_preset
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting
+from cachesim.lab.real.prompts import Agents, Row, Said, Sizes, Talk
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from cachesim.lab.real.llama_cpp.abilities import Abilities
+from cachesim.lab.real.llama_cpp.flags import Abilities
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release

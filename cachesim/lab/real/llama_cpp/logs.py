@@ -26,9 +26,8 @@ from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import settings_of
 from cachesim.lab.logs.styles import BY_NAME, prints_checkpoints
-from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.compare import SideBySide
-from cachesim.lab.real.llama_cpp.random_flags import draw_preset
+from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, release_of
 from cachesim.lab.real.llama_cpp.workloads import Setting, grow

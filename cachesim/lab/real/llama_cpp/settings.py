@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.real.llama_cpp.abilities import Abilities
-from cachesim.lab.real.llama_cpp.flags import PARAMETERS, WORDS, parameters
+from cachesim.lab.real.llama_cpp.flags import PARAMETERS, WORDS, Abilities, parameters
 from cachesim.lab.real.llama_cpp.server import QUIET, as_release, environment_for
-from cachesim.lab.real.settings import Override
+from cachesim.lab.real.playing import Override
 from cachesim.typed import JsonObject
 
 SCRIPT: Final = Path(__file__).with_name("command_line.py")

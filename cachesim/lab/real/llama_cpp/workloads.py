@@ -12,10 +12,15 @@ from typing import Any, Final, Protocol
 
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
-from cachesim.lab.real.llama_cpp.abilities import Abilities
 from cachesim.lab.real.llama_cpp.chats import ChatTree, text_of
-from cachesim.lab.real.llama_cpp.flags import NO_FLAGS, drafting
-from cachesim.lab.real.llama_cpp.random_flags import draw_more, draw_options, draw_preset
+from cachesim.lab.real.llama_cpp.flags import (
+    NO_FLAGS,
+    Abilities,
+    drafting,
+    draw_more,
+    draw_options,
+    draw_preset,
+)
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.play.session import AS_TEXT
 from cachesim.scenario import limits

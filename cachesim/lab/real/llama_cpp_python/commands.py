@@ -5,7 +5,8 @@ from functools import partial
 
 from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
-from cachesim.lab.real.fit.newest import Played, explain
+from cachesim.lab.real.environment import versions_of
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.llama_cpp_python.compare import (
     DRAWN,
     WRONG,
@@ -16,9 +17,7 @@ from cachesim.lab.real.llama_cpp_python.compare import (
     play_scenario,
 )
 from cachesim.lab.real.llama_cpp_python.settings import overrides
-from cachesim.lab.real.playing import Stage, StepPlayed, comparing, console, watched
-from cachesim.lab.real.registry import versions_of
-from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.playing import Stage, StepPlayed, comparing, console, show_overrides, watched
 from cachesim.model.presets import preset
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")

@@ -5,7 +5,7 @@ from typing import Final
 
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.lab.real.llama_cpp_python.compare import RealInstances
-from cachesim.lab.real.settings import Override
+from cachesim.lab.real.playing import Override
 
 LOGITS: Final = (
     "logits are compared more closely; rules know sizes alone, and scenarios are played with f16"

@@ -14,7 +14,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 )
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement, Difference
-from cachesim.lab.real.fit.newest import Played
+from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm.cache_player import CachePlayer, StorePlayer, mismatch
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.prompts import read_row, write_row

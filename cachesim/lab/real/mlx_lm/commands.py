@@ -10,18 +10,15 @@ from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement
-from cachesim.lab.real.fit.newest import Played, explain
+from cachesim.lab.real.environment import versions_of
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.lab.real.mlx_lm.server import compare_server
-from cachesim.lab.real.mlx_lm.server_agents import draw_agents
-from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
-from cachesim.lab.real.mlx_lm.settings import overrides
-from cachesim.lab.real.playing import Stage, comparing, console, table_of_numbers
-from cachesim.lab.real.registry import versions_of
-from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.mlx_lm.server import compare_server, overrides
+from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_workload
+from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
 
 @Parameter(name="*")

@@ -5,9 +5,8 @@ from typing import Literal
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
-from cachesim.lab.real.playing import comparing
+from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.settings import show_overrides
 from cachesim.lab.real.sglang.rows import compare_rows
 from cachesim.lab.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, overrides, with_rust
 from cachesim.lab.real.sglang.workloads import KINDS

@@ -19,10 +19,9 @@ from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.playing import watched
 from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.sglang.agents import draw_agents
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust
-from cachesim.lab.real.sglang.workloads import draw, draw_mixed
+from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.scenario.format import Scenario

@@ -1,8 +1,7 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.lab.real.playing import comparing
-from cachesim.lab.real.settings import show_overrides
+from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
 from cachesim.lab.real.vllm.steps import compare_steps

@@ -12,8 +12,8 @@ from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.playing import Override
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
-from cachesim.lab.real.settings import Override
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
 from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async

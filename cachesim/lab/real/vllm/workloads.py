@@ -9,8 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
-from cachesim.lab.real.agents import Row
-from cachesim.lab.real.prompts import REPLIES, Office, Writer
+from cachesim.lab.real.prompts import REPLIES, Office, Row, Writer
 
 KINDS: Final = (
     "full",
