@@ -17,7 +17,7 @@ from cachesim.model.presets import PRESETS
 from tests.engines.plays import Play, digest, in_runs
 
 FILE: Final = Path(__file__).with_suffix(".txt")
-COUNT: Final = {"ik_llama.cpp": 420, "sglang": 240}
+COUNT: Final = {"ik_llama.cpp": 420, "sglang": 360}
 """Plays of each engine."""
 
 WORDS: Final = range(265, 510)
@@ -139,7 +139,8 @@ def sglang(rng: Random) -> dict[str, Any]:
     """A play on SGLang's server."""
     release = profile(rng, "sglang")
     unified = not release.startswith("0.5.9")
-    model = rng.choice(tuple(PRESETS))
+    stores = rng.random() < 0.5
+    model = rng.choice((*PRESETS, *("dense", "dense", "swa", "swa", "hybrid") * stores))
     window = {"window": rng.choice((3, 8, 32))} if "swa" in model else {}
     longest = rng.choice((30, 80, 80, 200))
     states = "mamba_radix_cache_strategy" if unified else "mamba_scheduler_strategy"
@@ -158,22 +159,27 @@ def sglang(rng: Random) -> dict[str, Any]:
         "mamba_track_interval": 64,
         "speculative_algorithm": rng.choice(("none", "none", "EAGLE")) if whole else "none",
     }
-    if (unified or model == "dense") and rng.random() < 0.7:
+    if (unified or model == "dense") and (stores or rng.random() < 0.5):
         options |= {
             "enable_hierarchical_cache": True,
             "hicache_ratio": rng.choice((0.5, 1.0, 2.0, 4.0) if unified else (1.5, 2.0, 4.0)),
             "hicache_write_policy": rng.choice(
-                ("write_through", "write_back", "write_through_selective")
+                ("write_through", "write_through", "write_back", "write_through_selective")
             ),
         }
-        if rng.random() < 0.5:
+        if stores:
             options |= {
                 "hicache_storage_backend": "file",
                 "hicache_storage_prefetch_policy": rng.choice(
-                    ("best_effort", "wait_complete", "timeout")
+                    ("best_effort", "wait_complete", "wait_complete", "timeout", "timeout")
                 ),
                 "prefetch_threshold": rng.choice((1, 16)),
             }
+            if unified:
+                options |= {
+                    "hicache_storage_prefetch_retry_poll_interval": rng.choice((0, 1, 2, 8)),
+                    "hicache_storage_prefetch_retry_max_attempts": rng.choice((1, 3, 8)),
+                }
     if unified:
         options["mamba_max_states_per_path"] = rng.choice((-1, -1, 2))
     talk = Talk(rng, longest)
@@ -221,7 +227,7 @@ def calls(
             yield ["step", rng.randint(1, 5)]
             yield ["cancel", rng.randint(max(0, asked - 3), asked - 1)]
         yield ["run"]
-        if files and rng.random() < 0.2:
+        if files and rng.random() < (0.2 if slots else 0.35):
             action = rng.choice(files)
             name = [rng.choice("ab")] if action in {"slot_save", "slot_restore"} else []
             yield [action, *([rng.randrange(slots)] if slots else []), *name]

@@ -49,7 +49,7 @@ class Planting:
         progress.print(
             f"{self.port.name}: the control plays {len(examples)} examples in "
             f"{sum(each.seconds for each in known.values()):.0f} s; {len(wrong)} that do not hold "
-            "without a mutant are left out"
+            f"without a mutant are left out{': ' if wrong else ''}{', '.join(wrong)}"
         )
         for number, outcome in judge(examples, known, self.mutants, self.jobs):
             self.outcomes[number] = outcome
