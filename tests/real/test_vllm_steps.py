@@ -1,5 +1,6 @@
 """What the model runner reads, writes and copies in each step, by the simulated runner's rules."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -160,6 +161,48 @@ def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() 
     steps = steps_of(asked, "0.30.0")
 
     assert steps[1]["rows"]["0"]["ssm"]["1"][1][1] == read(steps, "ssm")[2]
+
+
+def padded(release: str) -> Mapping[str, Any]:
+    """Row of a one-token prompt that is padded with drafts beside a running request."""
+    asked = workload(
+        {"prompt": "1-3", "generate": 9, "reply": "11-19", "accept": [0]},
+        {"prompt": "4-6", "generate": 1, "reply": "20"},
+        {"prompt": "7", "generate": 3, "reply": "21-23", "accept": [0]},
+        eagle=True,
+        max_seqs=2,
+    )
+    rows = [step["rows"]["2"] for step in steps_of(asked, release) if "2" in step["rows"]]
+    first: Mapping[str, Any] = rows[0]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("release", "kind", "reads", "states"),
+    [("0.30.0", "delta", True, 3), ("0.30.0", "ssm", False, 1), ("0.31.0", "delta", False, 1),
+     ("0.33.0", "delta", False, 1), ("0.33.0", "ssm", False, 1)],
+)  # fmt: skip
+def test_a_one_token_prompt_padded_with_drafts_leaves_one_state_behind_all_of_them(
+    release: str, kind: str, reads: bool, states: int
+) -> None:
+    row = padded(release)
+    initial, targets = row[kind]["1"]
+
+    assert [0, 3] == row["chunk"]
+    assert (reads, states) == (initial is not None, len(targets))
+
+
+@pytest.mark.parametrize(("release", "reads"), [("0.22.1", False), ("0.23.0", True)])
+def test_until_022_a_one_token_prompt_beside_a_prefill_begins_from_nothing(
+    release: str, reads: bool
+) -> None:
+    asked = workload(
+        {"prompt": "7", "generate": 1, "reply": "21"},
+        {"prompt": "1-9", "generate": 1, "reply": "22"},
+    )
+    [first, *_] = steps_of(asked, release)
+
+    assert reads == (first["rows"]["0"]["delta"]["1"][0] is not None)
 
 
 def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:

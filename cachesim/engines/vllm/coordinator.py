@@ -106,7 +106,7 @@ class Coordinator:
         self.mamba = [each for each in self.managers if isinstance(each, Mamba)]
         if use_eagle:
             for each in self.mamba:
-                each.drop_eagle_checkpoint = rules.state.tail == "checkpoint"
+                each.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
 
     def _partial_hits(self, groups: Sequence[GroupSpec]) -> bool:
         coarse = any(

@@ -578,7 +578,7 @@ class Mamba(Manager):
         if size == unit or num_tokens % size == 0:
             return False
         boundary = request.num_prompt // unit * unit
-        if rule == "prompt-eagle" and self.use_eagle:
+        if self.use_eagle if rule == "prompt-eagle" else self.drop_eagle_checkpoint:
             boundary = max(boundary - unit, 0)
         return num_tokens == boundary
 

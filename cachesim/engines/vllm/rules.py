@@ -18,7 +18,7 @@ V1Use: TypeAlias = Literal["never", "n-grams", "n-grams-and-all", "always"]
 Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
 StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
-Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
+Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "prompt-drafter", "checkpoint"]
 StateBlocks: TypeAlias = Literal["equal", "not-larger"]
 UnhashedFirst: TypeAlias = Literal["never", "windows", "always"]
 Marks: TypeAlias = Literal["none", "mtp", "drafter"]
@@ -155,7 +155,8 @@ class StateRules:
 
     tail: Tail = "checkpoint"
     """The prompt's tail that is registered at a hash boundary: none until 0.26; the last one in
-    the prompt; since 0.30 one unit below it with a drafter; since 0.32 below the last token."""
+    the prompt; in 0.30 one unit below it in groups with the drafter's mark, in 0.31 in all beside
+    a drafter; since 0.32 below the last token."""
 
     keeps_known_tail: bool = True
     """0.33: a tail that a hit or an earlier step has registered is not registered again, which
@@ -271,7 +272,12 @@ class RunnerRules:
 
     first_token_reads_block: bool = False
     """#51562, until 0.30: gated-delta layers took a first chunk of one token, in a step without
-    drafts, for a decode: it begins from what another request left in its block."""
+    drafts or padded with them, for a decode: it begins from what another request left in its
+    block. Without it a padded one is a prefill, which no refused draft can be taken from."""
+
+    peels_decodes: bool = True
+    """0.23: gated-delta layers run the decodes of a step with prefills apart; before, all its rows
+    went through the prefill kernel, which begins a prompt from nothing."""
 
     reads_first_behind_prefill: bool = False
     """In Model Runner V2 (0.29 on) a prefill chunk as long as drafts make a decode is sorted before
@@ -337,7 +343,7 @@ RULES_0310 = replace(
     RULES_0320,
     lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
     state=replace(
-        RULES_0320.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
+        RULES_0320.state, tail="prompt-drafter", attention_tail_below_end=False, exact_need=False
     ),
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
     runner=replace(
@@ -353,6 +359,7 @@ RULES_0310 = replace(
 RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none"),
+    state=replace(RULES_0310.state, tail="prompt-eagle"),
     runner=replace(RULES_0310.runner, first_token_reads_block=True),
 )
 
@@ -427,6 +434,7 @@ RULES_0221 = replace(
         caches_eagle_block=False,
     ),
     state=replace(RULES_0230.state, keeps_surplus=False),
+    runner=replace(RULES_0230.runner, peels_decodes=False),
     scheduler=replace(RULES_0230.scheduler, splits_after_store=False, lookahead_for_new=False),
 )
 

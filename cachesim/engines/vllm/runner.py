@@ -273,11 +273,11 @@ class Runner:
 
     def run(self, step: Step, judge: Judge) -> list[list[int]]:
         """Run a step; what was sampled for each of its chunks, nothing where it read on."""
+        self.drafting = any(chunk.drafts for chunk in step.chunks)
         if self.state_groups:
             self._check_decodes(step)
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
-        self.drafting = any(chunk.drafts for chunk in step.chunks)
         longest = 1 + self._state.speculative_blocks if self.state_groups else 1
         self.prefills_lead = longest > 1 and any(
             chunk.count == longest and not chunk.drafts for chunk in step.chunks
@@ -356,6 +356,8 @@ class Runner:
         puts those without context last, in the order in which they came.
         """
         if not self.rules.first_token_reads_block or self.drafting or not self.state_groups:
+            return frozenset()
+        if not self.rules.peels_decodes and any(chunk.count > 1 for chunk in step.chunks):
             return frozenset()
         fresh = [chunk for chunk in step.chunks if not chunk.start]
         if self.v1:
@@ -452,6 +454,7 @@ class Runner:
         else:
             first, source = 0, offset
         begun = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
+        begun |= planes > 1  # a decode, even of a prompt's first token
         for group in self.state_groups:
             table = held.tables[group]
             store.initial[group] = table[source] if begun and source < len(table) else None
@@ -459,16 +462,32 @@ class Runner:
         return store
 
     def _check_decodes(self, step: Step) -> None:
-        """End as layers in mode all do where V2 hands a decode no block of the last step."""
+        """End as Mamba layers in mode all do where a decode is handed no block of the last step.
+
+        V2 hands them none, V1 none in a step without drafts. Rows as in `_first_decodes`.
+        """
         spec = self._state.speculative_blocks
-        if self.v1 or not spec or self._state.mode != "all":
+        if not spec or self._state.mode != "all" or (self.v1 and self.drafting):
             return
-        if any(chunk.start and chunk.count <= 1 + spec for chunk in step.chunks):
+        short = [chunk.count <= 1 + spec for chunk in step.chunks if chunk.start]
+        fresh = [chunk.count <= 1 + spec for chunk in step.chunks if not chunk.start]
+        if any(short) or (self.v1 and all(short) and any(fresh[:1])):
             where = "MambaMixer2.conv_ssm_forward"
             raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
 
     def _planes(self, chunk: Chunk) -> int:
-        """Number of states that a chunk leaves: one for each token of a decode."""
+        """Number of states that a chunk leaves: one for each token of a decode.
+
+        Trap: a prompt of one token that the scheduler has padded with drafts is a prefill for
+        Mamba layers, and since 0.31 for gated-delta layers: its one state has all drafts in it.
+
+        prompt, drafts      t0 | d1 d2 d3
+        decode              s0   s1 s2 s3     a refused draft leaves the states before it
+        prefill                        s3     the state goes on behind what was refused
+        """
+        if not chunk.start and chunk.drafts:
+            decodes = self.kind == "delta" and self.rules.first_token_reads_block
+            return 1 + len(chunk.drafts) if decodes else 1
         resumed = chunk.start >= chunk.request.num_prompt and not chunk.drafts
         if (
             self.rules.short_resume_decodes

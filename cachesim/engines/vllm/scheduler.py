@@ -454,7 +454,7 @@ class Splitter:
         if rule == "checkpoint":
             return self._checkpoint(request.num_prompt, unit)
         boundary = request.num_prompt // unit * unit
-        return max(boundary - unit, 0) if eagle and rule == "prompt-eagle" else boundary
+        return max(boundary - unit, 0) if eagle and rule.startswith("prompt-") else boundary
 
     def _next_of_interval(self, start: int) -> int:
         """The next position at which retention would keep a state, if there were one."""

@@ -220,6 +220,8 @@ class Marks:
         found: list[Json] = []
         computed, last = built.block_idx_last_computed_token, built.block_idx_last_scheduled_token
         before: Real = getattr(built, PREVIOUS, None)
+        if self.drafts and built.num_decodes and before is None:  # as `MambaMixer2` does
+            raise AssertionError(PREVIOUS)
         source: Json
         for row in range(built.num_decodes):
             count = step.starts[row + 1] - step.starts[row]
