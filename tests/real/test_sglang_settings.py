@@ -12,7 +12,7 @@ from cachesim.lab.real.sglang.scheduler import (
     SCHEDULER,
     configuration_of,
     overrides,
-    overrides_of,
+    overrides_in,
 )
 from cachesim.lab.real.sglang.scheduler_worker import differences
 from cachesim.lab.real.vllm.scheduler import PACKAGES
@@ -53,7 +53,7 @@ def test_every_override_has_a_reason() -> None:
 def test_a_setting_without_a_reason_is_a_failure(
     name: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = overrides_of([{}], Answering(name))
+    found = overrides_in([{}], Answering(name))
 
     assert status == show_overrides("sglang: settings", found)
     assert f"{name}: 1 -> 2" in capsys.readouterr().out

@@ -223,7 +223,8 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     tally, shown = Tally(title=title_of(release, flags.seed)), None
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:
-        play = _played_by(pair, flags)
+        play: PlayDrawn = pair.play_arrival if flags.arrivals else pair.play_random
+        play = pair.play_agents if flags.agents else play
         for number in watched(range(flags.first, flags.first + flags.workloads)):
             try:
                 played = play(seed=flags.seed, number=number, presets=presets)
@@ -242,12 +243,6 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     if shown is not None:
         show_difference(out, shown)
     return 0 if tally.all_agree and not unstarted else 1
-
-
-def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
-    if flags.agents:
-        return pair.play_agents
-    return pair.play_arrival if flags.arrivals else pair.play_random
 
 
 def _features_table(tally: Tally) -> Table:

@@ -115,19 +115,7 @@ def _set(rules: Value, path: tuple[str, ...], value: Value) -> Value:
     return replace(rules, **{name: inner})
 
 
-class Differing(Protocol):
-    """The first difference of the simulator from a recording."""
-
-    @property
-    def step(self) -> int:
-        """The step of the workload."""
-
-    @property
-    def simulated(self) -> object:
-        """The simulator's answer there."""
-
-
-D = TypeVar("D", bound=Differing)
+D = TypeVar("D", bound=Difference)
 D_contra = TypeVar("D_contra", contravariant=True)
 
 
@@ -203,7 +191,8 @@ class Search(Generic[R, T, D]):
         nearest = max(scores, key=lambda name: scores[name].total)
         best, steps = scores[nearest], []
         while best.differences:
-            found = self._best_single(best) or self._best_pair(best)
+            single = [(each,) for each in self._open(best)]
+            found = self._best(best, single, list(best.differences)) or self._best_pair(best)
             if found is None:
                 break
             made, best = found
@@ -235,9 +224,6 @@ class Search(Generic[R, T, D]):
         recording = self.recordings[index]
         difference = self.play(recording, trial)
         return recording.agreeing(difference), difference
-
-    def _best_single(self, now: _Score[T, D]) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
-        return self._best(now, [(each,) for each in self._open(now)], list(now.differences))
 
     def _best_pair(self, now: _Score[T, D]) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
         """Two changes at once, each of which changes something where there is disagreement."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, ParamSpec
 
 from rich.box import SIMPLE_HEAD
@@ -151,6 +152,26 @@ class Override:
     default: str  # as a server starts with the same flags
     ours: str  # as it is compared
     why: str = ""  # no result depends on it; empty: nobody has given a reason
+
+
+def overrides_of(
+    rows: Iterable[Sequence[str]],
+    reasons: Mapping[str, str],
+    pretended: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+) -> list[Override]:
+    """Settings without a field, then rows of field, default and ours; a field's first row counts.
+
+    `pretended` holds, by setting, its default, ours, and the reason.
+    """
+    first: dict[str, Sequence[str]] = {}
+    for row in rows:
+        first.setdefault(row[0], row)
+    known = [(field, *rest) for field, rest in pretended.items()]
+    found = [(*row, reasons.get(field, "")) for field, row in first.items()]
+    return [
+        Override(field=field, default=default, ours=ours, why=why)
+        for field, default, ours, why in (*known, *found)
+    ]
 
 
 def show_overrides(title: str, overrides: Sequence[Override]) -> int:

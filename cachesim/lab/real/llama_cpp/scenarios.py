@@ -129,13 +129,6 @@ def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path)
         return server.ask([step])[0]
 
 
-def told_alike(one: Sequence[Outcome], other: Sequence[Outcome]) -> bool:
-    """True if two plays of the same steps reused the same."""
-    return [(each.cached, each.error) for each in one] == [
-        (each.cached, each.error) for each in other
-    ]
-
-
 GONE: Final = (CRASH, ENDLESS, SILENT)
 """Errors of a server that is asked no more."""
 
@@ -223,7 +216,10 @@ def play_scenario(
         for times in ROOM:
             exact = _with_flags(scenario, times)
             answers = tuple(_steps(exact, release, real, model))
-            if told_alike([each.real for each in played], [each.real for each in answers]):
+            reused = [
+                [(each.real.cached, each.real.error) for each in one] for one in (played, answers)
+            ]
+            if reused[0] == reused[1]:
                 break
         else:
             return tuple(step_played(each, expected=each.expected) for each in played)

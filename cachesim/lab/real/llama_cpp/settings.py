@@ -10,7 +10,7 @@ from typing import Any, Final
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.lab.real.llama_cpp.flags import PARAMETERS, WORDS, Abilities, parameters
 from cachesim.lab.real.llama_cpp.server import QUIET, as_release, environment_for
-from cachesim.lab.real.playing import Override
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.typed import JsonObject
 
 SCRIPT: Final = Path(__file__).with_name("command_line.py")
@@ -62,10 +62,7 @@ def overrides(name: str) -> list[Override]:
         for field in sorted(started | used)
         if started.get(field, "-") != used.get(field, "-")
     ]
-    return [
-        Override(field=field, default=default, ours=ours, why=OVERRIDES.get(field, ""))
-        for field, default, ours in (*rows, *_of_simulator(release, started))
-    ]
+    return overrides_of((*rows, *_of_simulator(release, started)), OVERRIDES)
 
 
 def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str]]:

@@ -89,7 +89,9 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     predict = step.predict
     if predict is None and step.do == "complete":
         predict = DEFAULT_PREDICT if reply is None else len(reply)
-    forced = reply if step.forced and _of_one_mind(scenario, number) else None
+    call = next(each for each in in_one_call(scenario) if number in each)
+    one_reply = len({scenario.step[each].reply for each in call}) == 1
+    forced = reply if step.forced and one_reply else None
     if forced and predict is not None and not 0 <= predict <= len(forced):
         predict = len(forced)
     messages = vocabulary.messages(step.messages)
@@ -103,11 +105,6 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
         reply=forced or None,
         slot=max(step.slot, 0) if step.do.startswith("slot-") else step.slot,
     )
-
-
-def _of_one_mind(scenario: Scenario, number: int) -> bool:
-    call = next(each for each in in_one_call(scenario) if number in each)
-    return len({scenario.step[each].reply for each in call}) == 1
 
 
 def in_one_call(scenario: Scenario) -> Iterator[list[int]]:

@@ -143,10 +143,7 @@ class _Drawing:
             (1, lambda: {"op": "trim_list", "objs": some, "n": self.random.randint(0, 9)}),
             (1, lambda: {"op": "can_trim_list", "objs": some}),
             (1, lambda: {"op": "save_load", "objs": [n for n in some if n[0] == "c"] or ["c0"]}),
-        ][: 6 if self._savable(some) else 5]
-
-    def _savable(self, names: Sequence[str]) -> bool:
-        return all(name[0] == "c" for name in names)
+        ][: 6 if all(name[0] == "c" for name in some) else 5]
 
     def _on_single(self, name: str, cache: LayerCache) -> Operation:
         choices = [
@@ -485,16 +482,11 @@ def compare_classes(
     return agreement
 
 
-def _has_trie(release: str) -> bool:
-    """True where prompts are kept in a trie of its own class (#1072)."""
-    order = FAMILY.names()
-    return order.index(release) >= order.index("0.31.2")
-
-
 def draw(release: str, seed: int, number: int) -> Sequenced:
     """A sequence: the groups take turns, the store comes up as often as three classes."""
     kinds = [*GROUPS, "store", "store", "store"]
-    if _has_trie(release):
+    order = FAMILY.names()
+    if order.index(release) >= order.index("0.31.2"):  # a trie of its own class (#1072)
         kinds.append("trie")
     kind = kinds[number % len(kinds)]
     random = Random(f"{seed}/{number}")

@@ -16,7 +16,7 @@ from cachesim.lab.real.mlx_lm.classes import played_of
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
-from cachesim.lab.real.playing import Override
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.prompts import write_row
 from cachesim.lab.real.vectors.mlx_server import mismatch
 from cachesim.model.spec import ModelSpec
@@ -196,12 +196,4 @@ def overrides(release: str) -> list[Override]:
         ours = str(FAMILY.default(option, release))
         if option.name in started and started[option.name] != ours and not option.internal:
             rows.append((f"simulator: {option.name}", started[option.name], ours))
-    pretended = [
-        Override(field=field, default=default, ours=ours, why=why)
-        for field, (default, ours, why) in PRETENDED.items()
-    ]
-    found = [
-        Override(field=field, default=default, ours=ours, why=OVERRIDES.get(field, ""))
-        for field, default, ours in rows
-    ]
-    return [*pretended, *found]
+    return overrides_of(rows, OVERRIDES, PRETENDED)

@@ -12,7 +12,7 @@ from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.lab.real.environment import UnpackedWheel
-from cachesim.lab.real.playing import Override
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
@@ -126,21 +126,15 @@ def configuration_of(core: UnpackedWheel) -> UnpackedWheel:
     return replace(core, name=name, kept=KEPT, packages=PACKAGES)
 
 
-def overrides_of(configs: list[Json], process: WorkerProcess) -> list[Override]:
+def overrides_in(configs: list[Json], process: WorkerProcess) -> list[Override]:
     """Differences of workloads' configurations from those of a server's start."""
-    found: dict[str, Override] = {}
+    rows: list[Sequence[str]] = []
     for config in configs:
         made = process.order({"config": config, "settings": True})
         if "raised" in made:
             raise ValueError(made["raised"])
-        for field, default, ours in made["results"]:
-            why = OVERRIDES.get(field, "")
-            found.setdefault(field, Override(field=field, default=default, ours=ours, why=why))
-    pretended = [
-        Override(field=field, default=default, ours=ours, why=why)
-        for field, (default, ours, why) in PRETENDED.items()
-    ]
-    return [*pretended, *(found[field] for field in sorted(found))]
+        rows += made["results"]
+    return overrides_of(sorted(rows, key=lambda row: row[0]), OVERRIDES, PRETENDED)
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
@@ -280,4 +274,4 @@ def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     drawn = (draw, draw_mixed, draw_agents)
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
-        return overrides_of(configs, real)
+        return overrides_in(configs, real)

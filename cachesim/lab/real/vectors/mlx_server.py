@@ -201,7 +201,8 @@ class ServerPlayer:
     def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
         agree = self._cold.agree(insertion.key, cache)
         layers = [
-            {**layer, "nbytes": _recorded_bytes(layer["nbytes"]), "state_is_key": same}
+            {**layer, "state_is_key": same}
+            | ({"nbytes": {"error": layer["nbytes"]}} if isinstance(layer["nbytes"], str) else {})
             for layer, same in zip(insertion.layers, agree, strict=True)
         ]
         self._numbers.append((cache, insertion.number))
@@ -303,7 +304,8 @@ class ServerPlayer:
                 "cached_tokens": result["reported"],
             }
             if self.rules.server.tells_marks:
-                result["wire"] |= _tokens_told(told, recorded["wire"])
+                tokens = None if recorded["wire"]["tokens"] is None else list(told)
+                result["wire"] |= {"completion_tokens": len(told), "tokens": tokens}
         if admitted is not None and self.rules.server.segments:
             result["segments"] = [list(each) for each in admitted.segments]
         if admitted is not None and admitted.checkpoint is not None:
@@ -344,11 +346,6 @@ def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
     return tuple(
         as_tokens([*step, *[NEVER_SAID] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
     )
-
-
-def _recorded_bytes(nbytes: int | str) -> Json:
-    """A size, or the exception that asking for it raised, as the recordings write it."""
-    return {"error": nbytes} if isinstance(nbytes, str) else nbytes
 
 
 def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
@@ -399,11 +396,6 @@ REFUSED: Final[Mapping[str, Json]] = {
     "logprobs": "as real",
 }
 """Requests that the HTTP side rejects before the generation thread."""
-
-
-def _tokens_told(told: Sequence[int], recorded: Mapping[str, Json]) -> dict[str, Json]:
-    tokens = None if recorded["tokens"] is None else list(told)
-    return {"completion_tokens": len(told), "tokens": tokens}
 
 
 def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:

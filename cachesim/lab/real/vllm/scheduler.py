@@ -12,7 +12,7 @@ from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.playing import Override
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
@@ -188,13 +188,5 @@ def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]
-    found = {
-        field: Override(field=field, default=default, ours=ours, why=OVERRIDES.get(field, ""))
-        for differences in reversed(answers)
-        for field, default, ours in differences
-    }
-    pretended = [
-        Override(field=field, default=default, ours=ours, why=why)
-        for field, (default, ours, why) in PRETENDED.items()
-    ]
-    return [*pretended, *(found[field] for field in sorted(found))]
+    rows = sorted((row for each in answers for row in each), key=lambda row: str(row[0]))
+    return overrides_of(rows, OVERRIDES, PRETENDED)
