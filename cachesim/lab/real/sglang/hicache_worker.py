@@ -95,16 +95,9 @@ def _nothing(*_: Real, **__: Real) -> None:
 
 def _slots(base: Real) -> Real:
     body: dict[str, Real] = dict.fromkeys(UNUSED, _nothing)
-    body |= {"get_size_per_token": _one_byte, "prepare_transfer_indices": _as_they_are}
+    body["get_size_per_token"] = lambda _pool: 1
+    body["prepare_transfer_indices"] = lambda _pool, host, device, _backend: (host, device)
     return type("Slots", (base,), body)
-
-
-def _one_byte(_pool: Real) -> int:
-    return 1
-
-
-def _as_they_are(_pool: Real, host: Real, device: Real, _backend: Real) -> Real:
-    return host, device
 
 
 def install_host(module: Real) -> None:
@@ -187,7 +180,10 @@ def _install_backend(base: Real, own: Mapping[str, Callable[..., Real]]) -> None
         get_tensor_model_parallel_world_size=lambda: 1,
         is_dp_attention_enabled=lambda: False,
     )
-    body = {"exists": _exists, "get": _get, "set": _set, "batch_get": _gets, "batch_set": _sets}
+    body: dict[str, Real] = {"get": _get, "set": _set}
+    body["exists"] = lambda _storage, key: key in PAGES
+    body["batch_get"] = lambda storage, keys, *_: [_get(storage, key) for key in keys]
+    body["batch_set"] = lambda storage, keys, *_: all(_set(storage, key) for key in keys)
     made = type("Dictionary", (base,), {**body, **own})
     factory.create_backend = lambda *_: made()
 
@@ -214,10 +210,6 @@ def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | 
     return found if page else found[-1]
 
 
-def _exists(_storage: Real, key: str) -> bool:
-    return key in PAGES
-
-
 def _get(_storage: Real, key: str, *_: Real) -> Real:
     return True if key in PAGES else None
 
@@ -225,14 +217,6 @@ def _get(_storage: Real, key: str, *_: Real) -> Real:
 def _set(_storage: Real, key: str, *_: Real) -> bool:
     PAGES.add(key)
     return True
-
-
-def _gets(storage: Real, keys: list[str], *_: Real) -> Real:
-    return [_get(storage, key) for key in keys]
-
-
-def _sets(storage: Real, keys: list[str], *_: Real) -> bool:
-    return all(_set(storage, key) for key in keys)
 
 
 def _count_looks(tree: Real) -> Real:

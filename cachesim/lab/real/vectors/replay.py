@@ -4,7 +4,7 @@ import gzip
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -134,7 +134,8 @@ def played(
     if not isinstance(listed, list):
         msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"
         raise ScenarioError(msg)
-    ops = list(_operations_of(listed))
+    # Requests that are sent together stand in a list of their own.
+    ops = [op for each in listed for op in (each if isinstance(each, list) else [each])]
     if not all(isinstance(each, dict) for each in ops):
         msg = f"{path}:{number}: each of {kind.operations!r} must be an object"
         raise ScenarioError(msg)
@@ -151,15 +152,6 @@ def played(
             f" {type(error).__name__}: {error}; CACHESIM_TRACEBACK=1 shows where"
         )
         raise ScenarioError(msg) from error
-
-
-def _operations_of(listed: Sequence[Any]) -> Iterator[Line]:
-    """The operations of a line; requests that are sent together stand in a list of their own."""
-    for each in listed:
-        if isinstance(each, list):
-            yield from each
-        else:
-            yield each
 
 
 def kind_of(line: Line, path: Path) -> Kind:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
@@ -26,6 +25,7 @@ def config_of(server: Engine) -> dict[str, Any]:
     """Configuration of the real scheduler for a simulated server."""
     engine = of_kind(Vllm, server)
     options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
+    group_of_layer = {layer: at for at, each in enumerate(manager.groups) for layer in each.layers}
     return {
         "groups": [
             {
@@ -39,7 +39,7 @@ def config_of(server: Engine) -> dict[str, Any]:
             }
             for group in manager.groups
         ],
-        "layers": _layers_of(manager.groups, len(engine.network.spec.layers)),
+        "layers": [group_of_layer[layer] for layer in range(len(engine.network.spec.layers))],
         "blocks": options.num_gpu_blocks_override,
         "hash_block": options.prefix_match_unit or None,
         "retention": manager.coordinator.retention,
@@ -55,11 +55,6 @@ def config_of(server: Engine) -> dict[str, Any]:
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
     }
-
-
-def _layers_of(groups: Sequence[GroupSpec], count: int) -> list[int]:
-    found = {layer: number for number, group in enumerate(groups) for layer in group.layers}
-    return [found[layer] for layer in range(count)]
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
