@@ -17,7 +17,7 @@ from tests.mutants.random import ports
 from tests.mutants.random.equivalent import EQUIVALENT
 from tests.mutants.random.means import MEANS, Means, examples_of, law
 from tests.mutants.random.ports import PORTS, Port, RandomMutant
-from tests.mutants.random.session import Outcome, control, judge
+from tests.mutants.random.session import SHARE, Outcome, control, judge
 
 COUNT: Final = 100
 WANTED: Final = 0.9
@@ -35,6 +35,7 @@ class Planting:
     mutants: list[RandomMutant]
     jobs: int
     means: Sequence[Means]
+    share: float = SHARE
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -51,7 +52,7 @@ class Planting:
             f"{sum(each.seconds for each in known.values()):.0f} s; {len(wrong)} that do not hold "
             f"without a mutant are left out{': ' if wrong else ''}{', '.join(wrong)}"
         )
-        for number, outcome in judge(examples, known, self.mutants, self.jobs):
+        for number, outcome in judge(examples, known, self.mutants, self.jobs, self.share):
             self.outcomes[number] = outcome
             if outcome.means is None and self.mutants[number].key not in EQUIVALENT:
                 progress.print(f"{len(self.outcomes)}: {_escaped(self.mutants[number])}")
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="list those that are found too")
     parser.add_argument("--means", nargs="*", choices=MEANS, default=MEANS, help="only these")
     parser.add_argument("--again", type=Path, help="only what escaped in this output")
+    parser.add_argument("--share", type=float, default=SHARE, help="seconds a means and mutant")
     wanted = parser.parse_args()
     screen = Console(width=150, highlight=False, markup=False)
     heads = ("port", "planted", "equivalent", *MEANS, "escaped", "found", "processor time")
@@ -78,7 +80,7 @@ def main() -> int:
         if wanted.again is not None:
             text = wanted.again.read_text()
             mutants = [each for each in mutants if f"{_escaped(each)}\n" in text]
-        planting = Planting(PORTS[name], mutants, wanted.jobs, wanted.means)
+        planting = Planting(PORTS[name], mutants, wanted.jobs, wanted.means, wanted.share)
         given = ["-qq", "-s", "--assert=plain", "-p", "no:cacheprovider", *planting.port.tests]
         pytest.main(given, plugins=[planting])
         missed |= not _tell(screen, table, planting, everything=wanted.all)

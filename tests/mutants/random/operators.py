@@ -1,7 +1,7 @@
 """Operators on the syntax tree: small changes of a decision, each at one expression or statement.
 
-Left alone are texts, type annotations, raised errors and whatever only reports: events, causes and
-their figures decide nothing.
+Left alone are texts, type annotations, raised errors, `strict=` and whatever only reports: events,
+causes and their figures decide nothing.
 """
 
 import ast
@@ -122,6 +122,8 @@ def _within(node: ast.AST) -> Iterator[ast.expr]:
         _name_of(node) in REPORTS or any(word in ast.unparse(node) for word in WORDS)
     ):
         return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return
     if isinstance(node, ast.expr):
         yield node
     for child in ast.iter_child_nodes(node):
@@ -133,6 +135,8 @@ def _of_statement(statement: ast.stmt, function: ast.FunctionDef) -> Iterator[Ch
     if function.name in BEGINS:
         return  # without a field everything raises
     match statement:
+        case ast.Delete(targets=targets) if all(isinstance(at, ast.Name) for at in targets):
+            pass  # a name is not looked at again
         case ast.Expr(value=ast.Call()) | ast.Delete():
             yield "dropped statement", drop
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):

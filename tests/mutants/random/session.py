@@ -24,7 +24,7 @@ from tests.mutants.random.means import MEANS, Example, Means
 from tests.mutants.random.ports import RandomMutant
 
 SHARE: Final = 2.5
-"""Processor seconds of the control's examples that one means may take for one mutant."""
+"""Processor seconds of the control's examples that one means takes for one mutant by default."""
 
 PATIENCE: Final = 2.0
 SLOWER: Final = 8
@@ -102,10 +102,11 @@ def judge(
     known: Mapping[int, Played],
     mutants: Sequence[RandomMutant],
     jobs: int,
+    share: float = SHARE,
 ) -> Iterator[tuple[int, Outcome]]:
     """What becomes of each mutant, as they are done; one that ends its process is found."""
     tasks = [
-        partial(_judge, mutant, _chosen(number, examples, known))
+        partial(_judge, mutant, _chosen(number, examples, known, share))
         for number, mutant in enumerate(mutants)
     ]
     for number, outcome in _children(tasks, jobs):
@@ -116,7 +117,7 @@ def judge(
 
 
 def _chosen(
-    number: int, examples: Sequence[Example], known: Mapping[int, Played]
+    number: int, examples: Sequence[Example], known: Mapping[int, Played], share: float
 ) -> list[tuple[Example, float]]:
     """Examples that reach the line: of each means the cheap ones, as many as its share of time."""
     chosen = []
@@ -126,7 +127,7 @@ def _chosen(
             for at, each in enumerate(examples)
             if each.means == means and known[at].holds and number in known[at].reached
         ]
-        left = SHARE
+        left = share
         for seconds, at in sorted(reaching):
             if seconds <= left:
                 left -= seconds

@@ -30,6 +30,8 @@ def decides(first: int, last: int) -> None:
         continue
     self.total += min(first, 3)
     other(first, last)
+    for left, right in zip(self.items, self.others, strict=True):
+        del left
 '''
 
 CHANGES = {
