@@ -109,6 +109,11 @@ def test_where_nothing_follows_often_enough_nothing_is_proposed() -> None:
     assert drafted("axaya") == ""
 
 
+def test_half_of_what_followed_two_tokens_is_often_enough_and_a_third_is_not() -> None:
+    assert drafted("1abx2aby3ab") == "y3aby3ab"
+    assert drafted("1abx2aby3abz4ab") == ""
+
+
 def test_a_text_shorter_than_what_went_in_is_not_taken_in() -> None:
     cache = NgramCache()
     assert drafted("abcdabcdabcda", cache) == "bcdabcda"
