@@ -7,7 +7,8 @@ that every bound is met exactly by one of them. Of neighbours that do the same t
 vLLM's, which nearly all differ, one of twelve. Another seed records other workloads as good.
 `vllm-runner` records what the model runner reads, writes and copies, for models with states, and
 `vllm-between` workloads that a release plays otherwise than the one before or after it, and
-`vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks.
+`vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks; `vllm-ends`
+texts that meet the end of the context, and stores beside hits that end inside a block.
 """
 
 import gzip
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
+from cachesim.lab.real.prompts import unspell
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.playing import play
@@ -60,6 +62,12 @@ LESS: Final = (10, 14, 19, 26, 35, 47, 63, 84)
 
 TAILS: Final = ((1407, 12), (1680, 20), (1823, 16), (1953, 16))
 """Workloads, and blocks, in which a request is preempted after its prompt's tail was cached."""
+
+NEAR_THE_END: Final = 2
+"""Lengths of the context that are kept for each workload."""
+
+FINE_STORES: Final = 120
+"""Workloads beside a store that are drawn; those whose hits end inside a block are kept."""
 
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
@@ -173,6 +181,30 @@ def scarce(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
         yield {**workload, "results": real.play(workload)}
 
 
+def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Neighbours in the length of the context, which replies and drafts reach; fine stores."""
+    for number in range(len(VLLM_KINDS)):
+        base, seen = draw_vllm(SEED + 5, number, rules), list[Any]()
+        sent = [each for group in base["steps"] for each in group if "prompt" in each]
+        prompts = [len(unspell(each["prompt"])) for each in sent]
+        longest = max(at + each["generate"] for at, each in zip(prompts, sent, strict=True))
+        for max_len in range(longest, max(prompts), -1):
+            workload = {**base, "config": base["config"] | {"max_len": max_len}}
+            results = real.play(workload)
+            if results not in seen and not any("error" in each for each in results):
+                seen.append(results)
+                yield {**workload, "id": f"{base['id']}-max_len-{max_len}", "results": results}
+            if len(seen) == NEAR_THE_END:
+                break
+    for turn in range(FINE_STORES):
+        number = VLLM_KINDS.index("store") + turn * len(VLLM_KINDS)
+        workload = draw_vllm(SEED + 5, number, rules)
+        if workload["config"].get("hash_block"):
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                yield {**workload, "results": results}
+
+
 def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
     scheduler, start, record = {
@@ -180,6 +212,7 @@ def main(engine: str, release: str, path: Path) -> None:
         "vllm": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, of_vllm),
         "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),
+        "vllm-ends": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, ends),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
     }[engine]
     with start(release) as real:

@@ -79,13 +79,14 @@ def test_a_recorded_read_that_was_changed_is_found() -> None:
     assert mismatch(line) is not None
 
 
-def test_overlapping_steps_and_stores_on_few_blocks_are_scheduled_alike() -> None:
-    lines = lines_of("scarce-0.33.0")
+@pytest.mark.parametrize(("part", "count"), [("scarce", 69), ("ends", 44)])
+def test_few_blocks_a_short_context_and_stores_are_scheduled_alike(part: str, count: int) -> None:
+    lines = lines_of(f"{part}-0.33.0")
 
     found = {line["id"]: mismatch(line) for line in lines}
 
     assert {} == {name: each for name, each in found.items() if each is not None}
-    assert 69 == len(lines)
+    assert count == len(lines)
 
 
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:
