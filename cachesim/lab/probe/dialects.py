@@ -50,6 +50,7 @@ class Dialect(ABC):
     cold_by: ClassVar[str] = ""  # the way to a cold answer; empty: another server is needed
     declines: ClassVar[bool] = False  # a request may leave the cache out
     cold_flags: ClassVar[str] = ""  # of a second process that keeps nothing
+    one_sequence: ClassVar[bool] = False  # an unrelated prompt leaves nothing of the one before
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
     path: str
 
@@ -448,6 +449,22 @@ class MlxServer(TextServer):
     cold_flags = "--prompt-cache-size 0"
 
 
+class PythonServer(TextServer):
+    """llama-cpp-python's server: without its cache, an instance holds the last prompt alone."""
+
+    name = "llama_cpp.server"
+    cold_flags = "--cache False"
+    one_sequence = True
+
+    def look(self) -> bool:
+        info = mapping(mapping(self.connection.query("GET", "/openapi.json")).get("info"))
+        if "llama.cpp Python API" not in str(info.get("title")) or not super().look():
+            return False
+        version = printable(str(info.get("version", "")))[:60]
+        self.facts = replace(self.facts, version=version)
+        return True
+
+
 def _text_row(place: JsonObject) -> Row:
     tops = place.get("top_logprobs") or ()
     return _finite({each.get("token", each.get("id")): each["logprob"] for each in tops})
@@ -458,6 +475,7 @@ DIALECTS: Final[tuple[type[Dialect], ...]] = (
     SglangServer,
     VllmServer,
     MlxServer,
+    PythonServer,
     TextServer,
 )
 

@@ -97,7 +97,11 @@ class Target:
         dialect = self._cold or self.dialect
         leaves = bool(dialect.cold_by)
         if not leaves and not dialect.facts.counts and self._cold_process is not None:
-            self._cold_process.start()  # nothing else shows that it is cold
+            if dialect.one_sequence:
+                words = [each for each in dialect.facts.words[:2] if each != query.prompt[0]]
+                dialect.answer(Query(prompt=tuple(words[:1]), reply=query.reply[:1]))
+            else:
+                self._cold_process.start()  # nothing else shows that it is cold
         answer = self._sent([(dialect, each, leaves) for each in (query, *beside)])[0]
         if answer.cached and self._cold_process is not None:
             self._cold_process.start()

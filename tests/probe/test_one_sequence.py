@@ -1,0 +1,69 @@
+"""A server that holds the last prompt alone: cold is what follows an unrelated prompt."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cachesim.lab.probe.answers import Answer, Query
+from cachesim.lab.probe.dialects import Facts, PythonServer, TextServer
+from cachesim.lab.probe.target import Target
+
+OPENAPI = {"info": {"title": "🦙 llama.cpp Python API", "version": "0.3.36"}}
+
+
+class Starts:
+    """A process that counts its starts."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+
+class Replying(PythonServer):
+    """A server that keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Query] = []
+        self.facts = Facts(words=("a", "b", "c"), counts=False)
+
+    def answer(self, query: Query, *, cold: bool = False) -> Answer:
+        del cold
+        self.sent.append(query)
+        return Answer(tokens=query.reply)
+
+
+@pytest.mark.parametrize(("alone", "sent", "starts"), [(True, ["b", "a"], 0), (False, ["a"], 1)])
+def test_an_unrelated_prompt_comes_first_instead_of_a_restart(
+    alone: bool, sent: list[str], starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replying, "one_sequence", alone)
+    target: Any = Target.__new__(Target)
+    target._cold, target._cold_process = Replying(), Starts()
+    target._pool, target.faults = ThreadPoolExecutor(1), Counter[str]()
+
+    target.cold(Query(prompt=("a", "c"), reply=("b",)))
+
+    assert sent == [each.prompt[0] for each in target._cold.sent]
+    assert starts == target._cold_process.starts
+
+
+@pytest.mark.parametrize(("info", "expected"), [(OPENAPI, "0.3.36"), ({"info": {}}, None)])
+def test_the_server_is_known_by_its_description(
+    info: dict[str, Any], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(server: TextServer) -> bool:
+        server.facts = Facts(words=("a",))
+        return True
+
+    class Connection:
+        def query(self, *_: str) -> dict[str, Any]:
+            return info
+
+    monkeypatch.setattr(TextServer, "look", look)
+    server: Any = PythonServer(Connection())
+
+    assert (expected is not None) == server.look()
+    assert (expected or "") == server.facts.version
