@@ -33,6 +33,18 @@ class Run:
 Runs: TypeAlias = tuple[Run, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockHeld:
+    """A cached block: its hash covers all tokens up to its end, as it includes the parent's."""
+
+    block: int
+    cell: int  # the first
+    position: int  # of its first token
+    count: int
+    hash: int
+    parent: int  # the hash of the block before it; negative for a first block
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellsHeld:
     """The cells in use of one part of a memory, stream by stream."""
@@ -42,6 +54,7 @@ class CellsHeld:
     size: int
     window: int | None
     runs: Runs
+    blocks: tuple[BlockHeld, ...] = ()  # where blocks are looked up by hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cachesim.engines.held import (
     UNKNOWN,
+    BlockHeld,
     CellsHeld,
     CheckpointHeld,
     EntryHeld,
@@ -239,6 +240,7 @@ class CellPart:
     size: Annotated[int, "How many cells there are."]
     window: Annotated[int | None, "Positions that a window layer sees."]
     runs: Annotated[tuple[CellRun, ...], "The cells in use."]
+    blocks: Annotated[tuple[BlockHeld, ...], "Blocks with their hashes, where there are any."] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +372,7 @@ def _memory(
                 size=each.size,
                 window=each.window,
                 runs=_runs(each.runs, origins),
+                blocks=each.blocks,
             )
             for each in cells
         ),

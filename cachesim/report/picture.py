@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final, Literal, TypeAlias
 
+from cachesim.engines.held import BlockHeld
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.play.result import Run, Step
 from cachesim.play.states import (
+    CellPart,
     CellRun,
     CheckpointState,
     Entry,
@@ -25,7 +27,7 @@ from cachesim.play.states import (
 from cachesim.report.texts import Bar, Look, Texts, texts_of
 
 Kind: TypeAlias = Literal[
-    "request", "slot", "attention", "window", "recurrent", "checkpoint", "parked", "tree"
+    "request", "slot", "attention", "window", "recurrent", "checkpoint", "entry", "tree"
 ]
 
 Mark: TypeAlias = Literal["saved", "wrong", "lacks", ""]
@@ -237,7 +239,7 @@ def _named(step: Step) -> str:
 
 
 def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
-    """Everything that is held: slots, cells, states, checkpoints, parked, the companion's.
+    """Slots, cells, states, checkpoints, prompt-cache entries, and those of the companion.
 
     With a step's number, tokens that this step processed are drawn as new or reprocessed.
     """
@@ -252,7 +254,7 @@ def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
     if state.tree is not None:
         rows += tree_rows(texts, state.tree)
     if drawn != "entries":
-        rows += _parked(texts, state.prompt_cache)
+        rows += _entries(texts, state.prompt_cache)
     if state.companion is not None:
         rows += _memory(texts, state.companion, believed, "companion: ")
     return tuple(rows if index is None else (_since(run, index, row) for row in rows))
@@ -310,6 +312,9 @@ def _memory(
 ) -> Iterator[Row]:
     for part in memory.cells:
         kind: Kind = "window" if part.part == "window" else "attention"
+        if part.blocks:
+            yield from _chains(texts, part, kind, prefix)
+            continue
         owned = groupby(sorted(part.runs, key=lambda run: run.slots), key=lambda run: run.slots)
         for owners, found in owned:
             label = f"{prefix}{part.part}{_owner(owners, len(believed))}"
@@ -334,6 +339,75 @@ def _memory(
         if row.tokens is None:
             bars_of = (_unknown(row.position + 1),)
         yield Row(kind="recurrent", label=label, bars=bars_of)
+
+
+def _chains(texts: Texts, part: CellPart, kind: Kind, prefix: str) -> Iterator[Row]:
+    """The cached blocks as chains of hashes, a row from one fork to the next.
+
+    A hash covers its parent's. Blocks with the same hash are not merged; the first one drawn has
+    the children.
+    """
+    found: dict[int, BlockHeld] = {}
+    for each in part.blocks:
+        found.setdefault(each.hash, each)
+    below: dict[int | None, list[BlockHeld]] = {}
+    for each in sorted(part.blocks, key=lambda each: (each.position, each.block)):
+        parent = found.get(each.parent)
+        below.setdefault(None if parent is None else parent.block, []).append(each)
+    count, most = len(part.blocks), max(each.count for each in part.blocks)
+    label = f"{prefix}{part.part}: {count} cached block{'s'[: count != 1]} of {most} tokens"
+    joined = any(each.parent < 0 for each in part.blocks)
+    root = Branch(start=0, end=0, root=True, leads_on=joined)
+    yield Row(kind=kind, label=f"{label}, by hash", bars=(), branch=root)
+    open_: list[tuple[BlockHeld, tuple[tuple[int, bool], ...], bool]] = [
+        (each, (), i == 0) for i, each in enumerate(reversed(below.get(None, [])))
+    ]
+    rows = 0
+    while open_ and rows < MOST_NODES:
+        rows += 1
+        first, above, last = open_.pop()
+        chain = [first]
+        while len(below.get(chain[-1].block, ())) == 1:
+            chain += below[chain[-1].block]
+        children = below.get(chain[-1].block, [])
+        start, end = first.position, chain[-1].position + chain[-1].count
+        orphan = first.parent >= 0 and first.parent not in found
+        own = (*above, (start, not last))
+        branch = Branch(
+            start=start, end=end, lines=tuple(more for _, more in above),
+            passes=tuple(dict.fromkeys(at for at, more in own if more)),
+            root=orphan, leads_on=bool(children) and not orphan, last=last,
+        )  # fmt: skip
+        names = [f"#{each.hash}" for each in chain]
+        if len(names) > MOST_HASHES:
+            names[MOST_HASHES - 2 : -1] = ["..."]
+        also = f", under #{first.parent}" if first.parent in found else ""
+        also = f", parent #{first.parent} not cached" if orphan else also
+        also = ", the same hash again" if found[first.hash] is not first else also
+        bars = tuple(bar for each in chain for bar in _block(texts, part, each))
+        yield Row(kind=kind, label=f"{' → '.join(names)}{also}", bars=bars, branch=branch)
+        open_ += [(each, own, i == 0) for i, each in enumerate(reversed(children))]
+    if open_:
+        yield Row(kind=kind, label=f"{prefix}{part.part}: more chains", bars=())
+
+
+MOST_HASHES: Final = 4
+"""Hashes that the label of a chain names."""
+
+
+def _block(texts: Texts, part: CellPart, block: BlockHeld) -> Iterator[Bar]:
+    """A block's tokens; the first bar names it."""
+    words = f"#{block.hash} block {block.block}"
+    under = f" under #{block.parent}" if block.parent >= 0 else ", the first of its chain"
+    for run in part.runs:
+        first = max(run.cell, block.cell)
+        end = min(run.cell + run.count, block.cell + block.count)
+        if first < end:
+            piece = part_of(run.holds, first - run.cell, end - run.cell)
+            also = f", block {block.block}, hash #{block.hash}{under}"
+            bar = texts.bar(run.position + first - run.cell, piece, also=also)
+            yield replace(bar, text=words)
+            words = ""
 
 
 def _unknown(count: int) -> Bar:
@@ -426,7 +500,7 @@ def _state(texts: Texts, each: CheckpointState) -> tuple[Bar, ...]:
     return (_unknown(each.n_tokens),)
 
 
-def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
+def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     """Conversations in order of their tokens, so that shared beginnings stand below each other."""
     before: tuple[int, ...] = ()
     spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=_by_tokens)
@@ -438,8 +512,10 @@ def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
             start += size_of(piece)
         saved = f", {entry.checkpoints} checkpoint{'s'[: entry.checkpoints != 1]}"
         kind = f" ({entry.kind})" if entry.kind else ""
-        label = f"parked{kind}: {entry.n_tokens} tokens{saved if entry.checkpoints else ''}"
-        yield Row(kind="parked", label=label, bars=tuple(bars))
+        label = (
+            f"prompt-cache entry{kind}: {entry.n_tokens} tokens{saved if entry.checkpoints else ''}"
+        )
+        yield Row(kind="entry", label=label, bars=tuple(bars))
         for astray in entry.holds:
             right = get_common_prefix(texts.spelled(astray.tokens), ids)
             wrong = cut(astray.tokens, right, sum(map(size_of, astray.tokens)))
@@ -447,10 +523,10 @@ def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
             for piece in (*cut(astray.tokens, 0, right), *wrong):
                 bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
                 start += size_of(piece)
-            yield Row(kind="parked", label=f"its {astray.place} holds", bars=tuple(bars))
+            yield Row(kind="entry", label=f"its {astray.place} holds", bars=tuple(bars))
         before = ids
     if len(entries) > MOST_ENTRIES:
-        yield Row(kind="parked", label=f"{len(entries) - MOST_ENTRIES} more parked", bars=())
+        yield Row(kind="entry", label=f"{len(entries) - MOST_ENTRIES} more entries", bars=())
 
 
 def _by_tokens(each: tuple[tuple[int, ...], Entry]) -> tuple[int, ...]:
@@ -533,7 +609,7 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
 
 
 def _parts(headings: Sequence[tuple[int, str]], end: int) -> Iterator[tuple[str, int, int]]:
-    for (first, words), (last, _) in zip(headings, [*headings[1:], (end, "")], strict=True):
+    for (first, words), (last, _) in pairwise((*headings, (end, ""))):
         yield words, first, last
 
 

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from xml.parsers import expat
 
 from cachesim import run_scenario
@@ -272,3 +273,33 @@ def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
             for row in () if picture is None else picture.rows:
                 if row.branch is not None and row.branch.mark and picture is not None:
                     assert "translate(8)" in row_svg(row, picture.positions, ""), (name, index)
+
+
+def test_cached_blocks_are_drawn_as_chains_of_hashes_that_fork_where_prompts_do() -> None:
+    picture = story(watched("vllm-45238-unique-tail", "vllm@0.19.1"))
+    chains = [(each.branch.stem, each.label) for each in picture.rows[-17:-4] if each.branch]
+    forked = next(row for row in picture.rows if row.label == "#2 → #3, under #1")
+
+    assert ("", "attention: 16 cached blocks of 528 tokens, by hash") == chains[0]
+    assert ["#0", "#1, under #0"] == [label for _, label in chains[1:3]]
+    assert [f"#{at} → #{at + 1}, under #1" for at in (2, 4, 6, 8)] == [
+        label for _, label in chains[3:7]
+    ]
+    assert 3 == sum(label == "#0, the same hash again" for _, label in chains)
+    assert [(1056, 1584, "#2 block 4"), (1584, 2112, "#3 block 5")] == [
+        (bar.start, bar.end, bar.text) for bar in forked.bars
+    ]
+
+
+def test_a_chain_without_its_beginning_names_the_hash_that_is_missing() -> None:
+    picture = story(watched("vllm-48435-window-tails-first", "vllm@0.33.0"))
+    cut = [row for row in picture.rows if "not cached" in row.label]
+
+    assert "#4 → #5 → #6, parent #3 not cached" == cut[0].label
+    assert all(row.kind == "window" for row in cut)
+
+
+def test_a_run_without_a_step_to_draw_has_an_empty_story() -> None:
+    run = watched(THREE, "llama.cpp@b11549")
+
+    assert () == story(replace(run, detail=None)).rows

@@ -62,6 +62,11 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def parents(self) -> dict[int, int]:
+        """The parent's number of every prefix."""
+        both = (*self._earlier.items(), *self._numbers.items())
+        return {number: parent for (parent, _), number in both}
+
     def _number(self, key: tuple[int, tuple[int, ...]]) -> int:
         number = self._earlier.pop(key, None)
         if number is None:

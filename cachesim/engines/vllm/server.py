@@ -11,7 +11,16 @@ import numpy as np
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Cause, Ledger
-from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import (
+    UNKNOWN,
+    Amounts,
+    BlockHeld,
+    CellsHeld,
+    Held,
+    Marks,
+    RowHeld,
+    runs_of,
+)
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes
@@ -20,7 +29,7 @@ from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import PLACEHOLDER, Chunk, Job, Prefixes, Request, Step
+from cachesim.engines.vllm.request import PLACEHOLDER, ROOT, Chunk, Job, Prefixes, Request, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import PLACES, Connector, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
@@ -279,14 +288,14 @@ def _fail(what: str) -> None:
     raise ContractError(msg)
 
 
-def held(manager: KVCacheManager, runner: Runner) -> Held:
+def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
     """Every cached block: cells of attention, and states with what they have folded in.
 
     A cached block's place in its prefix is known from its id; who uses it now is nobody's or a
     running request's business, so owners are the references.
     """
     pool, pages = manager.pool, runner.pages
-    marks = Marks.of(runner.network)
+    marks, parents = Marks.of(runner.network), prefixes.parents()
     by_group: dict[int, list[int]] = {i: [] for i in range(len(manager.groups))}
     for block, key in enumerate(pool.key):
         if key is not None:
@@ -310,12 +319,17 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
             ]
             continue
         size = group.block
-        numbers, positions = [], []
+        numbers, positions, chain = [], [], []
         for block in blocks:
             first = (pool.key_tokens[block] - 1) // size * size
-            for offset in range(pool.key_tokens[block] - first):
-                numbers.append(block * size + offset)
-                positions.append(first + offset)
+            count = pool.key_tokens[block] - first
+            numbers += range(block * size, block * size + count)
+            positions += range(first, first + count)
+            number = (pool.key[block] or 0) // pool.groups
+            parent = number
+            for _ in range(-(-count // prefixes.unit)):
+                parent = parents.get(parent, ROOT)
+            chain.append(BlockHeld(block, block * size, first, count, number, parent))
         at = np.array(numbers, np.int64)
         births = marks.births(pages.keys, place, at) if len(at) and layer is not None else None
         cells.append(
@@ -325,6 +339,7 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
                 size=pool.size * size,
                 window=group.window or None,
                 runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
+                blocks=tuple(chain),
             )
         )
     return Held(cells=tuple(cells), rows=tuple(rows))
@@ -673,7 +688,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         }
 
     def held(self) -> Held:
-        return held(self.manager, self.runner)
+        return held(self.manager, self.runner, self.prefixes)
 
     def amounts(self) -> Amounts:
         return amounts(self.manager)
