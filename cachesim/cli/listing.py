@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
@@ -285,6 +286,11 @@ def _list(what: str, *, symptom: str, output: ListFormat, page: Output | None) -
     write_page(page, f"cachesim list {name}", [Heading(f"{len(items)} {name}"), _table(items)])
     screen = results()
     lines = listed(items)
+    if screen.is_terminal and symptom:  # what was reported is to be read whole
+        for item in items:
+            about = Padding(Text(item.about), (0, 0, 0, 2))
+            show(screen, Text(item.name, style="name"), about)
+        return AS_EXPECTED
     if screen.is_terminal:
         for line in lines:
             line.truncate(screen.width, overflow="ellipsis")

@@ -386,7 +386,7 @@ TITLES: Final[Mapping[Fate, str]] = {
         "Step {name} reuses {cached} of {prompt_tokens} tokens; an ideal cache would have reused"
         " {ideal}."
     ),
-    "right": "Step {name} went as it should.",
+    "right": "Step {name}: {right}.",
 }
 
 
@@ -400,9 +400,18 @@ def _title(step: Step, fate: Fate, facts: Sequence[Fact]) -> str:
         cached=step.cached,
         prompt_tokens=step.prompt_tokens,
         ideal=ideal,
+        right=_right(step),
     )
     wrong = next((each.sentence for each in facts if each.word == "wrong"), "")
     return f"{title} {wrong[:1].upper()}{wrong[1:]}." if fate == "wrong" and wrong else title
+
+
+def _right(step: Step) -> str:
+    if step.error is not None:
+        return "cancelled by the client"
+    if step.answer is None:
+        return "no answer to compare"
+    return "the answer is right" + (", nothing was lost" if step.reuse == "as declared" else "")
 
 
 # --- several profiles side by side -----------------------------------------------------------

@@ -103,13 +103,22 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
         "profile": result.profile,
         "fate": worst.finding.fate,
         "worst": result.steps.index(worst),
-        "verdict": worst.finding.title or "Every answer is the cold answer.",
+        "verdict": _verdict(result, worst),
         "cause": _cause(worst),
         "story": inline(story(result, kinds=_kinds(result)), "s"),
         "steps": [_step(result, index) for index in range(len(result.steps))],
         "json": document([result]),
         "toml": question["text"] if "text" in question else to_toml(scenario),
     }
+
+
+def _verdict(result: Run, worst: Step) -> str:
+    """The finding of the worst step; of right answers, a sentence on all."""
+    steps = result.steps
+    fine = all(each.answer is not None and each.reuse == "as declared" for each in steps)
+    if worst.finding.fate != "right" or len(steps) < 2 or not fine:
+        return worst.finding.title
+    return f"All {len(steps)} answers are right; nothing was lost."
 
 
 def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +225,7 @@ def _kinds(run: Run) -> Sequence[Any]:
     """The rows of the story: what a reader needs to follow it, not all that there is."""
     kinds = {row.kind for i in range(len(run.steps)) for row in _rows(run, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in kinds] or ["attention"]
-    return ["request", *memory, "checkpoint", "tree", "parked"]
+    return ["request", *memory, "checkpoint", "tree", "entry"]
 
 
 def _rows(run: Run, index: int) -> Sequence[Any]:

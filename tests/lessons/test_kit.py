@@ -70,7 +70,7 @@ def test_cells_show_whose_letters_they_hold(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_server_answers_letters(capsys: pytest.CaptureFixture[str]) -> None:
     replies = serve("llama.cpp@b11549", "dense", "abc", {"prompt": "abd", "reply": "xy"})
-    table(replies, parked=True)
+    table(replies, entries=True)
 
     assert [(0, 3), (2, 1)] == [(each.cached, each.processed) for each in replies]
     assert "abd            3       2  same" in capsys.readouterr().out

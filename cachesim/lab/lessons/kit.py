@@ -209,7 +209,7 @@ class Answered:
     answer: str
     off_by: float
     checkpoints: tuple[Saved, ...]
-    parked: tuple[dict[str, Any], ...]
+    entries: tuple[dict[str, Any], ...]
     why: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     error: str | None = None
@@ -342,7 +342,7 @@ def _answered(prompt: str, step: Played) -> Answered:
         answer=step.answer or "",
         off_by=float(f"{step.max_difference or 0.0:.2g}"),
         checkpoints=step.checkpoints,
-        parked=tuple(dict(each) for each in step.prompt_cache),
+        entries=tuple(dict(each) for each in step.prompt_cache),
         why=tuple(each.as_dict() for each in step.why),
         events=tuple(each.as_dict() for each in step.events),
         error=step.error,
@@ -350,19 +350,19 @@ def _answered(prompt: str, step: Played) -> Answered:
     )
 
 
-def table(replies: Sequence[Answered], *, shelf: bool = False, parked: bool = False) -> None:
-    """Print requests, one line each; with checkpoints kept, or conversations parked, if wanted.
+def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bool = False) -> None:
+    """Print requests, one line each; with checkpoints or prompt-cache entries, if wanted.
 
     The evidence label of a release's wrong answers follows.
     """
     wide = max(8, *(len(each.prompt) for each in replies))
-    more = "checkpoints" if shelf else "parked" if parked else ""
+    more = "checkpoints" if checkpoints else "entries" if entries else ""
     say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
     for each in replies:
         counts = f"{each.tokens:>6}  {each.cached:>6}"
-        rest = [str(checkpoint) for checkpoint in each.checkpoints] if shelf else []
-        if parked:
-            rest = [str(entry["n_tokens"]) for entry in each.parked]
+        rest = [str(checkpoint) for checkpoint in each.checkpoints] if checkpoints else []
+        if entries:
+            rest = [str(entry["n_tokens"]) for entry in each.entries]
         say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
     for label in dict.fromkeys(each.evidence for each in replies if each.evidence):
         say(f"evidence: {label}")

@@ -1,4 +1,4 @@
-// --- what the server holds at the cursor: slots, cells, rows, checkpoints, parked conversations
+// --- what the server holds at the cursor: slots, cells, rows, checkpoints, prompt-cache entries
 
 const SHORT = 96;
 
@@ -174,7 +174,7 @@ function checkpointCard(run, each, notes, believed, { maker = null, lost = false
 /** Events that take a conversation out of the prompt cache. */
 const TAKES = ["cache-entry-loaded", "prompt-loaded", "cache-entry-obsolete", "cache-entry-dropped", "prompt-evicted", "prompt-cache-consumed", "prompt-cache-evicted", "prompt-cache-pruned", "prompt-cache-replaced"];
 
-/** What each parked conversation went through in this step, up to the cursor; by its content. */
+/** What each prompt-cache entry went through in this step, up to the cursor; by its content. */
 function cacheNews(run, step, last) {
   const notes = new Map();
   const gone = new Map();
@@ -211,7 +211,7 @@ function promptCacheView({ run, state, previous, step, event }) {
   const left = [...gone.values()]
     .filter(([entry]) => !state.prompt_cache.some((each) => same(each, entry)))
     .map(([entry, why]) => entryCard(run, entry, [...(notes.get(JSON.stringify(entry)) || []), why], { lost: true }));
-  if (!entries.length && !left.length) return [quietLine("Nothing is parked.")];
+  if (!entries.length && !left.length) return [quietLine("The prompt cache is empty.")];
   return [h("div", { class: "shelf" }, entries, left)];
 }
 
