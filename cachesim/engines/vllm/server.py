@@ -319,7 +319,9 @@ def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
             ]
             continue
         size = group.block
-        numbers, positions, chain = [], [], []
+        numbers: list[int] = []
+        positions: list[int] = []
+        chain = []
         for block in blocks:
             first = (pool.key_tokens[block] - 1) // size * size
             count = pool.key_tokens[block] - first
