@@ -26,23 +26,28 @@ CLEAR: Final = "\r\x1b[K"
 BETWEEN: Final = 10.0
 """Seconds between two lines about the run where no terminal is."""
 
-SIGNS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have the first Ctrl-C or SIGTERM end the run in order, wherever it is; others are ignored."""
+    """End the run in order at the first of these signals; ignore the next, and those of nohup."""
 
     def interrupt(*_: object) -> None:
-        for sign in SIGNS:
+        for sign in before:
             signal.signal(sign, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = [signal.signal(sign, interrupt) for sign in SIGNS]
+    handlers = {sign: signal.getsignal(sign) for sign in SIGNS}
+    before = {sign: each for sign, each in handlers.items() if each is not signal.SIG_IGN}
+    for sign in before:
+        signal.signal(sign, interrupt)
     try:
         yield
     finally:
-        for sign, handler in zip(SIGNS, before, strict=True):
+        for sign, handler in before.items():
             signal.signal(sign, handler)
 
 

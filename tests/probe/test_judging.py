@@ -89,3 +89,18 @@ def test_the_shares_of_all_suspicions_add_up_to_the_alpha_of_the_run() -> None:
     judge = Judge(Noise(reuse=[0.0] * 30), alpha=1e-3)
     shares = [1 / judge.wager()[1] for _ in range(2000)]
     assert 0.9e-3 == pytest.approx(sum(shares), rel=1e-3)
+
+
+def test_the_stated_power_is_that_of_replayed_suspicions() -> None:
+    """One of so many replays is wrong: nearly every suspicion is confirmed, of rarer ones fewer."""
+    judge, chance = Judge(Noise(alone=[0.0] * 30, reuse=[0.0] * 300), alpha=1e-3), Random(3)
+    replays, confirmed = judge.rarest(), []
+    for rate in (1 / replays, 1 / (replays + 1)):
+        runs = 400
+        for _ in range(runs):
+            wager, threshold = Judge(judge.noise, alpha=1e-3).wager()
+            while wager.value < threshold and not wager.dropped:
+                wager.add(hit=chance.random() < rate)
+            runs -= wager.value < threshold
+        confirmed.append(runs / 400)
+    assert confirmed[0] > 0.92 > confirmed[1]

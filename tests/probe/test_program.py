@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,21 +69,37 @@ def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: P
     assert not listening(int(found["server"]["url"].rpartition(":")[2]))
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) -> None:
+@contextmanager
+def probing(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A probe that sends its workloads, and the port of the server that it started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = SERVER.replace("{port}", str(port)) + f" '' --port {port}"
-    words = [*PROGRAM, "--start", command, "--emit", str(tmp_path / "out")]
+    words = [*PROGRAM, "--start", command, "--emit", str(folder)]
     running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for((tmp_path / "out" / "requests.jsonl").exists)
-    os.kill(running.pid, sign)
-    _, said = running.communicate(timeout=30)
+    wait_for((folder / "requests.jsonl").exists)
+    assert listening(port)
+    yield running, port
+    running.kill()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) -> None:
+    with probing(tmp_path / "out") as (running, port):
+        os.kill(running.pid, sign)
+        _, said = running.communicate(timeout=30)
     assert running.returncode in {130, -signal.SIGINT}, said.decode()  # a shell has 130 for both
     assert b"interrupted" in said
     assert not listening(port)
     assert [] == list((tmp_path / "out").iterdir())
+
+
+def test_a_probe_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    with probing(tmp_path) as (running, port):
+        running.kill()
+        running.communicate(timeout=30)
+    wait_for(lambda: not listening(port))
 
 
 def listening(port: int) -> bool:

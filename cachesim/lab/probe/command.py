@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -18,12 +18,10 @@ from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.loop import Outcome, Plan, Probe
 from cachesim.lab.probe.result import Result, line_of
+from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import Target
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import is_loopback, upstream_of
-from cachesim.scenario import load
-from cachesim.scenario.format import Scenario
-from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
 
 ELSEWHERE: Final = 5.0
 """Requests a second to another machine."""
@@ -61,7 +59,8 @@ class Settings:
     ] = 1000.0
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
     like: Annotated[
-        Path | None, Parameter(help="A scenario whose shapes are sent too, in other words.")
+        Path | None,
+        Parameter(help="A log, trace or scenario; requests of its shape are sent."),
     ] = None
     words: Annotated[
         Path | None, Parameter(help="A file of words for prompts, where a server takes texts.")
@@ -119,24 +118,6 @@ class Settings:
     def _loopback(url: str) -> bool:
         return not url or is_loopback(urlsplit(url if "://" in url else f"//{url}").hostname or "")
 
-    def shapes(self) -> Scenario | None:
-        """The scenario of --like with its tokens renumbered: nothing of its text is sent."""
-        if self.like is None:
-            return None
-        scenario = load(self.like)
-        steps = []
-        for step in scenario.step:
-            if step.do != "complete" or not isinstance(step.prompt, tuple):
-                continue
-            reply = step.reply if isinstance(step.reply, tuple) else (FIRST_WORD,)
-            steps.append(
-                replace(step, prompt=_renumbered(step.prompt), reply=_renumbered(reply), options={})
-            )
-        if not steps:
-            msg = f"--like {self.like}: no step has a prompt of token ids; write one that has"
-            raise InputError(msg)
-        return replace(scenario, step=tuple(steps), expect=(), spans={})
-
     def listed_words(self) -> tuple[str, ...]:
         """The words of --words."""
         if self.words is None:
@@ -153,11 +134,6 @@ class Settings:
         return found
 
 
-def _renumbered(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    size = LAST_WORD - FIRST_WORD + 1
-    return tuple(FIRST_WORD + token % size for token in tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The result, and the files that were written."""
@@ -170,7 +146,8 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
     """Probe a server; every process that was started is ended, whatever happens."""
     meter = Meter(settings.limits())
     url, cold = settings.addresses()
-    shapes, words = settings.shapes(), settings.listed_words()
+    shapes = None if settings.like is None else Shapes.read(settings.like)
+    words = settings.listed_words()
     target = Target(
         meter,
         url,

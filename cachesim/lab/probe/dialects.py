@@ -105,6 +105,18 @@ class Dialect(ABC):
         head = "-H 'Content-Type: application/json'"
         return f'curl -s "$URL{self.path}" {head} -d {shlex.quote(body)}'
 
+    def _try(self, words: tuple[Word, ...], *, forces: bool = False) -> bool:
+        """Read from an answer whether counts, probabilities and forced replies are there: True."""
+        self.facts = replace(self.facts, words=words, forces=forces)
+        query = Query(prompt=words[:5], reply=(words[7], words[3]))
+        first = self.answer(query, cold=True)
+        if forces and first.tokens != query.reply:
+            return self._try(words)
+        self.facts = replace(
+            self.facts, counts=first.cached is not None, probabilities=bool(first.rows)
+        )
+        return True
+
     def _words_of(self, vocabulary: int) -> tuple[int, ...]:
         first = min(1000, vocabulary // 2 + 9)
         return tuple(range(first, min(vocabulary, first + WORDS)))
@@ -153,17 +165,7 @@ class LlamaServer(Dialect):
             slots=int(props.get("total_slots") or 1),
             context=int(settings.get("n_ctx") or 4096),
         )
-        words = self._words_of(vocabulary or self._vocabulary())
-        self.facts = replace(self.facts, words=words, forces=True)
-        query = Query(prompt=words[:5], reply=(words[7], words[3]))
-        first = self.answer(query, cold=True)
-        if first.tokens != query.reply:
-            self.facts = replace(self.facts, forces=False)
-            first = self.answer(query, cold=True)
-        self.facts = replace(
-            self.facts, counts=first.cached is not None, probabilities=bool(first.rows)
-        )
-        return True
+        return self._try(self._words_of(vocabulary or self._vocabulary()), forces=True)
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
         body: JsonObject = {
@@ -227,15 +229,7 @@ class VllmServer(Dialect):
         self.model = str(mapping(models[0]).get("id", ""))
         context = int(mapping(models[0]).get("max_model_len") or 4096)
         self.facts = Facts(version=printable(str(version))[:60], slots=4, context=context)
-        words = self._words_of(self._vocabulary())
-        first = self.answer(Query(prompt=words[:5], reply=words[:2]), cold=True)
-        self.facts = replace(
-            self.facts,
-            words=words,
-            counts=first.cached is not None,
-            probabilities=bool(first.rows),
-        )
-        return True
+        return self._try(self._words_of(self._vocabulary()))
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
         body: JsonObject = {
@@ -292,15 +286,7 @@ class SglangServer(Dialect):
         context = int(about.get("context_length") or about.get("max_req_input_len") or 4096)
         version = printable(str(about.get("version", "")))[:60]
         self.facts = Facts(version=version, slots=4, context=context)
-        words = self._words_of(int(info.get("vocab_size") or 0) or self._vocabulary())
-        first = self.answer(Query(prompt=words[:5], reply=words[:2]), cold=True)
-        self.facts = replace(
-            self.facts,
-            words=words,
-            counts=first.cached is not None,
-            probabilities=bool(first.rows),
-        )
-        return True
+        return self._try(self._words_of(int(info.get("vocab_size") or 0) or self._vocabulary()))
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
         sampling = {"max_new_tokens": len(query.reply), "temperature": 0, "ignore_eos": True}
@@ -361,19 +347,11 @@ class TextServer(Dialect):
         version = MLX.match(str(found.get("system_fingerprint", "")))
         if (version is not None) != (self.engine == MlxServer.engine):
             return False
+        if version:
+            self.facts = replace(self.facts, version=version[1], slots=4)
         words = self.listed or self._harvest()
-        query = Query(prompt=words[:8], reply=words[:2])
-        first = self.answer(query)
-        counts = self.answer(query).cached is not None
-        self.facts = replace(
-            self.facts,
-            version=version[1] if version else "",
-            slots=4 if version else 1,
-            words=words,
-            counts=counts,
-            probabilities=bool(first.rows),
-        )
-        return True
+        self._try(words)
+        return self._try(words)  # a first answer has no count on some servers
 
     def _first_form(self, named: JsonObject) -> JsonObject | None:
         """The answer to the first form of a request that is accepted; `more` keeps the form."""

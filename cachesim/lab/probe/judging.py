@@ -11,6 +11,7 @@ limit with probability `chance` at most; the wager on each replay then is an e-p
 """
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +31,15 @@ STAKES: Final = (0.05, 0.15, 0.35, 0.6, 0.9)
 
 FLOOR: Final = 0.05
 """A lower chance is never assumed: rounding of one workload may be worse than that of most."""
+
+REPLAYS: Final = 200
+"""Replays of one suspicion at most: enough for what is wrong in one replay of five."""
+
+HOPEFUL: Final = 24, 16
+"""After so many replays a suspicion is dropped if less than one of so many is wrong."""
+
+SURE: Final = 0.95
+"""The probability with which a fault is found that the run states as its power."""
 
 CALIBRATION: Final = 0.1
 """Part of alpha that the measurement of the chance may cost."""
@@ -94,6 +104,13 @@ class Wager:
         self._capital = [c * (1 + s * gain) for c, s in zip(self._capital, STAKES, strict=True)]
 
     @property
+    def dropped(self) -> bool:
+        """True if replays were too seldom wrong, or are used up."""
+        after, part = HOPEFUL
+        few = self.replays >= after and self.hits * part < self.replays
+        return few or self.replays >= REPLAYS
+
+    @property
     def value(self) -> float:
         """The e-value: as improbable as 1 in so many, if the null hypothesis is true."""
         return sum(self._capital) / len(self._capital)
@@ -115,16 +132,46 @@ class Judge:
         return distance > self.noise.limit
 
     def wager(self) -> tuple[Wager, float]:
-        """The test of the next suspicion, and the e-value that it needs.
+        """The test of the next suspicion, and the e-value that it needs."""
+        self.suspicions += 1
+        return self._test(self.suspicions)
+
+    def _test(self, number: int) -> tuple[Wager, float]:
+        """The test of one suspicion.
 
         The chance is an upper bound of how often rounding is beyond the limit, from all answers so
         far: those that are slightly wrong only make it larger, the others say nothing of rounding.
         """
-        self.suspicions += 1
-        share = self.alpha / (self.suspicions * (self.suspicions + 1))
+        share = self.alpha / (number * (number + 1))
         noise = self.noise
         rounded = [*self.rounded, *(each for each in noise.reuse if each <= noise.error)]
         rounded += noise.alone + noise.company
         hits = sum(each > noise.limit for each in rounded)
         chance = max(FLOOR, upper_bound(hits, len(rounded), share * CALIBRATION))
         return Wager(chance), 1 / (share * (1 - CALIBRATION))
+
+    def rarest(self) -> int:
+        """The largest N with which a fault in one of N replays is confirmed; 0 if none is."""
+        wager, threshold = self._test(self.suspicions + 1)
+        sure = (n for n in range(8, 0, -1) if _power(wager.chance, threshold, 1 / n) >= SURE)
+        return next(sure, 0)
+
+
+def _power(chance: float, threshold: float, rate: float) -> float:
+    """The probability that replays which are wrong at this rate pass the threshold."""
+    open_, found = {0: (1.0, Wager(chance))}, 0.0
+    while open_:
+        after: dict[int, tuple[float, Wager]] = {}
+        for hits, (share, wager) in open_.items():
+            for hit, part in ((1, rate), (0, 1 - rate)):
+                before, _ = after.get(hits + hit, (0.0, None))
+                more = deepcopy(wager)
+                more.add(hit=bool(hit))
+                after[hits + hit] = before + share * part, more
+        found += sum(share for share, each in after.values() if each.value >= threshold)
+        open_ = {
+            hits: (share, each)
+            for hits, (share, each) in after.items()
+            if each.value < threshold and not each.dropped and share
+        }
+    return found

@@ -15,6 +15,7 @@ from cachesim.lab.probe.connection import BudgetError, Meter
 from cachesim.lab.probe.judging import ERROR, FLOOR, Judge, Noise, Wager, upper_bound
 from cachesim.lab.probe.playing import Played, distances, joined, play, query_of, up_to, words_for
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
+from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
@@ -28,9 +29,6 @@ SAMPLES: Final = 30
 
 CONTINUATION: Final = 6
 """Forced tokens on which calibration and replays compare."""
-
-REPLAYS: Final = 60
-"""Replays of one suspicion at most: enough for what is wrong in one replay of five."""
 
 IDENTIFYING: Final = 40
 """Requests at most that identify the server before anything else is sent."""
@@ -50,6 +48,9 @@ EXPLAINING: Final = 4
 SHRINKING: Final = 60.0
 """Seconds after which the smallest workload so far is taken."""
 
+LONGEST_LIKE: Final = 1000
+"""Tokens of a prompt of `--like`, where the context allows them."""
+
 PROOFS: Final = 5
 """Replays of the smallest workload after a restart each."""
 
@@ -61,7 +62,7 @@ class Plan:
     seed: int = 0
     alarms: float = 1000.0  # one false alarm in so many runs of a right server
     longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
-    like: Scenario | None = None
+    like: Shapes | None = None
     shrinks: bool = True
 
 
@@ -121,6 +122,8 @@ class Probe:
         self._drawn = 0
         self._history: deque[Scenario] = deque(maxlen=max(HISTORY))
         self._guided: list[Candidate] = []
+        most = plan.longest or min(LONGEST_LIKE, self.facts.context // 2)
+        self._like = [] if plan.like is None else list(plan.like.workloads(most))
         engine = target.dialect.engine
         self._profile = Profile(engine or "llama.cpp", family_of(engine or "llama.cpp").names()[-1])
 
@@ -280,9 +283,7 @@ class Probe:
         asked = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
         wager, threshold = self.judge.wager()
         seen: list[float] = []
-        while wager.replays < REPLAYS and wager.value < threshold:
-            if wager.replays >= 12 and wager.hits * 8 < wager.replays:
-                return False
+        while wager.value < threshold and not wager.dropped:
             if wager.replays % 2:
                 text = self._text(self._longest, self._longest)
                 for prompt in (text[:-1], text):
@@ -448,9 +449,10 @@ class Probe:
         return tuple(self._chance.choices(self.facts.words, k=count))
 
     def _draw(self, *, together: bool = True) -> Scenario:
-        if self.plan.like is not None and self._chance.random() < 0.5:
-            return self.plan.like
-        return next(self._workloads(together=together))
+        drawn = next(self._workloads(together=together))
+        if not self._like or self._chance.random() < 0.5:
+            return drawn
+        return replace(drawn, step=self._chance.choice(self._like))
 
     def _workloads(self, *, together: bool) -> Iterator[Scenario]:
         """Workloads that have something to send."""

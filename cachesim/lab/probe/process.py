@@ -22,6 +22,13 @@ READY_SECONDS: Final = 300.0
 PATIENCE: Final = 10.0
 """Seconds in which a process ends when it is told to; then it is killed."""
 
+GUARD: Final = (
+    'trap "" HUP INT TERM; read -r _; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
+)
+"""A shell that ends a group of processes when its input is closed, as at the end of the program
+that holds it, SIGKILL included.
+"""
+
 PORT_FLAG: Final = re.compile(r"(?:^|\s)--port[ =](\d+)\b")
 PATHS: Final = ("/health", "/v1/models")
 
@@ -41,7 +48,7 @@ class ServerProcess:
             self.port = int(found[1])
         self._log = TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -71,7 +78,13 @@ class ServerProcess:
         except OSError as error:
             msg = f"--start: {words[0] if words else self.command}: {error.strerror or error}"
             raise InputError(msg) from None
-        self.starts += 1
+        self._guard = subprocess.Popen(  # noqa: S603 - a text of this module
+            ["/bin/sh", "-c", GUARD, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._wait()
 
     def _wait(self) -> None:
@@ -106,20 +119,20 @@ class ServerProcess:
         if process is None:
             return
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, sign)
             try:
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 continue
-            if sign == signal.SIGTERM:
-                _kill_rest(process.pid)
-            return
-
-
-def _kill_rest(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children
+            break
+        guard, self._guard = self._guard, None
+        if guard is not None and guard.stdin is not None:
+            guard.kill()
+            guard.wait()
+            guard.stdin.close()
 
 
 def _free_port() -> int:

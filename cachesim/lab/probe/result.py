@@ -112,9 +112,11 @@ class Result:
             )
             if out.reused:
                 least = max(1, round(out.reused / UNSEEN))
+                replays = self.judge.rarest()
+                again = f", and confirmed if one of {replays} replays shows it" if replays else ""
                 yield (
                     f"power: a fault of more than {self.judge.noise.limit:.2g} in one of {least} "
-                    "such answers would have been met with probability 0.95"
+                    f"such answers would have been met with probability 0.95{again}"
                 )
         if out.finding is None or out.finding.evidence:
             yield (

@@ -1,0 +1,139 @@
+"""Shapes of the user's own requests, for `--like`: lengths and equal prefixes, none of the text.
+
+log, trace    prompt [[0, 0, 6758], [1, 0, 90]]     runs of texts, equal where prompts are
+sent          265 273 ... of the drawn words        one token for each `scale` of a text
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from cachesim.engines.tokens import Run
+from cachesim.errors import InputError
+from cachesim.lab.logs.dump import DumpReader, is_dump
+from cachesim.lab.logs.live import Live
+from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
+from cachesim.lab.logs.other import workload_of
+from cachesim.lab.logs.rerun import asked_of
+from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
+from cachesim.lab.traces.reading import is_batch, open_trace
+from cachesim.scenario import load
+from cachesim.scenario.format import Step
+from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
+
+HEAD: Final = 1 << 16
+MOST: Final = 5_000
+"""Requests of a file that are taken."""
+
+TOGETHER: Final = 8
+"""Successive requests of a log or trace that are one workload."""
+
+LONGEST_REPLY: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """A scenario's steps, or prompts and replies as runs of texts."""
+
+    steps: tuple[Step, ...] = ()
+    requests: tuple[tuple[tuple[Run, ...], tuple[Run, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> "Shapes":
+        """Those of a scenario, a log, recorded requests or a trace; InputError if there is none."""
+        found = cls(_steps_of(path)) if path.suffix == ".toml" else cls((), _requests_of(path))
+        if not found.steps and not found.requests:
+            msg = f"--like {path}: has no prompt of known tokens; name a file that has"
+            raise InputError(msg)
+        return found
+
+    def workloads(self, longest: int) -> Iterator[tuple[Step, ...]]:
+        """The scenario's steps; successive requests, scaled to prompts of so many tokens."""
+        if self.steps:
+            yield self.steps
+        for at in range(
+            0, max(bool(self.requests), len(self.requests) - TOGETHER // 2), TOGETHER // 2
+        ):
+            part = self.requests[at : at + TOGETHER]
+            most = max(sum(last - first for _, first, last in prompt) for prompt, _ in part)
+            runs = max(len(prompt) for prompt, _ in part)  # each may be rounded up by a token
+            scale = -(-most // max(1, longest - runs))
+            yield tuple(
+                Step(
+                    name=f"r{number}",
+                    prompt=_tokens(prompt, scale)[:longest],
+                    reply=_tokens(reply, scale)[:LONGEST_REPLY] or (FIRST_WORD,),
+                )
+                for number, (prompt, reply) in enumerate(part)
+            )
+
+
+def _tokens(runs: Sequence[Run], scale: int) -> tuple[int, ...]:
+    size = LAST_WORD - FIRST_WORD + 1
+    return tuple(
+        FIRST_WORD + hash((text, place)) % size
+        for text, first, last in runs
+        for place in range(first // scale, -(-last // scale))
+    )
+
+
+def _steps_of(path: Path) -> tuple[Step, ...]:
+    """Steps whose tokens are numbered anew."""
+    size = LAST_WORD - FIRST_WORD + 1
+
+    def renumbered(tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(FIRST_WORD + token % size for token in tokens)
+
+    return tuple(
+        replace(
+            step,
+            prompt=renumbered(step.prompt),
+            reply=renumbered(step.reply if isinstance(step.reply, tuple) else (FIRST_WORD,)),
+            options={},
+        )
+        for step in load(path).step
+        if step.do == "complete" and isinstance(step.prompt, tuple)
+    )
+
+
+def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], ...]:
+    _, file = open_log(str(path))
+    with file:
+        head = file.read(HEAD)
+        file.seek(0)
+        if _is_trace(head):
+            unit, requests = open_trace(path)
+            return tuple(
+                (
+                    each.runs or tuple((block, 0, unit) for block in each.blocks),
+                    each.reply,
+                )
+                for each in islice(requests, MOST)
+            )
+        if is_dump(head) or has_bodies(head):
+            reader, live = DumpReader(), Live(Wanted())
+            reader.read(str(path), as_dump(file) if has_bodies(head) else file)
+            live.add_all(reader.requests[:MOST])
+            pairs = [(each.rope, asked_of(each).reply) for each in live.prompts]
+        else:
+            pairs = [
+                (asked.prompt, asked.reply)
+                for replay in replays_of(read_files([(str(path), file)]), Wanted())
+                for asked in workload_of(replay).asked.values()
+            ]
+    return tuple((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
+
+
+def _is_trace(head: bytes) -> bool:
+    line = head.lstrip().partition(b"\n")[0]
+    try:
+        first = json.loads(line)
+    except ValueError:
+        return False  # a log, or a first line longer than the head
+    if isinstance(first, dict) and "prompt" in first:
+        prompt = first["prompt"]
+        return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], list)
+    return is_batch(first) or (isinstance(first, dict) and "hash_ids" in first)
