@@ -24,7 +24,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces": {"model", "engines", "verify", "scenario", "play", "logs"},
     "real": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
     "record": {"model", "engines", "verify", "scenario", "play", "logs"},
-    "probe": {"model", "engines", "verify", "scenario", "play", "testing", "logs", "record"},
+    "probe": {
+        "model",
+        "engines",
+        "verify",
+        "scenario",
+        "play",
+        "testing",
+        "logs",
+        "record",
+        "traces",
+    },
     "report": {"model", "engines", "verify", "scenario", "play"},
     "lessons": {"model", "engines", "verify", "scenario", "play", "testing", "report", "logs"},
     "cli": {
