@@ -1,4 +1,4 @@
-"""A console on which no text of a scenario, a log or a server steers the terminal."""
+"""A console whose terminal cannot be steered by text of a scenario, a log or a server."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cachesim.printable import printable
 
 
 class CarefulConsole(Console):
-    """Takes every text as it is: no markup, no emoji, no guessed colours, no control characters."""
+    """A console for literal text: no markup, emoji, guessed colours or control characters."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, emoji=False, markup=False, **settings)
@@ -19,7 +19,7 @@ class CarefulConsole(Console):
 
 
 class _Careful(RenderHook):
-    """Puts every renderable into one that spells its control characters out."""
+    """Renderables with their control characters spelled out."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Spelled(each) for each in renderables]

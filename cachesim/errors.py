@@ -1,4 +1,4 @@
-"""Everything cachesim raises on purpose, as one tree.
+"""Exceptions of cachesim, as one tree.
 
 * CachesimError
   + InputError               what the caller handed in is wrong          (exit status 2)
@@ -21,7 +21,7 @@ from typing import ClassVar
 
 
 class CachesimError(Exception):
-    """Everything that cachesim raises on purpose."""
+    """Base class of every intended exception."""
 
 
 class InputError(CachesimError, ValueError):
@@ -65,11 +65,11 @@ class ScenarioError(InputError):
 
 
 class BlobError(InputError):
-    """A saved state that is damaged, or that belongs to another kind of memory."""
+    """A saved state that is damaged, or of another kind of memory."""
 
 
 class UpstreamAbort(CachesimError):  # noqa: N818 - upstream's word for it
-    """The real process would have ended here.
+    """The real process would end here.
 
     `where` is the upstream function, `why` the condition it asserts.
     """
@@ -83,14 +83,14 @@ class UpstreamAbort(CachesimError):  # noqa: N818 - upstream's word for it
 
 
 class UpstreamEndless(UpstreamAbort):
-    """The real process would go on for ever from here, and answer nobody."""
+    """The real process would loop without end here."""
 
     fate: ClassVar[str] = "loops forever"
 
 
 class OutOfTimeError(CachesimError):
-    """The time that a caller gave is over; what was played until then stands."""
+    """The caller's time limit is over; results until then are kept."""
 
 
 class ContractError(CachesimError):
-    """cachesim broke its own promise: this is a bug in cachesim, please report it."""
+    """An internal contract of cachesim is broken: please report this bug."""

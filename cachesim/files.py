@@ -1,4 +1,4 @@
-"""Files that commands write: one rule for every flag that names one.
+"""Files written by commands: one rule for every flag that names one.
 
     scenarios, traces, recordings       a file that exists is refused
     pages, plots, tables, models        replaced at once and whole, where the file that exists is
@@ -22,25 +22,25 @@ PAGE, PLOT, TABLE, PARQUET, GGUF = b"<!doctype html", b"<svg", b"trace,", b"PAR1
 """First bytes of the kinds of files that are replaced, in lower case for the texts."""
 
 ANYBODY: Final = 0o666
-"""Permissions of a new file, less the umask."""
+"""Permissions of a new file, without the umask."""
 
 
 def refuse_existing(path: Path, flag: str) -> None:
-    """Raise InputError where a file exists that must not be replaced."""
+    """Raise InputError for an existing file that must not be replaced."""
     if os.path.lexists(path):
         msg = f"{flag} {path}: the file exists; name another with {flag}"
         raise InputError(msg)
 
 
 def not_writable(path: Path, flag: str, error: Exception) -> InputError:
-    """The error of a file that cannot be written."""
+    """The error of a file without write permission."""
     why = getattr(error, "strerror", None) or error
     return InputError(f"{flag} {path}: cannot be written: {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that a flag names, checked before any work is done for it."""
+    """The file of a flag, checked before any work is done for it."""
 
     path: Path
     flag: str
@@ -48,7 +48,7 @@ class Output:
 
     @classmethod
     def at(cls, path: Path, flag: str, kind: bytes = b"") -> "Output":
-        """The file, if it can be written; InputError with the reason if not."""
+        """The file if it is writable; else raise InputError with the reason."""
         output = cls(path, flag, kind)
         try:
             output._check()
@@ -79,11 +79,11 @@ class Output:
         return self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode)
 
     def write(self, text: str) -> None:
-        """Write a text as UTF-8, whole or not at all."""
+        """Write a text as UTF-8, atomically."""
         self.fill(lambda path: path.write_text(text, encoding="utf-8"))
 
     def fill(self, make: Callable[[Path], object]) -> None:
-        """Write what `make` puts into a file, whole or not at all."""
+        """Write the output of `make` to the file, atomically."""
         try:
             if self._is_device():
                 make(self.path)
@@ -102,7 +102,7 @@ class Output:
             raise not_writable(self.path, self.flag, error) from None
 
     def _part(self) -> Path:
-        """A new empty file beside it, with the permissions that any new file has."""
+        """A new empty file beside it, with default permissions."""
         folder = self.path.resolve().parent
         number, name = mkstemp(prefix=f".{self.path.name[:80]}.", dir=folder)
         os.close(number)
@@ -114,7 +114,7 @@ class Output:
 
 
 def free_name(path: Path) -> Path:
-    """The path itself, or with a number that no file has yet."""
+    """The path, or the path with an unused number."""
     found, number = path, 1
     while os.path.lexists(found):
         number += 1

@@ -1,4 +1,4 @@
-"""Public names that are loaded when they are first used, as PEP 562 has it."""
+"""Lazily imported public names (PEP 562)."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from importlib import import_module
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__`: `homes` says in which module of it each name is defined."""
+    """A package's `__getattr__`: `homes` has the module of each name."""
 
     def find(name: str) -> object:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""Compressed logs and traces, read as what is in them."""
+"""Compressed logs and traces, decompressed while reading."""
 
 import importlib
 import zlib
@@ -13,20 +13,20 @@ UNPACKED_HERE: Final[Mapping[bytes, str]] = {
     b"BZh": "bz2",
     b"\xfd7zXZ\x00": "lzma",
 }
-"""Magic bytes of compressed files, and the modules that read them."""
+"""Magic bytes of compressed files, and the modules that decompress them."""
 
 HEAD_BYTES: Final = 6
-"""Bytes of a file's head that say it."""
+"""Bytes of a file's head with the magic number."""
 
 UNPACKED_BY: Final[Mapping[bytes, str]] = {
     b"PK\x03\x04": "unzip -p",
     b"\x28\xb5\x2f\xfd": "zstd -dc",
 }
-"""Magic bytes of other compressed files, and the programs that unpack them."""
+"""Magic bytes of other compressed files, and the programs that decompress them."""
 
 
 def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
-    """The file, or what is in it where its head says that it is compressed."""
+    """The file, decompressed if its head is that of a compressed one."""
     for start, program in UNPACKED_BY.items():
         if head.startswith(start):
             file.close()

@@ -1,4 +1,4 @@
-"""Text that comes from a file, a log or a server, made safe to look at.
+"""Text of a file, a log or a server, made safe to print.
 
 A scenario's `about` may hold an escape sequence that moves the cursor, sets a terminal's title or
 hides what follows. Everything but JSON is printed through here.
@@ -20,5 +20,5 @@ SPELLED: Final = {code: ascii(chr(code))[1:-1] for code in STEERING}
 
 
 def printable(text: str) -> str:
-    """The text with every character that steers a terminal spelled out."""
+    """The text with terminal control characters spelled out."""
     return text.translate(SPELLED)

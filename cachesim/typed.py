@@ -1,14 +1,14 @@
-"""Types for values of any form, and checked casts of them."""
+"""Types for arbitrary values, and checked casts."""
 
 from typing import Any, TypeAlias, TypeVar
 
 from cachesim.errors import ContractError
 
 Value: TypeAlias = Any
-"""Value of an option, a rule's field or an entry of a file, each of its own type."""
+"""Value of an option, a rule's field or a file's entry."""
 
 Json: TypeAlias = Any
-"""A value that JSON or TOML can hold, of a form that only its reader knows."""
+"""A value of JSON or TOML; its reader knows the form."""
 
 JsonObject: TypeAlias = dict[str, Json]
 """An object of JSON, a table of TOML."""
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def of_kind(kind: type[T], value: object) -> T:
-    """The value, which can only be of this class; if it is not, that is a bug of ours."""
+    """The value, asserted to be of this class."""
     if not isinstance(value, kind):
         msg = f"{type(value).__name__} where only {kind.__name__} can be"
         raise ContractError(msg)
@@ -25,12 +25,12 @@ def of_kind(kind: type[T], value: object) -> T:
 
 
 def mapping(value: object) -> JsonObject:
-    """The value, if it is an object of JSON; else an empty one."""
+    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def there_is(value: T | None) -> T:
-    """The value, which can only be there; if it is not, that is a bug of ours."""
+    """The value, asserted to be not None."""
     if value is None:
         msg = "nothing where something must be"
         raise ContractError(msg)

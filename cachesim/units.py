@@ -1,4 +1,4 @@
-"""The words that every room uses for one number.
+"""Types of numbers shared by all packages.
 
 A position names one token; a count says how many there are. `Count(n)` covers
 `Pos(0) .. Pos(n - 1)`, and the two never mix: the classic off-by-one of this field compares a
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Token = NewType("Token", int)
-"""Entry of the vocabulary."""
+"""An entry of the vocabulary."""
 
 Pos = NewType("Pos", int)
 """The index of one token in its sequence, from 0."""
@@ -21,13 +21,13 @@ Count = NewType("Count", int)
 """Number of tokens."""
 
 SeqId = NewType("SeqId", int)
-"""The id under which a memory keeps one history."""
+"""The id of one history in a memory."""
 
 SlotId = NewType("SlotId", int)
-"""The server's place for one conversation."""
+"""The index of a server's slot."""
 
 NO_POS: Final = Pos(-1)
-"""Position that a memory returns for an empty sequence."""
+"""The position of an empty sequence."""
 
 Tokens: TypeAlias = tuple[Token, ...]
 

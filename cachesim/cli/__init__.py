@@ -1,4 +1,4 @@
-"""The command line: how runs are printed, and what its exit status means."""
+"""The command line: printed runs and the exit status."""
 
 from typing import Final, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ INTERRUPTED: Final = 130
 
 
 def version() -> str:
-    """The version that is installed."""
+    """The installed version."""
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""The commands: where each is, what a list of all prints of it, and former names.
+"""The commands: module, summary line and former names of each.
 
 A command is a plain function in a module of its own, imported when the command is called.
 """
@@ -87,7 +87,7 @@ FORMER_OPTIONS: Final = {"--models": "--model"}
 
 
 def _usage(error: CycloptsError) -> str:
-    """The parser's message; for a missing argument with the example of the command's help."""
+    """The parser's message; a missing argument is shown with the example of the command's help."""
     found = re.search(r"^ *Example: (.+)", error.target.__doc__ or "", re.MULTILINE)
     if found is None or not isinstance(error, MissingArgumentError):
         return f"cachesim: {error}"
@@ -106,7 +106,7 @@ LOOKS: Final[dict[str, Any]] = {
 
 
 def functions() -> Iterator[tuple[str, Callable[..., int]]]:
-    """Commands by name, imported; `real` has commands of its own."""
+    """Imported commands by name; `real` has subcommands."""
     yield from ((name, _function(where)) for name, (where, _) in COMMANDS.items() if where)
 
 
@@ -129,7 +129,6 @@ def _indent(line: str) -> int:
 
 
 def _joined(text: str) -> str:
-    """A text with each of its paragraphs in one line; headings and examples keep their own."""
     lines = [""]
     for line in text.split("\n"):
         ruled = not line.strip("- ") or not lines[-1].strip("- ") or line.startswith("Example:")
@@ -143,7 +142,9 @@ def _joined(text: str) -> str:
 def whole_app(
     words: Sequence[str], commands: Mapping[str, Callable[..., int]] | None = None
 ) -> App:
-    """The parser with every command; `words` decide which one is mounted with all its parts."""
+    """The parser with every command; only the command named in `words` is mounted with all its
+    parts.
+    """
     whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
     for order, (name, (where, about)) in enumerate(COMMANDS.items()):
         if commands and name in commands:
@@ -173,7 +174,7 @@ def _real_commands() -> ModuleType:
 
 
 def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
-    """The commands of `cachesim real` that there are: an engine's is named for it."""
+    """The subcommands of `cachesim real`, one for each engine."""
     from cachesim.engines import FAMILIES
 
     named = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
@@ -203,7 +204,7 @@ def real_gguf(
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """The words with the present name of a command; a line on standard error names it."""
+    """The arguments with a command's present name, which is printed on standard error."""
     if words[0] not in FORMER:
         return [*words]
     now = FORMER[words[0]]

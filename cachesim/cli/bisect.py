@@ -25,7 +25,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
 WIDEST: Final = 34
-"""Columns of the cached counts; of longer scenarios the last steps are shown."""
+"""Most columns of cached counts; of longer scenarios the last steps are shown."""
 
 
 def bisect_command(
@@ -83,7 +83,7 @@ def bisect_command(
 
 
 def _scenario(name: str, wanted: Wanted) -> Scenario:
-    """The one scenario that a name stands for, or the worst miss of a server's log."""
+    """The scenario of a name, or the worst miss of a server's log."""
     path = Path(name)
     if path.suffix != ".toml" and path.is_file():
         _, file = open_log(name)
@@ -101,7 +101,7 @@ def _scenario(name: str, wanted: Wanted) -> Scenario:
 
 
 def _as_given(scenario: Scenario) -> Scenario:
-    """A log prints every flag: those at their release's default are left to each release."""
+    """The scenario without the flags that are at the default of the log's release."""
     server = scenario.engine
     family, (release, *_) = family_of(server.name), server.profiles
     options = {
@@ -143,7 +143,7 @@ def _said(
 
 
 def _name(family: Family[Any, Any], cause: Cause) -> str:
-    """The pull request and what it does, or the flag that came to have another default."""
+    """The pull request with its summary, or the flag whose default changed."""
     if cause.flag:
         flag = f"--{cause.flag.replace('_', '-')}"
         return f"{flag} is {cause.values[1]} unless it is given; it was {cause.values[0]}"

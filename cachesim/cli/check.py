@@ -60,7 +60,7 @@ from cachesim.testing.workloads import Shape, try_flags
 
 
 class Budget:
-    """So many minutes from now on, or no end."""
+    """Time limit of a search in minutes; may be unlimited."""
 
     def __init__(self, minutes: float | None) -> None:
         self._minutes = minutes
@@ -68,26 +68,26 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def left(self) -> bool:
-        """Check whether there is time for one more workload."""
+        """True while there is time for one more workload."""
         return self._minutes is None or self.seconds < 60 * self._minutes
 
     @property
     def share(self) -> float:
-        """Part of the time that is over; 0 where it has no end."""
+        """Elapsed share of the time; 0 without a limit."""
         return 0.0 if self._minutes is None else self.seconds / (60 * self._minutes)
 
     def rate(self, workloads: int) -> float:
-        """Workloads a second since the start."""
+        """Workloads per second since the start."""
         return workloads / max(self.seconds, 1e-9)
 
 
 @contextmanager
 def bar(title: str, budget: "Budget", examples: int) -> Iterator[Callable[[int, int], None]]:
-    """Workloads played so far and about how long is left, of the number or of the time."""
+    """Progress bar of workloads played and of the estimated time left."""
     with progress(title, 1) as move:
 
         def advance(workloads: int, requests: int) -> None:
@@ -104,7 +104,7 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 MOST_MINUTES: Final = 7 * 24 * 60
 
 EXAMPLES: Final = 200
-"""Workloads where nobody says how many, nor how long."""
+"""Number of workloads where neither a number nor a time is given."""
 
 WITHOUT_END: Final = 10**9
 
@@ -130,7 +130,7 @@ class Plan:
     printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be played, before anything is."""
+        """Refuse a plan that cannot be played."""
         _refuse_no_profile(self.profiles)
         if self.model not in PRESETS:
             msg = f"there is no preset {self.model!r}; there are {', '.join(PRESETS)}"
@@ -163,7 +163,7 @@ class Plan:
 
     @property
     def goes_on(self) -> bool:
-        """True if findings are grouped by their cause, and the search goes on past each."""
+        """True if the search continues after findings, grouped by cause."""
         return self.everything or self.find == "lost"
 
     @property
@@ -185,12 +185,12 @@ def many(examples: int | None, minutes: float | None) -> int:
 
 
 def workers_for(jobs: int | None) -> int:
-    """Number of processes; all processors by default."""
+    """Number of processes; by default that of the processors."""
     return processors() if jobs is None else jobs
 
 
 def check_folder(emit: Path) -> None:
-    """Refuse a folder that cannot be written to: no search begins whose finding is not kept."""
+    """Refuse a folder without write permission, before the search starts."""
     try:
         emit.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=emit):
@@ -201,7 +201,7 @@ def check_folder(emit: Path) -> None:
 
 
 def tell_search(report: Report, plan: Plan) -> int:
-    """Say what was exercised and what was found; the exit status."""
+    """Print exercised features and findings; return the exit status."""
     lines = _played(report)
     status = AS_EXPECTED
     if report.counterexample is None:
@@ -215,7 +215,7 @@ def tell_search(report: Report, plan: Plan) -> int:
 
 
 def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
-    """Say every cause that was found, how often, and the smallest workload that shows it."""
+    """Print each cause with its count and its smallest workload."""
     report, nothing = found.report, "lost" if plan.find == "lost" else "wrong"
     lines = _played(report)
     causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
@@ -283,7 +283,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
 
 
 def tell_comparison(found: Comparison, printed: list[RenderableType]) -> int:
-    """Say who reuses more and who answers wrong; the exit status."""
+    """Print which profile reuses more and which answers wrong; return the exit status."""
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
         raise InputError(msg)
@@ -317,7 +317,7 @@ def _row(side: Side, found: Comparison) -> tuple[str, ...]:
 
 
 Hands: TypeAlias = tuple[Executor | None, int]
-"""Whoever searches beside this process, and how many they are."""
+"""Map over worker processes, and their number."""
 
 
 Prove: TypeAlias = Annotated[
@@ -454,14 +454,14 @@ def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
 
 
 def check_minutes(minutes: float | None) -> None:
-    """Refuse a time that is no time."""
+    """Refuse a time that is not positive."""
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
         msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
         raise InputError(msg)
 
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
-    """Shape of workloads; a search that continues past findings draws everything."""
+    """Shape of workloads; a search that continues past findings draws every feature."""
     fixed = dict(map(setting, settings))
     return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
 
@@ -519,7 +519,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
 
 @contextmanager
 def _hands(plan: Plan) -> Iterator[Hands]:
-    """Whoever searches: this process alone, several where that is asked for and pays, a cluster."""
+    """Workers of the search: this process, several processes, or a cluster."""
     if plan.dask is not None:
         with crew(plan.dask) as found:
             yield found

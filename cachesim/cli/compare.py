@@ -28,7 +28,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
-"""A comma before the name of a flag; values may have commas of their own."""
+"""A comma before a flag's name; values may contain commas."""
 
 MADE: Final = "made:"
 
@@ -167,7 +167,7 @@ def diff_command(
 
 
 def is_trace(name: str) -> bool:
-    """True unless the name is a scenario's: a file of TOML, a folder, a shipped one."""
+    """True unless the name is that of a scenario: a TOML file, a folder, a shipped one."""
     if name in {"-", STDIN}:
         return not _begins_as_toml()
     path = Path(name)
@@ -180,7 +180,7 @@ def is_trace(name: str) -> bool:
 
 
 def _begins_as_toml() -> bool:
-    """True if standard input begins with a key, a comment or a table, as a scenario does."""
+    """True if standard input begins with a key, a comment or a table of TOML."""
     stream = sys.stdin.buffer
     if hasattr(stream, "peek"):
         head = stream.peek(1)
@@ -192,7 +192,7 @@ def _begins_as_toml() -> bool:
 
 
 def _refuse(what: str, others: Mapping[str, Any]) -> None:
-    """Raise InputError where an option is given that is not for this workload."""
+    """Raise InputError for an option that does not apply to this workload."""
     for flag in (flag for flag, value in others.items() if value):
         msg = f"{what}: {flag} is not for it; leave it out"
         raise InputError(msg)
@@ -207,7 +207,7 @@ def _scenario(name: str, seed: int | None) -> Scenario:
 
 
 def _named(scenario: Scenario, rows: Sequence[Row], flags: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Rows of profiles, which may leave out the scenario's engine."""
+    """Rows of profiles, which may omit the scenario's engine."""
     engine = scenario.engine.name
     return tuple(
         replace(
@@ -244,7 +244,7 @@ def _table(
 
 
 def rows_of(rows: str) -> tuple[Row, ...]:
-    """The rows of a name or a file."""
+    """The rows of a shipped name or of a file."""
     if rows == "policies":
         return policies()
     if rows in {"engines", "releases"}:

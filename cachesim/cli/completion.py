@@ -1,4 +1,4 @@
-"""`cachesim completion`: scripts by which shells complete a command line."""
+"""`cachesim completion`: completion scripts for shells."""
 
 import inspect
 import sys
@@ -20,10 +20,10 @@ SCENARIOS: Final = {
     "list": "what",
     "new": "source",
 }
-"""Commands, and the parameter of each that is the name of a shipped scenario."""
+"""Commands with the parameter that takes the name of a shipped scenario."""
 
 FALLS_BACK: Final = ("complete -F ", "complete -o default -F ")
-"""Bash fallback to file names if nothing completes."""
+"""Option of bash that completes file names if nothing else matches."""
 
 
 def completion_command(shell: Literal["bash", "zsh", "fish"]) -> int:
@@ -40,7 +40,7 @@ def completion_command(shell: Literal["bash", "zsh", "fish"]) -> int:
 
 
 def naming_scenarios(name: str, command: Command) -> Command:
-    """The command with its scenario as a choice of those that are shipped."""
+    """The command with the shipped scenarios as choices of its parameter."""
     if name not in SCENARIOS:
         return command
     names = tuple(file.stem for file in shipped_files())
@@ -62,7 +62,7 @@ def naming_scenarios(name: str, command: Command) -> Command:
 
 
 def _chosen(parameter: inspect.Parameter, names: tuple[str, ...]) -> inspect.Parameter:
-    """The parameter with the names as its type, and None as well where it may be left out."""
+    """The parameter with the names as its type, and None where it is optional."""
     kind, *extras = get_args(parameter.annotation) or (parameter.annotation,)
     choice: Any = Literal[names]
     if type(None) in get_args(kind):

@@ -38,11 +38,11 @@ NEUTRAL: Final[dict[str, Any]] = {
     "threshold": 0,
     "thold": 0,
 }
-"""Fields that two releases may have differently although they decide alike."""
+"""Fields that may differ between releases without a different decision."""
 
 
 class FirstDifference(NamedTuple):
-    """The first decision that differs: the step it falls in, and what each profile does there."""
+    """The first different decision: its step, and the events of each profile."""
 
     step: int
     sides: tuple[Event | None, Event | None]
@@ -58,7 +58,7 @@ def diff(
     format: Format,
     page: Output | None,
 ) -> int:
-    """Run both sides and print where they differ; 0 if they do not, 1 if they do."""
+    """Print the differences of both sides; 0 without any, else 1."""
     screen = results()
     pairs = zip(sides, settings, strict=True)
     jobs = [job for side, flags in pairs for job in jobs_of([name], [side], seed, flags)]
@@ -81,7 +81,7 @@ def diff(
 def flags_of(
     jobs: Sequence[Job], settings: Sequence[Mapping[str, Any]]
 ) -> Iterator[RenderableType]:
-    """Which flags each side was given beside those of the file."""
+    """Flags of each side beside those of the file."""
     for which, job, flags in zip(("first", "other"), jobs, settings, strict=True):
         if flags:
             told = ", ".join(f"{key} = {value}" for key, value in flags.items())
@@ -108,14 +108,14 @@ def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
 
 
 MOST_STEPS: Final = 8
-"""Steps whose outcomes are laid side by side."""
+"""Most steps whose outcomes are printed side by side."""
 
 ANSWERS: Final = frozenset({"cached", "processed", "answer", "error", "generated"})
-"""Outcomes that a client sees; the others are what the server keeps."""
+"""Outcomes that a client reads; the others are the server's state."""
 
 
 def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[RenderableType]:
-    """Table of differing outcomes, one profile beside the other."""
+    """Table of different outcomes, one profile beside the other."""
     if not differing:
         return
     found = [row for index in differing for row in _outcomes(*(run.steps[index] for run in runs))]
@@ -171,7 +171,7 @@ def _differ(one: Step, other: Step) -> bool:
 
 
 def _first_difference(one: Run, other: Run) -> FirstDifference | None:
-    """The first event, routine left out, that only one profile has, or has otherwise."""
+    """The first event, routine ones left out, that differs between the profiles."""
     for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
         left, right = (_decisions(each) for each in (ours, theirs))
         keys = [_key(each) for each in left], [_key(each) for each in right]

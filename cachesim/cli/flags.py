@@ -1,4 +1,4 @@
-"""`cachesim list ENGINE --flags`: a server's flags, from the table that also reads them."""
+"""`cachesim list ENGINE --flags`: a server's flags, from the table that parses them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from cachesim.files import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """A flag in words."""
+    """A printed flag."""
 
     name: str  # in a scenario's [engine.options], or in a step's options
     upstream: str
@@ -42,7 +42,7 @@ def flags_command(name: str, page: Output | None = None) -> int:
 
 
 def flags_of(family: Family[Any, Any], release: str = "") -> Iterator[Flag]:
-    """The flags of a server, or those of them that one release has."""
+    """The flags of a server, or those of one release."""
     yield from _each(family, family.table(), release)
 
 
@@ -66,7 +66,7 @@ def _each(family: Family[Any, Any], table: tuple[Option, ...], release: str) -> 
 
 
 def _default(family: Family[Any, Any], option: Option, release: str) -> str:
-    """The release's default, or all of them with the releases that they came with."""
+    """The release's default, or each default with its first release."""
     first = next(iter(family.having(option)), family.names()[0])
     if release or option.patch:
         return plain(family.default(option, release or first))
@@ -76,7 +76,7 @@ def _default(family: Family[Any, Any], option: Option, release: str) -> str:
 
 
 def plain(value: object) -> str:
-    """A value as a scenario file writes it."""
+    """A value in the syntax of a scenario file."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -24,7 +24,7 @@ from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
 
 HEAD: Final = 1 << 16
-"""Bytes at the beginning by which a log and recorded requests are told apart."""
+"""Leading bytes by which logs and recorded requests are distinguished."""
 
 STANDARD_INPUT: Final = "standard input"
 
@@ -41,7 +41,7 @@ class ServerFlags:
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None
 
     def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> Wanted:
-        """The same with the flags that the server was started with."""
+        """The settings with the flags that the server was started with."""
         return Wanted(
             profile=self.profile,
             model=self.model,
@@ -52,12 +52,12 @@ class ServerFlags:
 
 
 UNSAID: Final = ServerFlags()
-"""Nothing is said: the log or the requests tell."""
+"""No setting given: all are read from the log or the requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An input: what it is called, its bytes, and how they begin (these are read again)."""
+    """An input: its name, its bytes, and its first bytes (read again)."""
 
     name: str
     file: BinaryIO
@@ -69,7 +69,7 @@ class Given:
 
 
 class _FromTheStart(RawIOBase):
-    """A stream of which the head was read already: it comes once more, then the rest."""
+    """A stream whose head was already read, from the start."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head, self._rest = head, rest
@@ -87,7 +87,7 @@ class _FromTheStart(RawIOBase):
 
 @contextmanager
 def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
-    """Every input, opened; standard input is read as it comes."""
+    """The opened inputs; standard input is read as it arrives."""
     if not files:
         msg = f"name a log: a file, several of one server, or - for standard input, as in {example}"
         raise InputError(msg)
@@ -117,7 +117,7 @@ def _opened(name: str) -> Iterator[Given]:
 
 
 def requests_in(inputs: Sequence[Given]) -> list[Recorded]:
-    """Recorded requests, where every input has such; none where one is a log."""
+    """Recorded requests, if no input is a log."""
     if not all(each.has_requests for each in inputs):
         return []
     reader = DumpReader()

@@ -1,4 +1,4 @@
-"""Jobs of a command: scenarios on profiles, all checked before one runs."""
+"""Jobs of a command: scenarios on profiles, all validated before the first run."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ from cachesim.scenario.checks import chosen_profiles, misfits
 from cachesim.scenario.shipped import load_all
 
 WORD: Final = re.compile(r"""[^\s"'\[\]{}#=]+""")
-"""A string without quotes: a name, a path, names with commas between them."""
+"""A string that needs no quotes: a name, a path, names separated by commas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def jobs_of(
     seed: int | None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """Everything asked for, in order; nothing runs before all of it is known to be right.
+    """The requested jobs in order; all are validated before the first run.
 
     One scenario is played on every profile that is named. Of several, each is played on the
     profiles of its own engine that have its options; the others are left out, and it is said.
@@ -54,7 +54,9 @@ def jobs_of(
 
 
 def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -> Scenario:
-    """A scenario with another seed and other flags; what it expects holds for its own flags."""
+    """The scenario with another seed and other flags; expectations hold for the original flags
+    only.
+    """
     if seed is not None:
         scenario = replace(scenario, model=replace(scenario.model, seed=seed))
     if settings:
@@ -83,7 +85,7 @@ def _asked(
 
 
 def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) -> list[Job]:
-    """Every scenario on those of the profiles that are of its engine and have its options."""
+    """Scenarios on the profiles of their engine that have their options."""
     jobs: list[Job] = []
     foreign, reasons = 0, []
     for source, scenario in loaded:
@@ -110,7 +112,7 @@ def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) ->
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """A flag and its value, written as in a scenario file."""
+    """A flag and its value in the syntax of a scenario file."""
     name, _, value = text.partition("=")
     flag = name.strip().lstrip("-").replace("-", "_")
     try:

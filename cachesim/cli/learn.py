@@ -1,4 +1,4 @@
-"""`cachesim learn`: lessons told in the terminal, and their exercises marked."""
+"""`cachesim learn`: lessons in the terminal, with marked exercises."""
 
 import sys
 from collections.abc import Iterable
@@ -58,7 +58,7 @@ def learn_command(
 
 
 def _tell(chosen: ToldLesson) -> int:
-    """Tell a lesson, and wait before each run until the reader has said what will come of it."""
+    """Show a lesson, and wait before each run for the reader's prediction."""
     screen, right, asked = results(), 0, 0
     for piece, asks in terminal.until_questions(chosen):
         show(screen, piece)
@@ -81,7 +81,7 @@ def _tell(chosen: ToldLesson) -> int:
 
 
 def _predicted(asks: Asked) -> str | None:
-    """The reader's prediction; `?` prints the hint, an ended input ends the lesson."""
+    """The reader's prediction; `?` prints the hint, end of input ends the lesson."""
     notes().print(Text(f"Before it runs: {asks.question}", style="name"))
     while True:
         sys.stderr.write("your answer (? for a hint, Enter to see): ")

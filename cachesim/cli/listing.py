@@ -1,4 +1,6 @@
-"""`cachesim list`: what there is, one line each; or one thing in full."""
+"""`cachesim list`: scenarios, engines, releases, patches and presets; one line each, or one in
+full.
+"""
 
 import json
 import re
@@ -43,7 +45,7 @@ class Item:
 
 
 def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
-    """The engines, or the one that the name of a thing begins with; no other one is loaded."""
+    """The engines, or the one that prefixes a name; only that one is loaded."""
     from cachesim.engines import FAMILIES
 
     engine = re.split(r"[@+ ]", thing, maxsplit=1)[0]
@@ -51,7 +53,7 @@ def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
 
 
 def engines(thing: str = "") -> list[Item]:
-    """The engines that are known."""
+    """The known engines."""
     return [
         Item(name=each.name, about=each.about, upstream=each.repository) for each in families(thing)
     ]
@@ -101,7 +103,7 @@ def _patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
 
 
 def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
-    """Between which releases a patch was merged; empty if it was not."""
+    """Releases between which a patch was merged; empty if it was not."""
     if not patch.landed:
         return ""
     names = family.names()
@@ -110,7 +112,7 @@ def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
 
 
 def presets(_: str = "") -> list[Item]:
-    """The models by name."""
+    """Presets by name."""
     from cachesim.model.presets import ABOUT, PRESETS
 
     return [
@@ -128,15 +130,15 @@ ListFormat: TypeAlias = Literal["text", "json"]
 
 
 def scenarios() -> list[Item]:
-    """The scenarios shipped, with what kind of defect each shows."""
+    """The shipped scenarios with the class of each one's defect."""
     return [_scenario(each) for each in _shipped(until=SHOWN)]
 
 
 PLAYED: Final = re.compile(r"^\[(model|chat|engine|spans|\[step)\b", re.MULTILINE)
-"""Start of the larger part of a shipped file, which a search of names skips."""
+"""Start of the part of a shipped file that a search of names skips."""
 
 SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MULTILINE)
-"""The same for a list, which does not need the symptom either."""
+"""Start of the part that a list skips, the symptom included."""
 
 
 def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
@@ -145,7 +147,7 @@ def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
 
 
 def _with_symptom(words: str) -> list[Item]:
-    """The scenarios whose reports share most of these words, each with its symptom."""
+    """The scenarios whose symptoms share most of these words."""
     asked = _stems(words)
     if not asked:
         msg = f"no word to search for in {words!r}; describe what you see, as a user would"
@@ -162,18 +164,18 @@ def _with_symptom(words: str) -> list[Item]:
 
 
 STEM: Final = 5
-"""Letters by which two words are held to be one: `reprocessed`, `reprocessing`."""
+"""Letters compared as a word's stem: `reprocessed`, `reprocessing`."""
 
 COMMON: Final = frozenset(
     {"a", "an", "and", "are", "as", "at", "but", "by", "every", "for", "from", "has", "in", "is"}
     | {"it", "its", "my", "no", "not", "of", "on", "or", "so", "that", "the", "then", "there"}
     | {"this", "to", "was", "when", "which", "with"}
 )
-"""Words that every symptom has."""
+"""Words of every symptom."""
 
 
 def _stems(text: str) -> set[str]:
-    """The words of a text by their beginnings, so that `prompts` finds `prompt`."""
+    """The stems of a text's words, so that `prompts` matches `prompt`."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return {word[:STEM] for word in words if word not in COMMON}
 
@@ -299,7 +301,7 @@ def _list(what: str, *, symptom: str, output: ListFormat, page: Output | None) -
 
 
 def listed(items: Sequence[Item]) -> list[Text]:
-    """Names, and what they are about beside them."""
+    """Names and summaries."""
     wide = [max((len(getattr(each, key)) for each in items), default=0) for key in COLUMNS]
     lines = []
     for item in items:
@@ -315,7 +317,7 @@ def listed(items: Sequence[Item]) -> list[Text]:
 
 
 def _table(items: Sequence[Item]) -> FittingTable:
-    """The list on a page."""
+    """The list as a table of a page."""
     table = FittingTable()
     for head in ("name", "about", "upstream", "landed"):
         table.add_column(head, overflow="fold")
@@ -372,7 +374,7 @@ def _show_scenario(file: Path, *, raw: bool, page: Output | None) -> int:
 
 
 def aliases(item: Item) -> set[str]:
-    """The names by which one thing is known: `llama.cpp +24143`, `+24143`, `24143`."""
+    """The names of one item: `llama.cpp +24143`, `+24143`, `24143`."""
     engine, plus, patch = item.name.partition(" +")
     if plus:
         return {item.name, f"+{patch}", patch, f"{engine}+{patch}"}
@@ -382,7 +384,7 @@ def aliases(item: Item) -> set[str]:
 
 
 def shown(item: Item) -> RenderableType:
-    """A thing in full."""
+    """An item in full."""
     lines: list[RenderableType] = [Text(item.name, style="name"), Text(item.about)]
     if item.upstream:
         lines.append(Text(f"upstream: {item.upstream}"))

@@ -1,4 +1,4 @@
-"""Entry point of the program: every end has a status, and none shows a traceback."""
+"""Entry point of the program: every exit has a status and no traceback."""
 
 import gc
 import os
@@ -12,11 +12,12 @@ from cachesim.cli import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
 REPORT: Final = "this is a bug in cachesim: please report it, with the command and the scenario"
 
 SELDOM: Final = (50_000, 20, 20)
-"""Objects made, and rounds, until the collector looks for cycles: runs make many objects and few
-cycles, and with Python's own numbers a seventh of their time went into looking."""
+"""Thresholds of the garbage collector: runs allocate many objects and few cycles, and Python's
+defaults took a seventh of their time.
+"""
 
 LOADER: Final = "<frozen importlib._bootstrap>"
-"""The file of Python's own frames while a module is loaded."""
+"""File name of Python's import frames."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """Ctrl-C: in the middle of loading a module there is nothing to put in order."""
+    """Handle Ctrl-C; during an import nothing is to be cleaned up."""
     while frame is not None:
         if frame.f_code.co_filename == LOADER:
             os.write(2, b"cachesim: interrupted\n")
@@ -47,7 +48,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 
 def guarded(arguments: list[str]) -> int:
-    """Run a command line; a reader who goes away, and an interrupt, are no errors."""
+    """Run a command line; a closed pipe and an interrupt are not errors."""
     try:
         return run(arguments)
     except BrokenPipeError:  # nothing more can be said
@@ -63,7 +64,7 @@ def _give_up_output() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line, and turn what it raises into words and a status."""
+    """Run a command line; translate exceptions to messages and a status."""
     try:
         from cyclopts import CycloptsError
 
@@ -85,7 +86,7 @@ def run(arguments: list[str]) -> int:
 
 
 def said(error: Exception) -> int:
-    """Put what was raised into words, and into a status."""
+    """Print an exception's message and return its status."""
     from cachesim.errors import CachesimError, InputError, ScenarioError
 
     if isinstance(error, OSError) and error.filename is None:
@@ -124,7 +125,7 @@ def _circumstance(error: Exception) -> str:
 
 
 def complain(*lines: str) -> None:
-    """Say something on standard error, one line each, whatever characters it holds."""
+    """Print lines on standard error, whatever characters they contain."""
     from cachesim.printable import printable
 
     for line in lines:

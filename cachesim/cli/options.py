@@ -1,4 +1,4 @@
-"""Options that several commands have: one name and one meaning each."""
+"""Options of several commands, each with one name and one meaning."""
 
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias

@@ -14,12 +14,12 @@ from cachesim.report.consoles import notes, results, show
 
 
 def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
-    """The file that a flag names, if it is given, checked before any work is done for it."""
+    """The file of a flag, if given; checked before any work is done for it."""
     return None if path is None else Output.at(path, flag, kind)
 
 
 def write(output: Output, text: str) -> None:
-    """Write what a flag asked for; its name goes to standard error."""
+    """Write a file; its name goes to standard error."""
     output.write(text)
     show(notes(), Text(f"{output.flag[2:]}: {output.path}"))
 
@@ -30,7 +30,7 @@ def page_at(path: Path | None) -> Output | None:
 
 
 def write_page(output: Output | None, title: str, parts: Iterable[RenderableType]) -> None:
-    """Write a report as a page, where one was asked for."""
+    """Write a report as a page, if requested."""
     if output is not None:
         from cachesim.report.html_document import page
 
@@ -44,7 +44,7 @@ def print_report(
     format: str = "text",
     indent: int = 1,
 ) -> None:
-    """Print a report, or the values that it is made of as JSON."""
+    """Print a report, or its values as JSON."""
     if format == "text":
         show(results(), *parts)
     elif format == "json":

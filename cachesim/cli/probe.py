@@ -24,7 +24,7 @@ from cachesim.report.document import FittingTable
 DEFAULT: Final = Settings()
 CLEAR: Final = "\r\x1b[K"
 BETWEEN: Final = 10.0
-"""Seconds between two lines about the run where no terminal is."""
+"""Seconds between two progress lines without a terminal."""
 
 SIGNS: Final = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)

@@ -1,4 +1,4 @@
-"""Progress of long work: what is done, what is left, and about how long."""
+"""Progress of long work: finished items, remaining items, estimated time."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def progress(
     text: str, total: float | None = None, unit: str = "", *, shown: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """A bar on standard error, where that is a terminal; it is handed out to be moved.
+    """A progress bar on standard error, if that is a terminal.
 
     The bar takes the amount that is done, and words in place of "7 of 12 releases".
     """
@@ -41,7 +41,7 @@ def progress(
 
 
 def tracked(items: Iterable[T], total: int, text: str, unit: str) -> Iterator[T]:
-    """The items, with a bar of those that are done."""
+    """The items, with a progress bar."""
     with progress(text, total, unit) as move:
         for number, each in enumerate(items):
             move(number)

@@ -1,4 +1,4 @@
-"""`cachesim record`: stand between client and server, and say why each request was reprocessed."""
+"""`cachesim record`: a proxy between client and server that explains each reprocessed prompt."""
 
 import asyncio
 import sys

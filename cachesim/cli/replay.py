@@ -1,4 +1,4 @@
-"""`cachesim compare TRACE`: a production trace on one design after the other, counts only."""
+"""`cachesim compare TRACE`: a production trace on several designs, counts only."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
 
 MOST_WRONG: Final = 5
-"""Wrong answers that are named."""
+"""Most wrong answers that are printed."""
 
 
 @Parameter(name="*", group="Of a trace")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlags:
-    """Flags of a trace: model, part, scale, clock, and bytes of the user's model."""
+    """Options of a trace: model, part, scale, clock, and bytes of the user's model."""
 
     model: Annotated[
         str, Parameter(help="A preset of `cachesim list presets`; a scenario has its own.")
@@ -79,7 +79,7 @@ class TraceFlags:
     ] = None
 
     def given(self) -> list[str]:
-        """The flags whose value is not the default, as they are written."""
+        """Options with another value than the default, as written on the command line."""
         return [
             f"--{each.name.replace('_', '-')}"
             for each in fields(self)
@@ -87,12 +87,12 @@ class TraceFlags:
         ]
 
     def source(self, trace: str, file: str = "") -> Source:
-        """The trace, read that way."""
+        """The trace, read with these options."""
         names = ("scale", "unit", "first", "replies", "turn", "remember", "timestamps", "rank")
         return Source(name=trace, file=file, **{name: getattr(self, name) for name in names})
 
     def measured(self) -> Measured | None:
-        """The sizes, if any are given."""
+        """Sizes of the user's model, if given."""
         given = {"token": self.token_bytes, "window": self.window_bytes, "state": self.state_bytes}
         flags = {name: value for name, value in given.items() if value is not None}
         by = " ".join(f"--{name}-bytes {value}" for name, value in flags.items())
@@ -105,7 +105,7 @@ class TraceFlags:
 
 
 WHOLE: Final = TraceFlags()
-"""All of a trace, as it is."""
+"""The whole trace at its own scale."""
 
 
 def replay(
@@ -144,7 +144,7 @@ def replay(
 
 @contextmanager
 def _kept(trace: str) -> Iterator[tuple[str, str]]:
-    """A trace's name, and a file with it if it can be read only once: each server reads it anew."""
+    """A trace's name; a stream is copied to a file, since each server reads it again."""
     piped = trace in {"-", STDIN}
     path = Path(trace)
     if not piped and not (path.is_fifo() or path.is_char_device()):

@@ -1,4 +1,4 @@
-"""`cachesim run`: play scenarios on profiles and say what was reused and whether it was right."""
+"""`cachesim run`: play scenarios on profiles, print reuse and verdicts."""
 
 import signal
 import sys
@@ -42,27 +42,27 @@ from cachesim.scenario.shipped import STDIN
 from cachesim.verify.oracle import Oracle
 
 MOST: Final = 7 * 24 * 3600
-"""Seconds that a limit may be."""
+"""Longest time limit in seconds."""
 
 SOON: Final = 1e-3
-"""The shortest time that a timer can be set to."""
+"""Shortest interval of a timer."""
 
 LONG: Final = 20
-"""Seconds from which on a run is announced."""
+"""Seconds from which a run is announced."""
 
 RATE: Final = 5e9
-"""Multiplications a second that the float network is counted on to do."""
+"""Multiplications per second assumed for the float network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment of the machine's clock at which playing ends, in this process or another."""
+    """A deadline on the machine's clock, valid in every process."""
 
     at: float | None = None
 
     @classmethod
     def after(cls, seconds: float | None) -> "Deadline":
-        """So long from now."""
+        """The deadline this many seconds from now."""
         if seconds is None:
             return cls()
         if not 0 < seconds <= MOST:
@@ -73,13 +73,13 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The pace of a run: a deadline, and whoever counts the steps."""
+    """The pace of a run: a deadline, and the callback for finished steps."""
 
     deadline: Deadline
     tell: Callable[[], None]
 
     def limit(self) -> AbstractContextManager[None]:
-        """Interrupts what is played when the time is over."""
+        """Interrupt the run at the deadline."""
         return _until(self.deadline)
 
     def step_done(self) -> None:
@@ -109,8 +109,8 @@ def _over(_: int, __: FrameType | None) -> None:
 def seconds_of(
     jobs: Sequence[Job], processes: int = 1, arithmetic: ArithmeticName = "float"
 ) -> float:
-    """About how long a run will take, at most: the float network's arithmetic, where nothing is
-    counted as cached, and replies that an engine plays token by token.
+    """Upper estimate of a run's seconds: the float network's arithmetic without reuse, and replies
+    that an engine decodes token by token.
 
     The runs of one scenario follow each other in one process, so more processes help only as far
     as there are more scenarios.
@@ -152,13 +152,13 @@ def _multiplications(job: Job) -> float:
 
 
 STATES: Final = 20_000
-"""Moments of all runs together that a page might still hold."""
+"""Most states of all runs together that a page holds."""
 
 SOON_DONE: Final = 8
-"""So many runs are over before anyone looks at a bar."""
+"""Runs that finish before a progress bar is shown."""
 
 ENDLESS: Final = Deadline()
-"""Nobody waits."""
+"""A pace without a deadline."""
 
 
 def run_command(
@@ -240,7 +240,7 @@ def run_command(
 
 
 def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:
-    """The runs, each with its story printed."""
+    """The runs, each printed with its story."""
     screen, before = results(), ""
     for job, each in zip(jobs, played, strict=True):
         if job.source != before:
@@ -262,7 +262,7 @@ def _step_number(jobs: Sequence[Job], step: str) -> int:
 
 
 def _seen_first(played: Iterable[Run]) -> Iterator[Run]:
-    """The runs, with what was held in each as long as that may fit on a page."""
+    """The runs, with recorded states as long as they fit on a page."""
     left = STATES
     for each in played:
         states = 0 if each.detail is None else len(each.detail.states)
@@ -275,7 +275,7 @@ def _seen_first(played: Iterable[Run]) -> Iterator[Run]:
 
 
 def write_report(runs: Sequence[Run], page: Output) -> None:
-    """The page of some runs, as one file; its name goes to standard error."""
+    """Write the page of some runs; its name goes to standard error."""
     from cachesim.report import html
 
     fitted = html.page_of_most(runs)
@@ -302,7 +302,7 @@ def play(
     processes: int | None = None,
     deadline: Deadline = ENDLESS,
 ) -> Iterator[Run]:
-    """The runs in order, with a bar on standard error where someone is watching."""
+    """The runs in order, with a progress bar if standard error is a terminal."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
     announce(seconds_of(jobs, how_many(len(groups), processes), arithmetic), arithmetic, screen)
@@ -328,12 +328,12 @@ def play(
 
 
 def watched(jobs: Sequence[Job]) -> bool:
-    """Check whether someone looks on, and a bar is worth the trouble."""
+    """True if a progress bar is useful: on a terminal, for more than a few runs."""
     return sys.stderr.isatty() and (len(jobs) > SOON_DONE or seconds_of(jobs) > 1)
 
 
 def announce(seconds: float, arithmetic: ArithmeticName, screen: Console) -> None:
-    """Say beforehand that real numbers, or replies token by token, will take their time."""
+    """Print a warning before a slow run: float arithmetic, or replies decoded token by token."""
     if seconds < LONG:
         return
     about = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
@@ -344,7 +344,7 @@ def announce(seconds: float, arithmetic: ArithmeticName, screen: Console) -> Non
 
 
 def nobody() -> None:
-    """Hears that a step is done."""
+    """Ignore a finished step."""
 
 
 def _play_group(
@@ -356,7 +356,7 @@ def _play_group(
     deadline: Deadline = ENDLESS,
     tell: Callable[[], None] = nobody,
 ) -> list[Run] | ScenarioError:
-    """The profiles of one scenario, which share their cold answers; or what is wrong with it."""
+    """The profiles of one scenario, which share cold answers; or the scenario's error."""
     oracle: Oracle | None = None
     runs = []
     for job in jobs:
@@ -394,15 +394,15 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
 
 
 def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[Line]:
-    """The command that proves a wrong answer; nothing where no file holds what was played."""
+    """The command that proves a wrong answer; empty without a scenario file."""
     job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
     source = None if job.changed or job.source == STDIN else job.source
     return proof_lines(job.scenario, job.profile, source, index)
 
 
 def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index: int) -> list[Line]:
-    """The command that shows a wrong answer on the real engine; empty without the file `source`
-    and where the real engine computes no answers.
+    """The command that shows a wrong answer on the real engine; empty without the file `source` and
+    where the real engine computes no answers.
     """
     if source is None:
         return []

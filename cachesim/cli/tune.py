@@ -1,4 +1,4 @@
-"""`cachesim why --tune`: a workload's server with other settings, on all cores."""
+"""`cachesim why --tune`: a workload under other settings, on all cores."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +77,7 @@ def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tune
 
 
 def _is_scenario(name: str) -> bool:
-    """A scenario's file, or the name of a shipped one; any other file is a log or a recording."""
+    """True for a scenario's file or a shipped name; other files are logs or recordings."""
     path = Path(name)
     if name in {"-", STDIN} or path.is_dir():
         return False
@@ -87,7 +87,7 @@ def _is_scenario(name: str) -> bool:
 
 
 def on_all_cores(trials: Sequence[Trial]) -> list[Tried]:
-    """Trials played by worker processes, with a line of progress."""
+    """Trials played by worker processes, with a progress line."""
     with workers(len(trials)) as do:
         done = tracked(do(tried, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

@@ -17,7 +17,7 @@ HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit
 
 
 def watched_runs(played: Iterable[Run]) -> list[Run]:
-    """Step through the events of runs; without a terminal everything is printed in one go."""
+    """Step through the events of runs; without a terminal all are printed at once."""
     screen = results()
     asks = screen.is_terminal and sys.stdin.isatty()
     if asks:
@@ -84,7 +84,7 @@ def _memory(run: Run, index: int, number: int) -> list[tuple[str, ...]]:
 
 
 def _changed(before: Sequence[tuple[str, ...]], now: Sequence[tuple[str, ...]]) -> Sequence[str]:
-    """The rows that are new or other than before, and the names of those that are gone."""
+    """New and changed rows, and the names of removed ones."""
     lines = [f"    {line}" for row in now if row not in before for line in row]
     places = {_place(row) for row in now}
     gone = [row[0].strip() for row in before if _place(row) not in places]
@@ -92,7 +92,7 @@ def _changed(before: Sequence[tuple[str, ...]], now: Sequence[tuple[str, ...]]) 
 
 
 def _place(row: tuple[str, ...]) -> str:
-    """The label without the position at which a state stands, and a node without its parent."""
+    """The label without a state's position or a node's parent."""
     label = row[0].partition(" at ")[0].strip(" │├└─")
     return label.partition(",")[0] if label.startswith("node ") else label
 

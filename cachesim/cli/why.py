@@ -1,4 +1,4 @@
-"""`cachesim why`: a server's log, every miss explained, and what would have been otherwise."""
+"""`cachesim why`: a server's log with every miss explained, and the alternatives."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def trace_of_log(replays: Sequence[Replay]) -> str:
 
 
 def trace_of_dump(requests: Sequence[Recorded], wanted: Wanted) -> str:
-    """Recorded requests that were answered, with the milliseconds since the first."""
+    """Recorded requests with an answer, with the milliseconds since the first."""
     live = Live(wanted)
     live.add_all(requests)
     names = _Names()
@@ -73,7 +73,7 @@ def _all(lines: Sequence[str]) -> str:
 
 
 class _Names:
-    """Numbers texts from 0 on, those of two servers' lives apart."""
+    """Numbers of texts, from 0; lives of a server are separate."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
@@ -88,10 +88,10 @@ class _Names:
 
 
 SLOW: Final = 2_000
-"""So many requests take long enough for a bar."""
+"""Number of requests from which a progress bar is shown."""
 
 LOOKS_AGAIN: Final = 1.0
-"""Seconds after which a log that is followed is looked at again."""
+"""Seconds between two reads of a followed log."""
 
 
 def why_command(
@@ -188,7 +188,7 @@ def why_command(
 
 
 def _refuse(flag: str, others: Mapping[str, object]) -> None:
-    """Raise InputError where an option is given that has no meaning beside `flag`."""
+    """Raise InputError for an option that has no meaning beside `flag`."""
     for other, value in others.items():
         if value:
             msg = f"{other} cannot be used with {flag}; leave one of the two out"
@@ -197,7 +197,7 @@ def _refuse(flag: str, others: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that are asked for."""
+    """The requested output files."""
 
     scenario: Output | None
     trace: Output | None
@@ -221,11 +221,11 @@ def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Repla
 
 
 MOST_AT_ONCE: Final = 1 << 24
-"""Bytes of a log that are read at once."""
+"""Most bytes of a log that are read at once."""
 
 
 def _follow_command(files: Sequence[str], wanted: Wanted) -> int:
-    """Tell each request of a log that grows, when it has ended."""
+    """Print each request of a growing log when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"
         raise InputError(msg)

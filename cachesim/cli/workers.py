@@ -1,4 +1,4 @@
-"""Many scenarios at once: one process for each processor, results in the order asked for."""
+"""Scenarios in parallel: one process per processor, results in order."""
 
 import os
 import signal
@@ -18,18 +18,18 @@ NO_DASHBOARD: Final[Mapping[str, Any]] = {
     "dashboard_address": None,
     "scheduler_kwargs": {"dashboard_address": ":0"},
 }
-"""For a cluster of our own: no page, and no port of its own that another cluster may have."""
+"""No dashboard and no fixed port for a local cluster."""
 
 ANSWERS_WITHIN: Final = 10
-"""Seconds in which a scheduler at an address has to answer."""
+"""Seconds until a scheduler has to answer."""
 
 ALONE: Final = 6
-"""Up to so many tasks a single process is quicker than starting others."""
+"""Most tasks for which one process is faster than several."""
 
 
 @contextmanager
 def workers(tasks: int, wanted: int | None = None) -> Iterator[Do]:
-    """Something that maps a function over items, in this process or in as many as are wanted."""
+    """A map function, in this process or in several."""
     count = how_many(tasks, wanted)
     if count == 1:
         yield map
@@ -47,7 +47,7 @@ def how_many(tasks: int, wanted: int | None = None) -> int:
 
 @contextmanager
 def processes(count: int) -> Iterator[Executor]:
-    """So many processes of our own; who is interrupted waits for none of them.
+    """A pool of local processes; an interrupt does not wait for them.
 
     They begin at once: who shows a bar has a thread, and a process with threads does not fork well.
     """
@@ -68,14 +68,14 @@ def processes(count: int) -> Iterator[Executor]:
 
 @contextmanager
 def cluster(where: str) -> Iterator[Executor]:
-    """The workers of a Dask scheduler at an address, or so many of our own on this machine."""
+    """The workers of a Dask scheduler at an address, or local ones."""
     with crew(where) as (executor, _):
         yield executor
 
 
 @contextmanager
 def crew(where: str) -> Iterator[tuple[Executor, int]]:
-    """The same, and how many tasks they take at once.
+    """The map function and the number of tasks that it runs at once.
 
     Whoever has lost a worker gets its tasks from another one. All must run this very code: what
     they find is kept as if it had been found here.

@@ -1,6 +1,6 @@
-"""Arithmetic: a small network that is real. Knows nothing of caches, servers, files."""
+"""Arithmetic: a small real network without caches, servers or files."""
 
 from typing import Literal, TypeAlias
 
 ArithmeticName: TypeAlias = Literal["float", "ring", "counts"]
-"""The arithmetics; it stands here so that a parser can know their names without loading NumPy."""
+"""Names of the arithmetics, here so that a parser imports them without NumPy."""

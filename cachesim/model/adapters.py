@@ -1,4 +1,4 @@
-"""Adapters (LoRA): small deltas on a network's weights, laid over it by a strength each.
+"""Adapters (LoRA): low-rank deltas on a network's weights, each with a strength.
 
     W  becomes  W + s1 B1 A1 + s2 B2 A2 ...        s: the strength, 0 where an adapter is off
 
@@ -26,7 +26,7 @@ Strengths: TypeAlias = tuple[float, ...]
 RANK: Final = 2
 
 TARGETS: Final = ("attn_v.weight", "ssm_in.weight", "attn_qkv.weight", "shortconv.in_proj.weight")
-"""The matrices that an adapter changes: in every layer the one that feeds its memory."""
+"""The matrices that an adapter changes: in every layer the one before its memory."""
 
 
 def deltas(spec: ModelSpec, name: str) -> Weights:
@@ -48,7 +48,7 @@ def _normal(
 
 
 class Adapted:
-    """A network under adapters, whose strengths may change from ubatch to ubatch."""
+    """A network under adapters, whose strengths may change between ubatches."""
 
     def __init__(self, network: Network, names: Sequence[str]) -> None:
         self._plain = network
@@ -57,7 +57,7 @@ class Adapted:
         self._made: dict[Strengths, Network] = {}
 
     def under(self, strengths: Strengths) -> Network:
-        """The network as it is with these strengths, kept once it was made."""
+        """The network under these strengths, cached."""
         if not any(strengths):
             return self._plain
         if strengths not in self._made:
@@ -71,11 +71,11 @@ class Adapted:
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The plain network's: an adapter keeps nothing."""
+        """The shapes of the plain network: adapters store nothing."""
         return self._plain.shapes
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Put one ubatch through the network as the strengths now make it."""
+        """Run an ubatch under the present strengths."""
         return self.under(self.strengths).run(ubatch, store)
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
@@ -91,7 +91,7 @@ class Adapted:
         return self._plain.difference(one, other)
 
     def companion(self) -> Network | None:
-        """No adapter reaches the MTP head."""
+        """The MTP head, which no adapter changes."""
         return self._plain.companion()
 
 
@@ -115,7 +115,7 @@ def _weights(spec: ModelSpec, names: Sequence[str], strengths: Strengths) -> Wei
 
 
 def adapted(network: Network, names: Sequence[str]) -> Network:
-    """The network with adapters of these names, or as it is where there are none."""
+    """The network with adapters of these names, or itself without any."""
     twice = sorted({each for each in names if list(names).count(each) > 1})
     if twice:
         msg = f"adapter {twice[0]!r} is named twice; give each a name of its own"
@@ -124,6 +124,6 @@ def adapted(network: Network, names: Sequence[str]) -> Network:
 
 
 def adapted_in(network: Network) -> Adapted | None:
-    """The part of a network that strengths are set on, if it has adapters."""
+    """The adapted part of a network, if any."""
     inner = network.inner if isinstance(network, Traced) else network
     return inner if isinstance(inner, Adapted) else None

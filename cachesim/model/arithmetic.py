@@ -1,4 +1,4 @@
-"""The seam between a network and whoever runs it: one protocol, several arithmetics.
+"""The interface between a network and its caller: one protocol, several arithmetics.
 
 `float` is the real thing in float64; `ring` is its exact twin over the integers modulo 2^64;
 `counts` computes nothing, for workloads of which only the cache's decisions are wanted.
@@ -41,7 +41,7 @@ class LayerShape:
 
 
 class Output(NamedTuple):
-    """The result of a ubatch: logits of the rows asked for, and the rows that an MTP head reads."""
+    """The result of a ubatch: requested logits, and hidden rows for an MTP head."""
 
     logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words
     hidden: Array | None = None  # (T, width), last hidden states; None where there is no MTP head
@@ -49,7 +49,7 @@ class Output(NamedTuple):
 
 @runtime_checkable
 class Network(Protocol):
-    """A network that runs ubatches against a Store and keeps nothing itself."""
+    """A network that runs ubatches against a Store and is stateless."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -58,19 +58,19 @@ class Network(Protocol):
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The layers that keep something, in the order they run."""
+        """The layers with data in memory, in execution order."""
         ...
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Put one ubatch through all layers."""
+        """Run one ubatch through all layers."""
         ...
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """Keys (n, ...) as if their positions had been `shifts` (n,) further on."""
+        """Keys (n, ...) shifted by `shifts` (n,) positions."""
         ...
 
     def sample(self, logits: Array) -> Token:
-        """The greedy token of one row of logits; ties go to the lowest id."""
+        """The greedy token of a row of logits; ties go to the lowest id."""
         ...
 
     def difference(self, one: Array, other: Array) -> float:
@@ -89,7 +89,7 @@ class Network(Protocol):
 
 
 class PlainStore:
-    """All that one or several sequences have said, from position 0 on, in the order they said it.
+    """All tokens of one or several sequences, from position 0 on, in order.
 
     Every ubatch brings the same number of tokens for each of the `sets` sequences, set after set.
     """
@@ -110,7 +110,9 @@ class PlainStore:
                 self._cells[shape.layer] = cells
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Append one key and one value per token; each token sees itself and what came before."""
+        """Append one key and one value per token; each token attends to itself and the earlier
+        ones.
+        """
         if self._sets == 1:
             return (self._cells[layer][0].append(keys, values, 0),)
         count = len(keys) // self._sets
@@ -124,13 +126,13 @@ class PlainStore:
         return self._states[layer]
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Keep the newest plane; the others are for memories that roll back."""
+        """Keep the newest plane; the others serve memories that roll back."""
         self._states[layer] = states[:, 0]
 
 
 @lru_cache(maxsize=8)
 def rows_from(first: int, count: int) -> Integers:
-    """The numbers of so many rows, which all layers of an ubatch share and none changes.
+    """Row numbers that all layers of an ubatch share; read-only.
 
     Few are kept: those of a long prompt are large.
     """
@@ -148,7 +150,7 @@ class _Cells:
         self._view = view
 
     def append(self, keys: Array, values: Array, first_row: int) -> Lane:
-        """Add cells for the rows from `first_row` on, and say what they see."""
+        """Add cells for the rows from `first_row` on, and return their visible keys."""
         first = self._keys.count
         self._keys.append(keys)
         self._values.append(values)
@@ -158,7 +160,7 @@ class _Cells:
 
 
 class _View:
-    """The lane of new cells: the same in all layers with one kind of window.
+    """The lane of new cells, shared by layers with the same window.
 
     |  seen by nobody  |   lane, whole blocks    | ABSENT |
     0                start         first  ...  count     stop
@@ -170,7 +172,7 @@ class _View:
         self._told: tuple[slice, Integers, Integers, Integers]
 
     def of(self, first: int, new: int) -> tuple[slice, Integers, Integers, Integers]:
-        """The cells of a lane, their positions, and the ends of what each new one sees."""
+        """The cells of a lane, their positions, and the end of each new cell's range."""
         if self._asked != (first, new):
             self._told = self._look(first, first + new)
             self._asked = (first, new)
@@ -191,14 +193,14 @@ class _View:
 
 
 class Growing:
-    """An array that only gets longer; it doubles, so that long runs stay linear."""
+    """An array that doubles when it is full, so that appending stays linear."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self.data = np.zeros((BLOCK, *shape), dtype)
         self.count = 0
 
     def append(self, rows: Array) -> None:
-        """Put rows behind the last one."""
+        """Append rows."""
         count = self.count + len(rows)
         size = len(self.data)
         if count > size:

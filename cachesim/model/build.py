@@ -1,4 +1,4 @@
-"""Networks by spec and name of an arithmetic."""
+"""Networks from a spec and an arithmetic."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,7 +20,7 @@ ARITHMETICS: Final[Mapping[str, Callable[[ModelSpec], Network]]] = {
 
 @lru_cache(maxsize=64)
 def build(spec: ModelSpec, arithmetic: ArithmeticName = "float") -> Network:
-    """The network of a spec; equal specs share one, for networks keep nothing."""
+    """The network of a spec; equal specs share one, since networks are stateless."""
     if arithmetic not in ARITHMETICS:
         known = ", ".join(repr(name) for name in ARITHMETICS)
         msg = f"there is no arithmetic {arithmetic!r} for {spec.name!r}; there are {known}"
@@ -29,7 +29,7 @@ def build(spec: ModelSpec, arithmetic: ArithmeticName = "float") -> Network:
 
 
 def arithmetic_of(network: Network) -> ArithmeticName:
-    """The arithmetic of a network, as its layers show."""
+    """The arithmetic of a network, by its layers."""
     if not all(shape.dtype.startswith("u") for shape in network.shapes):
         return "float"
     return "ring" if any(shape.row or any(shape.key) for shape in network.shapes) else "counts"

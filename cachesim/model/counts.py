@@ -1,4 +1,4 @@
-"""`counts`: no network at all, for workloads whose answers nobody needs to check.
+"""`counts`: a network without arithmetic, for workloads whose answers are not verified.
 
 The memory is the real one: the same cells, rows, ubatches and bytes. Only nothing is computed:
 keys, values and states have no numbers in them, so that the engine takes the same decisions and a
@@ -19,7 +19,7 @@ from cachesim.units import Array, Integers
 
 
 class CountsNetwork(WordNetwork):
-    """The layers of a spec with nothing in them."""
+    """The layers of a spec without weights."""
 
     def __init__(self, spec: ModelSpec, *, mtp: bool = False) -> None:
         self._spec = spec
@@ -27,11 +27,11 @@ class CountsNetwork(WordNetwork):
         self._shapes = tuple(_emptied(shape) for shape in RingNetwork(spec, mtp=mtp).shapes)
 
     def __deepcopy__(self, memo: object) -> "CountsNetwork":
-        """Itself: it has no state."""
+        """Itself: it is stateless."""
         return self
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Put the ubatch's tokens into the store; there is nothing else to do."""
+        """Store the ubatch's tokens; no arithmetic."""
         count = len(ubatch.tokens)
         rows = np.zeros((count, 0), np.uint64)
         planes = min(count // ubatch.sets, store.planes)
@@ -47,7 +47,7 @@ class CountsNetwork(WordNetwork):
         return Output(logits=wanted[:, None], hidden=hidden)
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """There is nothing to turn."""
+        """Keys unchanged."""
         del layer, shifts
         return keys
 
@@ -57,7 +57,7 @@ class CountsNetwork(WordNetwork):
         return 0.0
 
     def companion(self) -> Network | None:
-        """The MTP head, as empty as the rest."""
+        """The MTP head, without arithmetic too."""
         if self._mtp or not self._spec.mtp_depth:
             return None
         return CountsNetwork(self._spec, mtp=True)
@@ -74,12 +74,12 @@ def _unsigned(positions: Integers) -> Array:
 
 
 class _Nowhere:
-    """The memory of a network that computes nothing."""
+    """The memory of a network without arithmetic."""
 
     planes = 1
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """No lanes: no keys are kept."""
+        """No lanes: no keys are stored."""
         del layer, keys, values
         return ()
 
@@ -89,7 +89,7 @@ class _Nowhere:
         return np.zeros((1, 0), np.uint64)
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Do nothing: no states are kept."""
+        """Do nothing: no states are stored."""
 
 
 NOWHERE: Final = _Nowhere()

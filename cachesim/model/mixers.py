@@ -1,4 +1,4 @@
-"""Attention over a Lanes: blocks of 64 keys, added up one after the other.
+"""Attention over a lane: blocks of 64 keys, summed in order.
 
 Keys lie in blocks aligned to positions, whoever brings them. For each query a block yields the sum
 of its weighted values and the sum of its weights; blocks are added in order, so a query meets
@@ -28,7 +28,7 @@ from cachesim.units import Array, Integers
 Hidden: TypeAlias = tuple[tuple[slice, Array], ...]
 
 FEW_SCORES: Final = 2048
-"""Up to so many, a call of NumPy takes longer than what it does."""
+"""Number of scores up to which a NumPy call costs more than the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def head_norms(spec: ModelSpec, weights: Weights, layer: int) -> Array:
 
 
 def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:
-    """Write what the lane's rows of queries (T, H, size) see into out (R, H, size)."""
+    """Write the attention of the lane's queries (T, H, size) into out (R, H, size)."""
     group = queries.shape[1] // lane.keys.shape[1]
     keys = lane.keys.reshape(-1, BLOCK, *lane.keys.shape[1:])
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
@@ -135,13 +135,13 @@ def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
 
 @lru_cache(maxsize=4096)
 def tiling(rows: int, ladder: Ladder) -> tuple[int, int]:
-    """The number of tiles for these rows, and their height: the lowest, if one takes all."""
+    """The number of tiles for these rows, and their height: the lowest if one tile suffices."""
     height = next((height for height in ladder if height >= rows), ladder[-1])
     return -(-rows // height), height
 
 
 def hide(scores: Array, hidden: Hidden, count: int, group: int) -> None:
-    """Set to minus infinity what a row may not see; most blocks are seen by all or are short."""
+    """Mask keys with minus infinity; most blocks are fully visible or short."""
     kv_heads, blocks = scores.shape[:2]
     rows = scores.reshape(kv_heads, blocks, -1, BLOCK)[:, :, : count * group]
     rows = rows.reshape(kv_heads, blocks, count, group, BLOCK)
@@ -150,7 +150,7 @@ def hide(scores: Array, hidden: Hidden, count: int, group: int) -> None:
 
 
 def largest(scores: Array) -> Array:
-    """The largest score of each row (K, 1, t, h, 1); one call is quicker than two where few lie."""
+    """The largest score of each row (K, 1, t, h, 1); one NumPy call for small arrays, else two."""
     if scores.size > FEW_SCORES:
         scores = np.maximum.reduce(scores, axis=1, keepdims=True)
     found: Array = np.maximum.reduce(scores, axis=(1, -1), keepdims=True)
@@ -185,10 +185,10 @@ def gather(scores: Array, values: Array, count: int, group: int) -> Array:
 
 
 class Scan(Protocol):
-    """Some rows of one set, folded into a state (1, n): what each reads, and the state after."""
+    """Rows of one set folded into a state (1, n): the outputs, and the state after them."""
 
     def __call__(self, rows: Integers, state: Array) -> tuple[Array, Array]:
-        """Rows must not be empty."""
+        """Compute the outputs; rows must not be empty."""
         ...
 
 
@@ -198,7 +198,7 @@ def masked(rows: Array, padding: Padding | None) -> Array:
 
 
 def kept_rows(joined: Array, taps: int, padding: Padding) -> Array:
-    """The convolution's rows to be carried on, (S, 1, (k - 1) * C): those before `conv_ends`.
+    """The convolution's rows carried over, (S, 1, (k - 1) * C): those before `conv_ends`.
 
     [ carried: k - 1 | rows ]      an end of e keeps [e, e + k - 1) of both together
     """
@@ -211,7 +211,7 @@ def kept_rows(joined: Array, taps: int, padding: Padding) -> Array:
 
 
 def fold_tokens(y: Array, real: Array, state: Array, scan: Scan) -> Array:
-    """The state (1, n) of a layer without chunks: other rows than tokens see it and leave it."""
+    """The state (1, n) of a layer without chunks: only token rows are folded in."""
     edges = np.flatnonzero(np.diff(real)) + 1
     for rows in np.split(np.arange(len(real)), edges):
         if real[rows[0]]:
@@ -223,7 +223,7 @@ def fold_tokens(y: Array, real: Array, state: Array, scan: Scan) -> Array:
 
 
 def fold_chunk(y: Array, ending: Ending, state: Array, scan: Scan, fades: Array) -> Array:
-    """The state (1, n) that is kept of one chunk of a chunked scan; its tokens read into `y`.
+    """The state (1, n) kept after one chunk of a chunked scan; outputs go to `y`.
 
     kept = fold of `folded` from nothing + `undecayed` + former state, decayed by every row of them
     and of `fading`.   `fades` (L, n) is what each row multiplies the state by.
@@ -244,7 +244,7 @@ def fold_chunk(y: Array, ending: Ending, state: Array, scan: Scan, fades: Array)
 
 
 def read_former(ending: Ending, state: Array, fades: Array) -> list[tuple[int, Array]]:
-    """The former state that each padding row reads, decayed up to that row."""
+    """The earlier state read by each padding row, decayed up to that row."""
     tokens = {int(row) for row in (*ending.folded, *ending.undecayed, *ending.lost)}
     fading = {int(row) for row in ending.fading}
     seen = []
@@ -280,13 +280,14 @@ def convolve(joined: Array, taps: Array) -> Array:
 
 
 def carry(joined: Array, taps: int, back: int) -> Array:
-    """The carried rows as they are after the last row but `back`: (S, (k - 1) * C)."""
+    """The carried rows after the last row but `back`: (S, (k - 1) * C)."""
     stop = joined.shape[1] - back
     return joined[:, stop - taps + 1 : stop].reshape(joined.shape[0], -1)
 
 
 def states_after(joined: Array, taps: int, planes: int, row: int) -> Array:
-    """Rows (S, planes, row) to be kept, newest first: carried rows in front, the rest to be filled.
+    """Rows (S, planes, row) to be stored, newest first: carried rows in front, the rest to be
+    filled.
 
     Plane `j` is for the state after the last token but `j`; no set has more planes than tokens.
     """
@@ -300,7 +301,7 @@ def states_after(joined: Array, taps: int, planes: int, row: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv(InAndOut):
-    """LFM2's layer: a convolution between two gates; its state is the carried rows alone."""
+    """LFM2's layer: a convolution between two gates; its state is the carried rows."""
 
     spec: ModelSpec
     layer: int
@@ -345,7 +346,7 @@ class ShortConv(InAndOut):
 # h   state (G, N, W)     h' = exp(dt A) h + B (dt x)        y = C h' + D x
 
 STRETCH: Final = 16
-"""Tokens whose states are held at once: enough to read them together, few enough for the cache."""
+"""Tokens whose states are held at once, bounded by the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +506,7 @@ class Ssm(InAndOut):
         return y, after
 
     def glance(self, convolved: Array, state: Array) -> Array:
-        """The reading (inner,) of a state (G * N * W) by a row (C,) that does not go into it."""
+        """The output (inner,) of a state (G * N * W) for a row (C,) that is not folded in."""
         spec = self.spec
         c = convolved[spec.inner + spec.groups * spec.state_size :]
         c = c.reshape(spec.groups, 1, spec.state_size)

@@ -1,4 +1,4 @@
-"""The float network: real arithmetic in float64 that gives the same bits however it is cut.
+"""The float network: float64 arithmetic with the same bits for every split into ubatches.
 
     T   rows of the ubatch      R   T padded to full tiles      d   width
 
@@ -36,21 +36,21 @@ from cachesim.units import Array, Integers, Token
 Reader: TypeAlias = Callable[[ModelSpec, Weights, int], Layer]
 
 MOST_ROWS: Final = 1 << 20
-"""Rows of one ubatch."""
+"""Most rows of one ubatch."""
 
 MOST_POSITION: Final = (1 << 31) - 1
-"""Positions are 32-bit numbers on the real servers."""
+"""Largest position: 32-bit on the real servers."""
 
 FEW: Final = 64
-"""Numbers whose extremes Python finds sooner than NumPy."""
+"""Length up to which Python's min and max are faster than NumPy's."""
 
 LARGE: Final = 24 << 20
-"""Bytes: more than most arrays of a layer, and less than what glibc hands back without learning."""
+"""Allocation size in bytes below which glibc keeps freed memory."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for the next array: memory that is new is slow.
+    """Make the C library keep freed memory for the next array, as new pages are slow.
 
     glibc hands freed memory back to the system, page by page, and gets it again a moment later. How
     much it keeps it learns from the largest array that was ever freed, so one is: nothing touches
@@ -60,7 +60,7 @@ def keep_freed_memory() -> None:
 
 
 class FloatNetwork:
-    """A network in float64 that runs ubatches against a Store and keeps nothing itself.
+    """A stateless network in float64 that runs ubatches against a Store.
 
     With `mtp` it is the companion of the network proper: the MTP layer alone, between an intake
     that reads hidden rows and the target's own head.
@@ -104,11 +104,11 @@ class FloatNetwork:
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The layers that keep something, in the order they run."""
+        """The layers with data in memory, in execution order."""
         return tuple(_shape(self._spec, number) for number in self._numbers)
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Put one ubatch through all layers."""
+        """Run one ubatch through all layers."""
         check(ubatch, self._spec)
         run = Run(
             count=len(ubatch.tokens),
@@ -134,7 +134,7 @@ class FloatNetwork:
         return Output(logits=logits, hidden=hidden if self._spec.mtp_depth else None)
 
     def _finish(self, x: Array, run: Run) -> Array:
-        """Put rows x (R, d) through the last layer; those that are asked for come out."""
+        """Run the last layer on rows x (R, d), and return the requested rows."""
         mixer, *mlp = self._last
         mixed = mixer(x, run)
         x = run.tiled(x)
@@ -144,7 +144,7 @@ class FloatNetwork:
         return x
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """Keys (n, ...) as if their positions had been `shifts` (n,) further on."""
+        """Keys (n, ...) shifted by `shifts` (n,) positions."""
         turns = self._rotary.turns(np.abs(shifts))
         if turns is None or not self._spec.turns(layer):
             return keys.copy()
@@ -152,7 +152,7 @@ class FloatNetwork:
         return rotate(keys, (cosines, sines * np.sign(shifts)[:, None, None, None]))
 
     def sample(self, logits: Array) -> Token:
-        """The greedy token of one row of logits; ties go to the lowest id."""
+        """The greedy token of a row of logits; ties go to the lowest id."""
         return Token(int(logits.argmax()))
 
     def difference(self, one: Array, other: Array) -> float:
@@ -166,7 +166,7 @@ class FloatNetwork:
         return self._companion
 
     def _read(self, number: int) -> list[Layer]:
-        """The layer of that number: what mixes tokens, and the MLP after it."""
+        """Layer `number`: its mixer and the MLP behind it."""
         readers: dict[LayerKind, Reader] = {
             "attention": Attention.read,
             "window": Attention.read,
@@ -182,7 +182,7 @@ class FloatNetwork:
 
 
 def check(ubatch: Ubatch, spec: ModelSpec) -> None:
-    """Refuse what no network can run."""
+    """Raise for a ubatch that no network can run."""
     count = len(ubatch.tokens)
     if count == 0:
         msg = "an ubatch without tokens: hand in at least one"

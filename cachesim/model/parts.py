@@ -21,10 +21,10 @@ from cachesim.units import Array, Integers
 
 ZERO: Final = np.array(0.0)
 ONE: Final = np.array(1.0)
-"""Arrays without axes: NumPy takes them in half the time of Python's 0.0 and 1.0."""
+"""Zero-dimensional arrays: NumPy converts them twice as fast as Python's 0.0 and 1.0."""
 
 TABLE_ENDS: Final = 10.0
-"""From here on ggml takes GELU for x, and for 0 on the other side."""
+"""Range of ggml's GELU table: x above it, 0 below."""
 
 
 def squares(rows: Array) -> Array:
@@ -34,7 +34,7 @@ def squares(rows: Array) -> Array:
 
 
 def rms_norm(rows: Array, epsilon: float) -> Array:
-    """Rows (..., d) at a root mean square of one; a weight, if any, is the caller's."""
+    """Rows (..., d) normalised to a root mean square of one; the caller applies the weight."""
     size = rows.shape[-1]
     scale = squares(rows)
     scale *= 1.0 / size
@@ -44,7 +44,9 @@ def rms_norm(rows: Array, epsilon: float) -> Array:
 
 
 def l2_norm(rows: Array, epsilon: float) -> Array:
-    """Rows (..., d) at length one; shorter ones than epsilon are divided by it (as ggml does)."""
+    """Rows (..., d) normalised to length one; lengths below epsilon are divided by it (as ggml
+    does).
+    """
     length = squares(rows)
     np.sqrt(length, out=length)
     np.maximum(length, epsilon, out=length)
@@ -119,14 +121,14 @@ def softplus(x: Array) -> Array:
 # the network is built (`halves_order`), and one rotation serves both.
 
 PAGE: Final = 1024
-"""Positions whose angles are computed together, and kept."""
+"""Positions of a page of angles."""
 
 MOST_PAGES: Final = 256
-"""Pages kept before the book is emptied."""
+"""Most pages kept before the cache is emptied."""
 
 
 def halves_order(spec: ModelSpec) -> Integers:
-    """The order in which one head's rows are read, so that pairs become halves."""
+    """The order of a head's rows in which rotated pairs become halves."""
     order = np.arange(spec.head_size)
     if spec.rope != "pairs":
         return order
@@ -134,7 +136,7 @@ def halves_order(spec: ModelSpec) -> Integers:
 
 
 class Rotary:
-    """Cosines and sines by position: computed page by page, so each has one history."""
+    """Cosines and sines by position, computed page by page."""
 
     def __init__(self, spec: ModelSpec) -> None:
         half = spec.head_size // 2
@@ -224,7 +226,7 @@ class Mlp(InAndOut):
 
 
 class Intake(Protocol):
-    """The start of the residual stream."""
+    """The input layer of the residual stream."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -244,7 +246,7 @@ def embedding_table(spec: ModelSpec, weights: Weights) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The usual intake: one row of the table per token."""
+    """The usual input layer: one embedding row per token."""
 
     table: Array  # (vocabulary, d)
 
@@ -262,7 +264,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class MtpIntake:
-    """The intake of an MTP head: each token beside the target's last hidden row before it."""
+    """The input layer of an MTP head: each token beside the target's preceding hidden row."""
 
     spec: ModelSpec
     table: Array  # (vocabulary, d)
@@ -316,7 +318,7 @@ class Head:
         return (self.matrix,)
 
     def hidden(self, x: Array) -> Array:
-        """The rows (T, d) after the last norm: what an MTP head reads."""
+        """Hidden rows (T, d) after the last norm, the input of an MTP head."""
         rows = rms_norm(x, self.spec.norm_epsilon)
         rows *= self.norm
         if not math.isfinite(float(rows.sum())):
@@ -325,7 +327,7 @@ class Head:
         return rows
 
     def logits(self, hidden: Array, outputs: Integers | None, ladder: Ladder) -> Array:
-        """Logits (rows asked for, vocabulary) of hidden rows (T, d)."""
+        """Logits (requested rows, vocabulary) of hidden rows (T, d)."""
         wanted = hidden if outputs is None else hidden[outputs]
         rows = np.zeros((padded(len(wanted), ladder), self.spec.width))
         rows[: len(wanted)] = wanted

@@ -1,4 +1,4 @@
-"""The models by name: each follows a real family, and has the shapes of its usual toy."""
+"""The models by name: each follows a real family, in the shapes of its usual toy."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -68,11 +68,11 @@ ABOUT: Final[Mapping[str, str]] = {
     "hybrid-swa": "LFM2 with a window: short convolutions, every second layer sees a window",
     "hybrid-mtp": "Qwen 3.5 with its head that guesses a further token",
 }
-"""Which real family each preset follows."""
+"""The real family behind each preset."""
 
 
 def preset(name: str, /, **changes: Any) -> ModelSpec:
-    """The preset of that name, with some fields changed."""
+    """The preset of a name, with some fields changed."""
     if name not in PRESETS:
         msg = f"there is no preset {name!r}; there are {', '.join(PRESETS)}"
         raise SpecError(msg)
@@ -88,7 +88,7 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def one_of_each(spec: ModelSpec, *, in_ratio: bool = False) -> ModelSpec:
-    """The spec with one layer of each kind, after one that has seen all tokens.
+    """The spec with one layer of each kind, after one with full attention.
 
     `in_ratio`: with the layers of one period instead, so that the kinds keep their ratio.
 

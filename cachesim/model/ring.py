@@ -1,4 +1,4 @@
-"""`ring`: the float network's exact twin over the integers modulo 2^64.
+"""`ring`: the exact twin of the float network over the integers modulo 2^64.
 
 The layers are those of the spec, with the same cells, rows and Store; only the numbers are words:
 every operation wraps, none rounds, and sums come in any order. So whatever happened to a memory
@@ -46,32 +46,32 @@ _HALF: Final[Words] = np.array(32, np.uint64)
 _SCRAMBLE: Final[Words] = np.array(SCRAMBLER, np.uint64)
 
 FEW: Final = 12
-"""Tokens up to which recurrent layers take less time in plain numbers than in arrays."""
+"""Number of tokens up to which recurrent layers are faster in plain integers than in arrays."""
 
 DIGIT: Final = 16
-"""Bits of one lookup; two of them reach every position that the real servers can number."""
+"""Bits of one table lookup; two lookups cover every position of the real servers."""
 
 _DIGIT: Final = np.array(DIGIT)
 _LOWER: Final = np.array((1 << DIGIT) - 1)
 
 CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
-"""Chains that a recurrent layer keeps beside the last inputs of its convolution."""
+"""Chains of a recurrent layer beside the inputs of its convolution."""
 
 
 def salt(seed: int, name: str, count: int = 1) -> Words:
-    """Words (count,) drawn from a seed and a name: what weights are to a float network."""
+    """Words (count,) drawn from a seed and a name, in place of weights."""
     drawn = (blake2b(f"{seed} {name} {i}".encode(), digest_size=8) for i in range(count))
     return np.array([int.from_bytes(each.digest(), "little") for each in drawn], np.uint64)
 
 
 def mix(words: Words) -> Words:
-    """Scramble words one to one: multiplication spreads upwards, the fold brings it down again."""
+    """Scramble words one to one: multiplication spreads bits upwards, the fold downwards."""
     words = words * _SCRAMBLE
     return words ^ (words >> _HALF)
 
 
 def inverse(odd: Words) -> Words:
-    """The words that odd words multiply to 1: five right bits to begin with, doubled four times."""
+    """The multiplicative inverses of odd words: five correct bits, doubled four times."""
     guess = (odd * _THREE) ^ _TWO
     for _ in range(4):
         guess = guess * (_TWO - odd * guess)
@@ -114,7 +114,7 @@ def powers(base: int) -> Powers:
 
 
 class PrefixSums:
-    """Running sums over a lane in the order of its positions: a row sees a range of them.
+    """Prefix sums over a lane in the order of its positions: a row sums a range of them.
 
     A cell that is not there has the highest position of all, which no row sees.
     """
@@ -135,7 +135,7 @@ class PrefixSums:
             self._upto = np.maximum(self._upto, self._below)
 
     def sums(self, keys: Words, values: Words) -> Words:
-        """The sums (q,) of key times value (n,) over the cells that each row sees."""
+        """The sums (q,) of key times value (n,) over the visible cells of each row."""
         totals = np.zeros(len(keys) + 1, np.uint64)
         np.add.accumulate(keys[self._order] * values[self._order], out=totals[1:])
         sums: Words = totals[self._upto]
@@ -143,10 +143,10 @@ class PrefixSums:
 
 
 class Pass:
-    """The pass of a ubatch through the layers, and the data that they share."""
+    """The pass of a ubatch through the layers, and their shared data."""
 
     def __init__(self, ubatch: Ubatch, store: Store, powers: Powers | None) -> None:
-        """`powers`: those of g, where keys are turned to their positions."""
+        """`powers`: those of g, used to rotate keys."""
         self.ubatch, self.store = ubatch, store
         self.turns: tuple[Words, Words] | None = None
         if powers is not None:  # g^position turns a row's key, g^-position what its query sees
@@ -154,7 +154,7 @@ class Pass:
         self._sums: dict[tuple[int, int, int], PrefixSums] = {}
 
     def sums(self, lane: Lane) -> PrefixSums:
-        """The running sums of a lane, or those of one before it with the very same arrays."""
+        """The prefix sums of a lane, or those of an earlier lane with the same arrays."""
         key = (id(lane.positions), id(lane.low), id(lane.high))
         known = self._sums.get(key)
         if known is None:  # the lane is kept, so that no other can take its arrays' ids
@@ -168,7 +168,7 @@ class Layer(Protocol):
     shape: LayerShape
 
     def __call__(self, hidden: Words, run: Pass) -> Words:
-        """The rows' words (T,) with what the layer adds to them."""
+        """The rows' words (T,) plus the layer's output."""
         ...
 
 
@@ -182,7 +182,7 @@ class Attention:
         self._turns = turns
 
     def __call__(self, hidden: Words, run: Pass) -> Words:
-        """Hand keys and values (T, 1) to the store and add up what each row sees."""
+        """Store keys and values (T, 1), and sum the visible ones of each row."""
         if len(hidden) == 1:
             return self._one(hidden.item(), run)
         queries, keys, values = mix(hidden + self._salts) | _ONE
@@ -194,7 +194,7 @@ class Attention:
         return mix(hidden + queries * seen)
 
     def _one(self, word: int, run: Pass) -> Words:
-        """The same for a single row in plain numbers, with a third of the calls."""
+        """The layer on a single row, in plain integers with a third of the calls."""
         query, key, value = (_mixed(word + salt) | 1 for salt in self._numbers)
         if self._turns and run.turns is not None:
             key, query = key * run.turns[0].item() & MASK, query * run.turns[1].item()
@@ -209,7 +209,7 @@ class Attention:
 
 
 class Recurrent:
-    """A convolution over the last few inputs and, in `ssm` and `delta`, chains of all of them.
+    """A convolution over the last inputs and, in `ssm` and `delta`, chains of all of them.
 
     The row of a sequence, oldest input first:  [ taps - 1 inputs | a word for each chain ]
     """
@@ -260,7 +260,7 @@ class Recurrent:
     def _fold_few(
         self, hidden: list[int], before: list[list[int]], planes: int
     ) -> tuple[list[int], list[list[list[int]]]]:
-        """As `_fold` for few tokens, in plain numbers: the rows' words, and the rows to keep."""
+        """`_fold` for few tokens, in plain integers: the rows' words, and the rows to store."""
         count, past, salt = len(hidden) // len(before), self._past, self._salt.item()
         words, kept = [], []
         for one, row in enumerate(before):
@@ -290,7 +290,7 @@ class Recurrent:
         return mix(along.reshape(past.shape)[:, : -self._past])  # no window lies in two sets
 
     def _fold_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
-        """As `_fold` where some rows are padding: words (S, n), rows to keep (S, 1, row)."""
+        """`_fold` with padding rows: words (S, n), rows to store (S, 1, row)."""
         words = np.zeros(inputs.shape, np.uint64)
         joined = np.concatenate(
             [before[:, : self._past], np.where(padding.real, inputs, np.uint64(0))], axis=1
@@ -311,7 +311,7 @@ class Recurrent:
     def _fold_chunk(
         self, inputs: list[int], ending: Ending, former: list[int], padding: Padding
     ) -> tuple[list[int], list[int]]:
-        """The words of one chunk's rows, and the chains that are kept after it."""
+        """The words of one chunk's rows, and the chains kept after it."""
         tokens = {*ending.folded.tolist(), *ending.undecayed.tolist(), *ending.lost.tolist()}
         fading = set(ending.fading.tolist())
         chains, alone, added = former, former, []
@@ -343,12 +343,12 @@ def _step(word: int, chains: list[int]) -> tuple[int, list[int]]:
 
 
 def _decayed(state: int, word: int) -> int:
-    """A chain's word times the gate that a row's word sets."""
+    """A chain's word times the gate of a row's word."""
     return state * (_mixed(word) | 1) & MASK
 
 
 def _mixed(word: int) -> int:
-    """`mix` of a plain number."""
+    """`mix` of a plain integer."""
     word = word * SCRAMBLER & MASK
     return word ^ word >> 32
 
@@ -370,13 +370,13 @@ class WordNetwork:
         return self._shapes
 
     def sample(self, logits: Array) -> Token:
-        """The token that a row's word stands for, among those that greedy decoding may yield."""
+        """The greedy token of a row's word, among those that decoding may yield."""
         first = self._spec.first_plain
         return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
 
 
 class RingNetwork(WordNetwork):
-    """A spec's network in words: a pure function of the spec, like the float one."""
+    """A spec's network in words: stateless, like the float one."""
 
     def __init__(self, spec: ModelSpec, *, mtp: bool = False, flavour: str = "") -> None:
         """`flavour`: an adapter's name, which salts keys, values and states."""
@@ -394,7 +394,7 @@ class RingNetwork(WordNetwork):
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Put one ubatch through all layers."""
+        """Run one ubatch through all layers."""
         check(ubatch, self._spec)
         words, run = self._enter(ubatch), Pass(ubatch, store, self._powers if self._turns else None)
         for layer in self._layers:
@@ -414,13 +414,13 @@ class RingNetwork(WordNetwork):
         return mix(words + mix(ubatch.hidden[:, 0]))
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """Keys (n, 1) as if their positions had been `shifts` (n,) further on."""
+        """Keys (n, 1) shifted by `shifts` (n,) positions."""
         if not self._spec.turns(layer):
             return keys.copy()
         return keys * self._powers(shifts)[:, None]
 
     def difference(self, one: Array, other: Array) -> float:
-        """1.0 where any word differs: words are equal or they are not."""
+        """1.0 if any word differs, else 0.0."""
         return 0.0 if one.shape == other.shape and one.tobytes() == other.tobytes() else 1.0
 
     def companion(self) -> Network | None:

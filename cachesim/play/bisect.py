@@ -1,4 +1,4 @@
-"""On which releases a scenario goes wrong, and which merged change began or ended it.
+"""The releases on which a scenario goes wrong, and the merged change that began or ended it.
 
     b9093   b9294   b9538   b9713   ...        good, BAD, BAD, good
             ^ first bad     ^ first good again
@@ -27,15 +27,15 @@ from cachesim.scenario.labels import Evidence
 State: TypeAlias = Literal["good", "bad", "-"]
 
 WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
-"""Beginnings of errors from a running server that no longer answers."""
+"""Beginnings of errors from a server that no longer answers."""
 
 SHARE: Final = 0.5
-"""A step that reuses less than this part of the best release's reuse is bad."""
+"""A step that reuses less than this share of the best release's reuse is bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A step, as a server answered it."""
+    """The result of a step on a server."""
 
     name: str
     cached: int | None
@@ -45,7 +45,7 @@ class Seen:
 
     @property
     def wrong(self) -> str:
-        """The reason why this step is bad whatever other releases do."""
+        """Reason why the step is bad whatever other releases do."""
         if self.error in {ABORTED, ENDLESS, NOT_RUN, "crash"}:
             return "the server ends"
         if self.error is not None and self.error.startswith(WORKER_GONE):
@@ -55,7 +55,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A scenario on one release; `refused` says why it could not be played."""
+    """A scenario on one release; `refused` is the reason why it was not played."""
 
     profile: str
     steps: tuple[Seen, ...] = ()
@@ -64,7 +64,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one release, and the reason where it is bad."""
+    """The verdict on one release, with the reason if it is bad."""
 
     played: Played
     state: State
@@ -73,14 +73,14 @@ class Judged:
     evidence: Evidence | None = None  # of a wrong answer, or of a server's end
 
     def is_like(self, other: "Judged") -> bool:
-        """Good as the other one, or bad in the same step and way."""
+        """True if both are good, or bad in the same step for the same reason."""
         kinds = [re.sub(r"\d+", "", each.why) for each in (self, other)]
         return (self.state, self.step, kinds[0]) == (other.state, other.step, kinds[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A merged change, or a new default, that turns one release into the other."""
+    """A merged change or a new default by which two releases differ."""
 
     patch: str = ""
     flag: str = ""  # a flag whose default changed, and from what to what
@@ -91,7 +91,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurningPoint:
-    """Two neighbouring releases that are not alike, and what turns one into the other."""
+    """Two consecutive releases with different verdicts, and the changes between them."""
 
     before: str
     after: str
@@ -102,7 +102,7 @@ class TurningPoint:
 
 
 class Play(Protocol):
-    """Play the scenario on a release, with or without patches, and with flags laid over its own."""
+    """Interface: play the scenario on a release, with patches and flags."""
 
     def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
         """Results of every step."""
@@ -136,13 +136,13 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
 
 
 def judge(played: Sequence[Played]) -> list[Judged]:
-    """Good and bad releases; the best reuse in each step is that of those answering right."""
+    """Good and bad releases; the best reuse of a step is that of releases that answer correctly."""
     best = _best_reuse(played)
     return [_judge_one(each, best) for each in played]
 
 
 def _best_reuse(played: Sequence[Played]) -> dict[str, int]:
-    """The largest reuse of every step among the releases that answer it right."""
+    """The largest reuse of every step among releases that answer correctly."""
     best: dict[str, int] = {}
     for each in played:
         for step in each.steps:
@@ -168,7 +168,7 @@ def _judge_one(played: Played, best: dict[str, int]) -> Judged:
 
 
 def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[TurningPoint]:
-    """Every pair of neighbours that are not alike, with what was merged between them."""
+    """Consecutive releases with different verdicts, with the merged changes between them."""
     family = family_of(scenario.engine.name)
     best = _best_reuse([each.played for each in judged])
     known = [each for each in judged if each.state != "-"]
@@ -189,7 +189,7 @@ def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[
 
 
 def _landed_between(family: Family[Any, Any], before: str, after: str) -> list[Patch[Any]]:
-    """The merged changes that the younger release has and the older one has not."""
+    """Merged changes of the newer release that the older one lacks."""
     names = family.names()
     between = names[names.index(before) + 1 : names.index(after) + 1]
     return [each for each in family.patches if each.landed in between]

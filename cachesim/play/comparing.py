@@ -31,7 +31,7 @@ from cachesim.verify.verdict import judge
 BOUND: Final = "upper bound"
 
 REFUSED: Final = "refused"
-"""The cause of what could have been reused for a request that a row did not answer."""
+"""The cause of tokens that a refused request could have reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class Compared:
 
     @property
     def reused(self) -> int:
-        """Tokens reused in all."""
+        """Total of reused tokens."""
         return sum(each or 0 for each in self.cached)
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON shows it."""
+        """The row as JSON."""
         return {
             "name": self.name,
             "cached": list(self.cached),
@@ -78,7 +78,7 @@ class Compared:
 
 
 def newest(*, releases: bool = False) -> tuple[Row, ...]:
-    """Every engine at its newest release, or at each of its releases, with its own defaults."""
+    """Every engine at its newest release, or at each release, with its defaults."""
     rows = []
     for family in FAMILIES.values():
         chosen = family.releases if releases else family.releases[-1:]
@@ -96,7 +96,7 @@ def compare(
     arithmetic: ArithmeticName = "ring",
     verify: bool = True,
 ) -> Iterator[Compared]:
-    """Play the workload on each row; the bound comes first, for it is of all rows together."""
+    """Play the workload on each row; the upper bound of all rows comes first."""
     played = [_play(scenario, row, arithmetic, verify=verify) for row in rows]
     answered = [each for each in played if isinstance(each, _Played)]
     bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))
@@ -113,7 +113,7 @@ def _most(counts: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
-    """A row's answer to each request, and what was known of its prompt; None where it refused."""
+    """A row's reply to each request with its earlier tokens; None for a refusal."""
 
     name: str
     replies: tuple[Reply | None, ...]
@@ -124,7 +124,7 @@ class _Played:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The tokens of each prompt that was answered."""
+        """Prompt lengths of the answered requests."""
         return tuple(0 if each is None else len(each.prompt) for each in self.replies)
 
     def against(self, bound: Sequence[int | None]) -> Compared:
@@ -214,7 +214,7 @@ MODEL_KEYS: Final = {"preset", "window"}
 
 
 def policies() -> tuple[Row, ...]:
-    """The rows that come with cachesim."""
+    """The shipped rows."""
     text = files(__package__).joinpath("policies.toml").read_text(encoding="utf-8")
     return read(text, "policies.toml")
 
@@ -229,7 +229,7 @@ def rows_in(path: Path) -> tuple[Row, ...]:
 
 
 def read(text: str, name: str) -> tuple[Row, ...]:
-    """All rows, or what is wrong with each."""
+    """All rows, or the errors of each."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

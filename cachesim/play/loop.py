@@ -1,4 +1,4 @@
-"""The loop on any server: requests go in, turns are taken, clients leave, events come out."""
+"""The loop of any server: submit requests, take turns, cancel, collect events."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -9,20 +9,20 @@ from cachesim.errors import OptionError
 
 
 class EndlessError(Exception):
-    """The server never comes to rest."""
+    """A server that never becomes idle."""
 
 
 @runtime_checkable
 class Reading(Protocol):
-    """A server that shows how many tokens of a request are in its slot."""
+    """A server that reports the number of a request's tokens in its slot."""
 
     def tokens_held_for(self, ticket: Ticket) -> int:
-        """The tokens that the request's slot holds so far."""
+        """The request's tokens in its slot so far."""
         ...
 
 
 class Loop:
-    """A server under way; more turns than `most` raise EndlessError."""
+    """A running server; more turns than `most` raise EndlessError."""
 
     def __init__(self, engine: Engine, *, most: int | None = None) -> None:
         self.engine = engine
@@ -31,7 +31,7 @@ class Loop:
         self.seen = 0  # events already collected
 
     def turn(self) -> bool:
-        """Take a turn; False when there was nothing to do."""
+        """Take a turn; False if the server is idle."""
         self.turns += 1
         if self.most is not None and self.turns > self.most:
             raise EndlessError
@@ -43,13 +43,13 @@ class Loop:
             pass
 
     def answer(self, request: Request) -> Reply | None:
-        """The reply to a request that is served alone."""
+        """The reply to a request served alone."""
         ticket = self.engine.submit(request)
         self.drain()
         return self.engine.reply(ticket)
 
     def leave(self, ticket: Ticket, held: int) -> int:
-        """Cancel a request as soon as its slot holds so many tokens; those that it held then."""
+        """Cancel a request once its slot holds a number of tokens; return the tokens held then."""
         engine = self.engine
         if not isinstance(engine, Reading):
             name = engine.profile.engine
@@ -61,7 +61,7 @@ class Loop:
         return reached
 
     def new_events(self) -> tuple[Event, ...]:
-        """The events since they were last collected."""
+        """The events since the last call."""
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
         return new

@@ -1,4 +1,4 @@
-"""Results of a scenario on a profile, as frozen values: a run, its steps, the statements on them.
+"""Results of a scenario on a profile, as frozen values: a run, its steps, their statements.
 
     run = run_scenario(mapping, profile="llama.cpp@b11549")
     run.steps[2].cached              values
@@ -47,12 +47,12 @@ FATES: Final[tuple[Fate, ...]] = (
 
 
 CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung"})
-"""Outcomes that accuse a release; such a step has an evidence label."""
+"""Outcomes that are a release's fault; such a step has an evidence label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Something worth saying of a step: a word, and the sentence it stands before."""
+    """A statement on a step: a word, and the sentence behind it."""
 
     word: Annotated[str, "What kind of statement it is: equal, rule, wrong, because, kept by, ..."]
     sentence: Annotated[str, "The statement."]
@@ -63,7 +63,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The verdict on a step: what it came to, in a title, and where to look."""
+    """The verdict on a step: its outcome, a title, and the place to look at."""
 
     fate: Annotated[Fate, "What the step came to."]
     title: Annotated[str, "The verdict in one sentence."]
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The first memory that was wrong: how far it is right, and what it holds from there on."""
+    """The first wrong memory: its correct prefix and the content behind it."""
 
     layer: Annotated[int, "The first layer of that kind."]
     place: Annotated[str, "attention, window or recurrent."]
@@ -90,7 +90,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Reasons why not more was reused, and what was wrong with the answer."""
+    """Causes of tokens not reused, and of a wrong answer."""
 
     equal: Annotated[int, "Tokens that match the best thing there was."]
     equal_with: Annotated[str, "What that was."]
@@ -117,7 +117,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCount:
-    """A slot."""
+    """Token count of a slot."""
 
     id: Annotated[int, "Its number."]
     n_tokens: Annotated[int, "How many tokens it has."]
@@ -134,7 +134,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogit:
-    """The logits of a token."""
+    """A token with its logits."""
 
     token: Annotated[int, "The token."]
     cached: Annotated[float, "Its logit in the server's row."]
@@ -143,7 +143,7 @@ class TopLogit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRow:
-    """A generated token: greedy sampling from the server's row and from the cold one."""
+    """A generated token: logits of the server and of the cold run, with greedy samples."""
 
     index: Annotated[int, "Which generated token."]
     token: Annotated[int, "The token that was taken."]
@@ -155,7 +155,7 @@ class LogitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDetail:
-    """Written with --detail: the prompt, the state before, and the one after each event."""
+    """Detail of `--detail`: the prompt, the state before, and the state after each event."""
 
     prompt: Annotated[tuple[int, ...], "The prompt's tokens."]
     parts: Annotated[tuple[Stretch, ...], "The named parts that it is made of."]
@@ -166,7 +166,7 @@ class StepDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetail:
-    """Written with --detail: the scenario, and all states that steps name by number."""
+    """Detail of `--detail`: the scenario and all states, by number."""
 
     about: Annotated[str, "The scenario's story."]
     issue: Annotated[str | None, "The report it comes from."]
@@ -179,7 +179,7 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of a scenario, as the server left it."""
+    """A finished step of a scenario."""
 
     name: Annotated[str, "The step's name."]
     do: Annotated[str, "What was done."]
@@ -220,7 +220,7 @@ class Step:
 
     @property
     def statements(self) -> tuple[Fact, ...]:
-        """Its facts, and the evidence label where it has one."""
+        """The step's facts, and its evidence label."""
         label = [] if self.evidence is None else [Fact(word="evidence", sentence=self.evidence)]
         return (*self.facts, *label)
 
@@ -238,7 +238,7 @@ class Run:
     detail: Annotated[RunDetail | None, "Written with --detail."] = None
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:
-        """An entry of "runs"; `detail` False leaves the heavy part out."""
+        """An entry of "runs"; without the detail if `detail` is False."""
         entry: dict[str, Any] = as_json(self)
         if not detail:
             entry.pop("detail", None)
@@ -248,7 +248,7 @@ class Run:
 
 
 def as_json(value: object) -> Json:
-    """A value as JSON can write it. A detail that nobody asked for is left out."""
+    """A value as JSON; an absent detail is omitted."""
     if isinstance(value, Event):
         entry: dict[str, Any] = as_json(value.as_dict())
         return entry | {"tone": value.loudness(), "sentence": value.sentence}
@@ -279,7 +279,7 @@ def _scalar(value: Json) -> Json:
 Schema: TypeAlias = dict[str, Any]
 
 Annotation: TypeAlias = Any
-"""A type as an annotation writes it."""
+"""A type annotation."""
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -326,7 +326,7 @@ def _nested(kind: type) -> dict[str, Any]:
 
 
 def output_schema() -> dict[str, Any]:
-    """The JSON Schema of what `cachesim run --format json` prints."""
+    """The JSON Schema of the output of `cachesim run --format json`."""
     top = _closed(
         "Every run, in the order asked for.",
         {"format": {"const": 1}, "runs": {"type": "array", "items": _value(Run)}},
@@ -367,7 +367,7 @@ def _container(origin: object, inside: tuple[Any, ...]) -> Schema:
 
 
 def _plain(kind: type) -> Schema:
-    """A name for a plain type (`Count`, `Pos`) stands for what it is made of."""
+    """The type behind a plain NewType (`Count`, `Pos`)."""
     while hasattr(kind, "__supertype__"):
         kind = kind.__supertype__
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -400,7 +400,7 @@ def _event() -> Schema:
 
 
 def _loss() -> Schema:
-    """An entry of `why`: its cause is one of those that any engine declares."""
+    """An entry of `why`: its cause is declared by some engine."""
     known = sorted({each.id for engine in shipped() for each in causes_of(engine)})
     properties: dict[str, Any] = {
         "rule": {"type": "string", "examples": known, "description": "The cause."},

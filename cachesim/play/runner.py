@@ -1,4 +1,4 @@
-"""A scenario on one profile, played and judged: a `Run`."""
+"""A scenario played on one profile and judged: a `Run`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -53,20 +53,20 @@ from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
 #                           after each event ("at"), the logits of each token, cached and cold
 
 MOST_SEEN: Final = 4_000_000
-"""Tokens and runs of cells in all moments together: who watches a long run sees its beginning."""
+"""Most tokens and cell runs of all recorded states; later states are not recorded."""
 
 UNSEEN: Final = -1
-"""The number of a moment after that."""
+"""The number of a state that was not recorded."""
 
 ROWS: Final = 8
-"""Generated tokens whose logits are told, from the first one on."""
+"""Generated tokens with reported logits, from the first."""
 
 TOP: Final = 4
-"""Tokens told of each row: those largest in the cached one, and those largest in the cold one."""
+"""Reported tokens of each row: the largest logits of the cached and of the cold run."""
 
 
 class Watcher:
-    """Looks at a traced session's server after each event."""
+    """Recorder of a traced session's server state after each event."""
 
     def __init__(self, session: Session) -> None:
         if session.trace is None:
@@ -101,7 +101,7 @@ class Watcher:
         self.at.append(self._moment())
 
     def heard(self, record: Record) -> None:
-        """A step is done, or there was no time for it.
+        """Record a step's end; the step may have timed out.
 
         Then the server was interrupted anywhere, and so was whoever wrote down what it read: what
         was seen since the last step does not count.
@@ -116,7 +116,7 @@ class Watcher:
         return self.ends[done[-1]] if done else self.begun
 
     def run_detail(self) -> RunDetail:
-        """The whole run's detail; the session must be over."""
+        """The detail of the whole run; the session must have ended."""
         scenario = self.session.scenario
         origins, seen = self._origins(), zip(self.moments, self.untils, strict=False)
         return RunDetail(
@@ -158,7 +158,7 @@ class Watcher:
 
 
 def size_of(held: Held) -> int:
-    """The number of tokens and runs in a moment."""
+    """The number of tokens and cell runs in a state."""
     tokens = sum(len(slot.tokens) for slot in held.slots)
     tokens += sum(len(each.tokens) for each in held.entries)
     tokens += sum(len(each) for entry in held.entries for _, each in entry.held)
@@ -168,7 +168,7 @@ def size_of(held: Held) -> int:
 
 
 def _logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
-    """For each generated token what the server's row says, and what the cold one does."""
+    """Logits of each generated token, from the server's row and from the cold run."""
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
         return ()
@@ -189,7 +189,7 @@ def _logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
 
 
 def _top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
-    """The largest logits of both rows, largest cold one first; words of the ring have no order."""
+    """The largest logits of both rows, sorted by the cold one; ring words have no order."""
     if not np.issubdtype(cold.dtype, np.floating):
         return ()
     chosen = {int(token) for row in (cached, cold) for token in np.argsort(-row)[:TOP]}
@@ -200,7 +200,7 @@ def _top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
 
 
 def with_details(run: Run, watcher: Watcher, oracle: Oracle | None) -> Run:
-    """A run with everything that was seen while it ran."""
+    """A run with all recorded states."""
     steps = zip(run.steps, watcher.step_details(oracle), strict=True)
     told = tuple(replace(step, detail=detail) for step, detail in steps)
     return replace(run, steps=told, detail=watcher.run_detail())
@@ -208,13 +208,13 @@ def with_details(run: Run, watcher: Watcher, oracle: Oracle | None) -> Run:
 
 KEYS_UNVERIFIED = ("cached", "processed", "error")
 RIGHT = frozenset({"same", "rounding", "by-design", None})
-"""Answers that nobody needs to expect."""
+"""Answers that need no expectation."""
 
 
 def mismatches(
     scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
 ) -> list[str]:
-    """Every expectation that was not met, and whatever went wrong that nobody expected."""
+    """Every expectation that was not met, and every unexpected failure."""
     mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
     found = [line for each in mine for line in _unmet(each, steps, keys)]
@@ -235,7 +235,7 @@ def mismatches(
 
 
 def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
-    """True if a scenario expects that some answer of a profile diverges."""
+    """True if a scenario expects a diverged answer of a profile."""
     mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
     return any("diverged" in answer for answer in mine if answer is not None)
 
@@ -272,7 +272,7 @@ def _mib(sizes: Iterable[int | None]) -> int:
 
 
 def _went_wrong(step: Step) -> bool:
-    """The server ended or hung, the step was not run for it, or a slot action failed.
+    """True if the server ended or hung, the step was skipped, or a slot action failed.
 
     A refused request is an answer; a scenario that means it says so or not, as it likes.
     """
@@ -321,7 +321,7 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The verdict and account of a step; all empty without verification."""
+    """The verdict and account of a step; empty without verification."""
 
     answer: Answer | None = None
     max_difference: float | None = None
@@ -331,10 +331,10 @@ class Evidence:
 
 
 class Verifier:
-    """Holds every reply of a session against the cold recompute."""
+    """Comparison of a session's replies with the cold recompute."""
 
     def __init__(self, session: Session, oracle: Oracle | None = None) -> None:
-        """`oracle` may have been asked before, about the same network."""
+        """`oracle` may be shared between sessions on the same network."""
         shared = oracle is not None and oracle.network is session.network
         self.oracle = oracle if oracle and shared else Oracle(session.network)
         self.trace = session.trace
@@ -343,7 +343,7 @@ class Verifier:
         self.records: list[Record] = []
 
     def judge(self, record: Record) -> Evidence:
-        """The evidence on one step; a step without an answer has none."""
+        """The evidence on a step; None without an answer."""
         reply = record.reply
         if reply is None or record.step.do != "complete":
             return Evidence()
@@ -380,14 +380,14 @@ class Verifier:
 
 
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
-    """The verdict on several completions of one prompt: that on the worst of them."""
+    """The worst verdict of several completions of one prompt."""
     order = ("same", "rounding", "by-design", "diverged")
     found = [each for each in verdicts if each is not None]
     return max(found, key=lambda each: order.index(each.answer), default=None)
 
 
 def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> Culprit:
-    """The first difference between the histories of a wrong memory and of the right one.
+    """The first difference between the token histories of a wrong memory and the correct one.
 
         holds      [ right ........ | other ..... )
                    0             matches
@@ -430,7 +430,7 @@ def _token_at(tokens: Tokens, index: int) -> int | None:
 
 
 def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:
-    """The origin of the last token of a history, as `step A, a` or `step A, its reply`."""
+    """The origin of a history's last token, as `step A, a` or `step A, its reply`."""
     at = len(tokens) - 1
     for record in records:
         if at < 0 or record.reply is None:
@@ -442,24 +442,24 @@ def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:
 
 
 def whole(reply: Reply) -> Tokens:
-    """Everything that a request put into memory."""
+    """All tokens that a request wrote to memory."""
     return reply.prompt + reply.generated[:-1]
 
 
 class Pace(Protocol):
-    """A caller that waits for a run: sees it advance, and may have no more time for it."""
+    """A caller's pace: progress of a run, and its time limit."""
 
     def limit(self) -> AbstractContextManager[None]:
-        """While steps are played; raises OutOfTimeError in the middle of one."""
+        """Context of the playing; raises OutOfTimeError within a step."""
         ...
 
     def step_done(self) -> None:
-        """Take note of a further step, played and judged."""
+        """Report a finished step."""
         ...
 
 
 UNSAID: Final = Finding(fate="right", title="", step=0, event=-1)
-"""Before anything is said of a step."""
+"""A finding without a title, before the statements are composed."""
 
 
 def run(
@@ -510,7 +510,7 @@ def run_steps(
     watcher: Watcher | None = None,
     pace: "Pace | None" = None,
 ) -> tuple[Step, ...]:
-    """The steps of a session, in order; those that there was no time for say so."""
+    """The steps of a session in order; those that timed out are marked."""
     verifier = Verifier(session, oracle) if verify else None
     done: list[tuple[Step, Record]] = []  # one list: an interruption comes between any two lines
 
@@ -541,7 +541,7 @@ def run_steps(
 
 
 def step_of(record: Record, evidence: Evidence) -> Step:
-    """A step as the server left it; its statements come later."""
+    """A step as the server left it; statements are added later."""
     reply = record.reply
     return Step(
         name=record.name,
@@ -600,7 +600,7 @@ def run_scenario(
     verify: bool = True,
     detail: bool = False,
 ) -> Run:
-    """Run what a scenario file says, given as a mapping.
+    """Run a scenario given as a mapping.
 
     `profile` overrides what the mapping lists; without it the mapping names exactly one.
     """
@@ -610,7 +610,7 @@ def run_scenario(
 
 
 def chosen(scenario: Scenario, profile: str | None) -> Profile:
-    """The profile asked for, or the only one that the scenario lists."""
+    """The requested profile, or the only one of the scenario."""
     listed = scenario.engine.profiles
     if profile is None and len(listed) != 1:
         found = ", ".join(listed) if listed else "none"

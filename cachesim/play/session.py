@@ -1,4 +1,4 @@
-"""The loop that plays a scenario on one profile: steps go to the engine group by group."""
+"""The loop that plays a scenario on one profile, group by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,37 +26,37 @@ from cachesim.units import Tokens
 from cachesim.verify.explain import Part
 
 ABORTED: Final = "aborted"
-"""The error of steps in whose course the real process ends."""
+"""The error of steps during which the real process ends."""
 
 NOT_RUN: Final = "not-run"
-"""The error of steps after that."""
+"""The error of steps after the end of the process."""
 
 TIMEOUT: Final = "timeout"
-"""The error of steps that were not done when the time given was over."""
+"""The error of steps that timed out."""
 
 ENDLESS: Final = "endless"
-"""The error of steps during which the server never comes to rest."""
+"""The error of steps during which the server never becomes idle."""
 
 
 AS_TEXT: Final = "prompt_string"
 """The request field of a prompt that is sent as text."""
 
 CANCELLED: Final = "cancelled"
-"""The error of a request whose client went away."""
+"""The error of a cancelled request."""
 
 
 class SlotFiles:
-    """Slot files that live as long as the run: a scenario touches no disk."""
+    """Slot files of a run, in memory."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep bytes under a name."""
+        """Store bytes under a name."""
         self.files[name] = data
 
     def get(self, name: str) -> bytes | None:
-        """The bytes kept under a name, or None."""
+        """The bytes stored under a name, or None."""
         return self.files.get(name)
 
 
@@ -83,7 +83,7 @@ class Record:
 
     @property
     def matched(self) -> Tokens | None:
-        """Tokens of the best match, where no other request came in between."""
+        """Matched tokens of the best candidate, if no other request came in between."""
         if self.before is None or self.reply is None:
             return None
         name, equal = self.reply.equal_with, self.reply.equal
@@ -98,7 +98,7 @@ class Record:
 
 
 class Session(Loop):
-    """A server of one profile, and the records of the steps it was given."""
+    """A server of one profile, and the records of its steps."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Session(Loop):
             raise NotStartedError(abort) from None
 
     def _options(self) -> dict[str, Any]:
-        """The scenario's options, and what follows from it and from who looks.
+        """The scenario's options with those that it implies.
 
         A server that renders messages itself learns the template.
         """
@@ -170,7 +170,7 @@ class Session(Loop):
         return options
 
     def run(self) -> Iterator[Record]:
-        """Every step in order, as soon as the server has come to rest after it."""
+        """Play every step in order, each after the server has become idle."""
         for group in groups_of(self.scenario):
             yield from self.ask([self.scenario.step[index] for index in group])
             if self.ended:
@@ -179,7 +179,7 @@ class Session(Loop):
                 return
 
     def ask(self, steps: Sequence[Step]) -> list[Record]:
-        """Play steps that are sent together, until the server is idle again."""
+        """Play steps that are sent together, until the server is idle."""
         numbered = enumerate(steps, self.asked)
         records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
         self.asked += len(records)
@@ -190,7 +190,7 @@ class Session(Loop):
         return records
 
     def undone(self, done: int) -> Iterator[Record]:
-        """The records of all steps but the first ones, which are all that there was time for."""
+        """The records of all but the finished steps: timed out."""
         for index in range(done, len(self.scenario.step)):
             record = self._record(index)
             record.error, record.message = TIMEOUT, "the time given was over"
@@ -206,7 +206,7 @@ class Session(Loop):
         return record
 
     def _play(self, records: Sequence[Record]) -> bool:
-        """Give a group to the server; True where the server did not survive it."""
+        """Submit a group to the server; True if the server ended."""
         try:
             for record in records:
                 self._begin(record, records)
@@ -260,13 +260,13 @@ class Session(Loop):
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
     def _is_one_of_several(self, record: Record, group: Sequence[Record]) -> bool:
-        """True for a prompt of a call with several, where the server tells lists from texts."""
+        """True for one of several prompts of a call, on servers that treat lists as texts."""
         lists, at = any(e.name == AS_TEXT for e in self.family.fields), group.index(record)
         neighbours = (each.step for each in group[at : at + 2])
         return lists and any(e.with_previous and not e.turns for e in neighbours)
 
     def request(self, record: Record) -> Request:
-        """The request that a step makes."""
+        """The request of a step."""
         step = record.step
         reply = None if step.reply is None else self.vocabulary.tokens(step.reply)
         predict = step.predict
@@ -360,7 +360,7 @@ class Session(Loop):
 
 
 def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
-    """Every slot and every parked conversation, by the names that accounts give them."""
+    """Every slot and every parked conversation, by the names used in accounts."""
     texts = engine.texts()
     yield from ((f"slot {number}", tokens) for number, tokens in texts.slots)
     for index, tokens in enumerate(texts.entries):
@@ -369,7 +369,7 @@ def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
 
 
 class NotStartedError(ScenarioError):
-    """The real server ends as it starts with these flags."""
+    """The real server exits at start with these flags."""
 
     def __init__(self, abort: UpstreamAbort) -> None:
         text = f"the real server ends as it starts: {abort.where}: {abort.why}"
@@ -378,7 +378,7 @@ class NotStartedError(ScenarioError):
 
 
 def groups_of(scenario: Scenario) -> list[list[int]]:
-    """The steps that are sent together, as lists of their numbers."""
+    """The numbers of the steps that are sent together."""
     groups: list[list[int]] = []
     for index, step in enumerate(scenario.step):
         if groups and (step.with_previous or step.do == "cancel"):
@@ -389,7 +389,7 @@ def groups_of(scenario: Scenario) -> list[list[int]]:
 
 
 def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
-    """Give every event to the step it belongs to: by its task, else by its slot, else the first.
+    """Assign every event to its step: by its task, else by its slot, else to the first.
 
     A ticket is the number of a step's first task; the tasks of further completions follow it.
     """
@@ -413,67 +413,67 @@ def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
 
 @runtime_checkable
 class SlotActions(Protocol):
-    """A server that can save, restore and erase a slot; each action is queued like a request."""
+    """A server that saves, restores and erases slots; each action is queued like a request."""
 
     def slot_save(self, slot: int, name: str) -> Ticket:
-        """Write a slot to the store."""
+        """Save a slot to the store."""
         ...
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
-        """Fill a slot from the store."""
+        """Restore a slot from the store."""
         ...
 
     def slot_erase(self, slot: int) -> Ticket:
-        """Empty a slot."""
+        """Erase a slot."""
         ...
 
 
 @runtime_checkable
 class Adapting(Protocol):
-    """A server whose own set of adapters can be replaced while it runs."""
+    """A server whose adapters can be replaced at run time."""
 
     def set_lora(self, given: object) -> Ticket:
-        """Replace it."""
+        """Replace the adapters."""
         ...
 
 
 @runtime_checkable
 class Restarting(Protocol):
-    """A server that loses what it holds, but for slot files, when it restarts or sleeps."""
+    """A server that loses its memory, but for slot files, at a restart or when it sleeps."""
 
     def restart(self) -> None:
-        """End, and start again with the same flags."""
+        """Restart with the same flags."""
         ...
 
     def sleep(self) -> None:
-        """Give all up until the next request."""
+        """Free all memory until the next request."""
         ...
 
 
 @runtime_checkable
 class ChatRendering(Protocol):
-    """A server whose HTTP side makes of a chat what no template alone does."""
+    """A server whose HTTP side renders chats beyond the template."""
 
     def render_chat(
         self, messages: Sequence[Message], options: Mapping[str, Any]
     ) -> tuple[Tokens, Sequence[tuple[str, int]]]:
-        """The prompt of a request with these options; role and first token of every message."""
+        """The prompt of a chat with these options; role and first token of every message."""
         ...
 
 
 @runtime_checkable
 class InfillRendering(Protocol):
-    """A server that makes a prompt of what stands before a gap and behind it."""
+    """A server that renders infill prompts from prefix and suffix."""
 
     def render_infill(self, prefix: Tokens, suffix: Tokens) -> tuple[Tokens, int]:
-        """The prompt, and where the suffix's mark stands in it."""
+        """The prompt, and the index of the suffix's mark."""
         ...
 
 
 @runtime_checkable
 class SeveralReplies(Protocol):
-    """A server that can give several completions of one prompt."""
+    """A server that returns several completions of one prompt."""
 
     def replies(self, ticket: Ticket) -> tuple[Reply, ...]:
-        """All of them, the one that read the prompt first."""
+        """All completions; that of the slot which processed the prompt first."""
         ...

@@ -22,7 +22,7 @@ PLACES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The steps before one, and what the session recorded of the whole run."""
+    """The steps before one, and the records of the whole run."""
 
     steps: tuple[Step, ...]
     records: tuple[Record, ...]
@@ -33,7 +33,7 @@ class Past:
         return self.records[: len(self.steps)]
 
     def maker(self, made_by: int) -> str | None:
-        """The step whose task saved a checkpoint; a ticket is the number of its first task."""
+        """The step of the task that saved a checkpoint; a ticket numbers its first task."""
         made = [each for each in self.records if each.ticket is not None]
         made = [each for each in made if int(each.ticket or 0) <= made_by]
         return max(made, key=lambda each: int(each.ticket or 0)).name if made else None
@@ -43,7 +43,7 @@ class Past:
 
 
 def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
-    """The first generated token whose logits are not the cold ones, and the memory behind it."""
+    """Facts of the first wrong token, and of the memory behind it."""
     wrong = account.wrong
     if wrong is not None:
         off = f"logits off by {wrong.difference:.2g}"
@@ -83,13 +83,13 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
 
 
 def because(fault: Culprit) -> str:
-    """The wrong memory in words: its right beginning, and its content from there on."""
+    """The wrong memory in words: its correct prefix and the content behind it."""
     where = f"{PLACES[fault.place]} of layer {fault.layer}"
     return f"{where} {_of_row(fault) if fault.place == 'recurrent' else _of_cell(fault)}"
 
 
 def _of_cell(fault: Culprit) -> str:
-    """A token too many, none, another one, or the right one after others."""
+    """Sentence on a cell: surplus, missing, other, or out of order."""
     at, m, whose = f"at position {fault.position}", fault.matches, _whose(fault)
     if fault.expected is None and fault.holds is None:
         return f"has an empty row {at}, beside that of the token there"
@@ -149,7 +149,9 @@ def _whose(fault: Culprit) -> str:
 
 
 def slipped(step: Step, past: Past) -> Iterator[Fact]:
-    """The checkpoint that led astray: who made it, and which erasures let it through."""
+    """The fact of a checkpoint that led to a wrong answer: its maker, and the erasures that kept
+    it.
+    """
     if step.answer not in {"diverged", "by-design"}:
         return
     names = [each.name() for each in step.events]
@@ -191,16 +193,16 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def checkpoint_word(checkpoint: Mapping[str, Any]) -> str:
-    """A checkpoint as people write it: its tokens where they are known, the positions it covers."""
+    """A checkpoint in words: its tokens if known, and its positions."""
     return f"{checkpoint.get('n_tokens', '')}[{checkpoint['pos_min']}..{checkpoint['pos_max']}]"
 
 
 BROUGHT: Final = frozenset({"checkpoint-restored", "cache-entry-loaded", "prompt-loaded"})
-"""Events that brought back what an answer was computed on."""
+"""Events that restored the memory of an answer."""
 
 
 def with_statements(steps: Sequence[Step], records: Sequence[Record]) -> tuple[Step, ...]:
-    """The steps of a run, each with its verdict and all that is to be said of it."""
+    """The steps of a run with verdicts and statements."""
     told = []
     for index, (step, record) in enumerate(zip(steps, records, strict=True)):
         past = Past(steps=tuple(steps[:index]), records=tuple(records))
@@ -418,7 +420,7 @@ def _right(step: Step) -> str:
 
 
 def side_by_side(runs: Sequence[Run]) -> list[Run]:
-    """Runs of one scenario, each step knowing where the same step went better."""
+    """Runs of one scenario, each step with the runs that did better."""
     return [
         replace(run, steps=tuple(_beside(run, i, runs) for i in range(len(run.steps))))
         for run in runs
@@ -444,7 +446,7 @@ def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
 
 
 def _is_better(twin: Step, step: Step) -> bool:
-    """A right answer where this one is wrong or missing, or more reused with a right answer.
+    """True if the other answer is correct where this one is not, or reuses more and is correct.
 
     A step that was not run asked nothing: nothing is better than it.
     """

@@ -1,4 +1,4 @@
-"""State of a server at one moment, as frozen values: every token with the step it comes from."""
+"""State of a server at one moment, as frozen values: every token with its origin."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ NOBODY: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A token of a step's text, or of nobody's."""
+    """A token of a step's text; `step` may be unknown."""
 
     step: int
     at: int
@@ -47,7 +47,7 @@ def text_of(record: Record) -> Tokens:
 
 
 class Provenance:
-    """The origins of all births and nodes of a run that is over."""
+    """The origins of all births and nodes of a finished run."""
 
     def __init__(self, trace: Traced, records: Sequence[Record]) -> None:
         self.trace = trace
@@ -64,11 +64,11 @@ class Provenance:
         self._chains: dict[tuple[NodeId, int], list[Piece]] = {}
 
     def maker(self, task: int) -> int | None:
-        """The step whose task this was; a ticket is the number of its first task."""
+        """The step of a task; a ticket is the number of its first task."""
         return next((index for ticket, index in reversed(self._tickets) if ticket <= task), None)
 
     def learn(self, group: Sequence[Record], end: int) -> None:
-        """The births up to `end` fell while the server worked on a group of steps."""
+        """Assign the births up to `end` to a group of steps."""
         clean: dict[NodeId, Origin] = {}
         for record in group:
             text = self.texts[record.index]
@@ -87,7 +87,7 @@ class Provenance:
             self._births += size_of(piece)
 
     def _by_place(self, node: NodeId, group: Sequence[Record]) -> Origin:
-        """A token computed on wrong or shifted memory: the step that has it at this place."""
+        """The step with a token at this position, if its memory was wrong or shifted."""
         token, at = int(self.trace.histories.token(node)), self.trace.histories.depth(node, 0) - 1
         for record in group:
             text = self.texts[record.index]
@@ -96,7 +96,7 @@ class Provenance:
         return Origin(NOBODY, at, token)
 
     def born(self, birth: int, count: int) -> list[Piece]:
-        """Births in a row; nothing where no marks were kept."""
+        """Births as pieces; empty without marks."""
         if birth == UNKNOWN:
             return []
         at, found = bisect_right(self._firsts, birth) - 1, []
@@ -142,7 +142,7 @@ class Provenance:
         return Origin(NOBODY, 0, int(self.trace.histories.token(node)))
 
     def spelled(self, tokens: Tokens) -> list[Piece]:
-        """Tokens as pieces of texts, each the longest that some step has at that very place.
+        """Tokens as pieces of texts, each the longest that some step has at that position.
 
         Of steps that have it alike the first is named.
         """
@@ -168,7 +168,7 @@ class Provenance:
 
 
 def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
-    """The number of tokens from `at` on are the same."""
+    """The number of equal tokens from `at` on."""
     end = min(len(text), len(tokens))
     if text[at:end] == tokens[at:end]:
         return max(0, end - at)
@@ -176,12 +176,12 @@ def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
 
 
 def size_of(piece: Piece) -> int:
-    """The number of tokens a piece has."""
+    """The number of tokens of a piece."""
     return int(piece["count"]) if "count" in piece else len(piece["tokens"])
 
 
 def part_of(piece: Piece, start: int, end: int) -> Piece:
-    """The tokens `[start, end)` of a piece, as far as it reaches."""
+    """The tokens `[start, end)` of a piece, clipped to it."""
     if "tokens" in piece:
         return {"tokens": piece["tokens"][start:end]}
     count = min(end, piece["count"]) - start
@@ -189,7 +189,7 @@ def part_of(piece: Piece, start: int, end: int) -> Piece:
 
 
 def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
-    """The tokens `[start, end)` of pieces in a row."""
+    """The tokens `[start, end)` of consecutive pieces."""
     found, at = [], 0
     for piece in pieces:
         size = size_of(piece)
@@ -201,7 +201,7 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 
 def pieces(origins: Iterable[Origin], after: Sequence[Piece] = ()) -> list[Piece]:
-    """Origins in a row, told in as few pieces as possible, behind those that there are."""
+    """Consecutive origins merged into as few pieces as possible."""
     found: list[Piece] = deepcopy(list(after))
     for each in origins:
         last = found[-1] if found else {}
@@ -222,7 +222,7 @@ Pieces: TypeAlias = tuple[Piece, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRun:
-    """Neighbouring cells with rising positions, and whose tokens they hold."""
+    """Neighbouring cells with rising positions, and the origin of their tokens."""
 
     cell: Annotated[int, "The first cell."]
     position: Annotated[int, "Its position."]
@@ -245,7 +245,7 @@ class CellPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
-    """A recurrent state: its position, and the tokens it has folded in, if known."""
+    """A recurrent state: its position, and the tokens folded in, if known."""
 
     row: Annotated[int, "Which row."]
     position: Annotated[int, "Where it stands."]
@@ -255,7 +255,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A memory."""
+    """A memory with its cells and rows."""
 
     cells: Annotated[tuple[CellPart, ...], "Attention caches."]
     rows: Annotated[tuple[RowState, ...], "Recurrent states."]
@@ -275,7 +275,7 @@ class CheckpointState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
-    """A slot, the tokens it believes to have, its checkpoints."""
+    """A slot: its cached tokens and its checkpoints."""
 
     id: Annotated[int, "Its number."]
     state: Annotated[str, "What it is doing."]
@@ -285,7 +285,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Astray:
-    """The content of a place where it is not its key."""
+    """The content of a place that differs from its key."""
 
     place: Annotated[str, "Which place."]
     tokens: Annotated[Pieces, "What it holds."]
@@ -305,7 +305,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """A node of a tree: its tokens begin where those of its parent end."""
+    """A node of a tree; its first position follows its parent's last."""
 
     number: Annotated[int, "Its number."]
     parent: Annotated[int, "The number of its parent; 0 is the root."]
@@ -340,7 +340,7 @@ class State:
 
 
 def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> tuple[State, ...]:
-    """Moments in order, each with how many tokens had been born by then."""
+    """States in order, each with the number of tokens born by then."""
     made: dict[CheckpointHeld, int] = {}
     return tuple(_state(held, until, made, origins) for held, until in moments)
 
@@ -468,7 +468,7 @@ def _astray(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[As
 
 
 def _runs(runs: Runs, origins: Provenance) -> tuple[CellRun, ...]:
-    """Runs of cells, joined where one token follows the other in one step's text."""
+    """Runs of cells, joined where consecutive tokens are of one step's text."""
     found: list[dict[str, Any]] = []
     for run in runs:
         start = 0

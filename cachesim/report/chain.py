@@ -1,4 +1,5 @@
-"""Stations of a wrong answer or of lost reuse in a run, through which one key of a page leads.
+"""The chain of events that led to a wrong answer or to lost reuse; a key of the page steps through
+it.
 
 a wrong answer    made > kept > restored > wrong
 lost reuse        equal > lost (each event that took tokens away) > answered
@@ -19,7 +20,7 @@ PLACE: Final = ("n_tokens", "pos_min", "pos_max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A station: a word, the event to look at, and what is to be said of it."""
+    """A link: a word, its event, and its sentence."""
 
     word: str
     step: int
@@ -28,7 +29,7 @@ class Link:
 
 
 def chain(run: Run, index: int) -> tuple[Link, ...]:
-    """The stations of a step that was wrong or lost tokens; none for one that did neither."""
+    """The links of a step that was wrong or lost tokens; empty for others."""
     step = run.steps[index]
     if not step.events or step.finding.fate == "right":
         return ()

@@ -1,4 +1,4 @@
-"""Plots as SVG: lines over a number, bars in stacked parts, changes on both sides of a line, areas.
+"""Charts as SVG: lines, stacked bars, balance bars, areas.
 
 Colours are distinguished by a mark or a pattern as well, so a plot reads in black and white.
 """
@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 56
 
 ROW: Final = 46
-"""Height of a bar with its name above it, in letters that are read on a phone too."""
+"""Height of a bar with its name above it, in letters readable on a phone."""
 
 BAR_AT, BAR_HIGH = 26, 12
 
@@ -48,7 +48,7 @@ Points = Sequence[tuple[float, float]]
 def line_chart(
     series: Mapping[str, Points], *, x: str, title: str, rings: Mapping[str, Sequence[float]]
 ) -> str:
-    """Shares from 0 to 1 over a number, spread by size where it grows fast; rings at some of it.
+    """Shares from 0 to 1 over a number, on a logarithmic axis if it grows fast; rings mark points.
 
     Series with the same points are one line, whose name in the legend is all of theirs.
     """
@@ -101,7 +101,7 @@ def line_chart(
 
 
 def _distinct(series: Mapping[str, Points]) -> tuple[dict[str, Points], dict[str, list[str]]]:
-    """The series without those that another one hides, and the names of each."""
+    """Distinct series, each with its names."""
     alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for name, points in series.items():
         alike.setdefault(tuple(sorted(points)), []).append(name)
@@ -151,7 +151,7 @@ def scatter(
 
 
 def line_of(index: int, spots: Points) -> list[str]:
-    """A line through some spots of a picture, and its mark at each."""
+    """A line through some points, and its mark at each."""
     way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
     drawn = f'<polyline points="{way}" fill="none" {_pen(index)}/>'
     return [drawn, *(_mark(index, left, up) for left, up in spots)]
@@ -180,13 +180,13 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
 
 
 LETTERS: Final = 64
-"""Letters of a bar's label in a line: so many fit where letters are largest, on a phone."""
+"""Letters in a line of a bar's label, on a phone."""
 
 LABEL_HIGH: Final = 20
 
 
 def _labelled(names: Iterable[str]) -> tuple[int, list[tuple[int, list[str]]]]:
-    """The height of a picture of bars; the top of each bar's row, and its label in lines."""
+    """The height of a chart of bars; the top of each row, and its label in lines."""
     rows, up = [], TOP
     for name in names:
         label = wrap(name, LETTERS) or [""]
@@ -203,7 +203,7 @@ def _labels(rows: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
 
 
 def svg_of(parts: Sequence[str], height: int, width: int = WIDTH) -> str:
-    """Parts as a picture that is as wide as its place."""
+    """Parts as an SVG as wide as its container."""
     return f'<svg class="chart" role="img" viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
 
 
@@ -275,7 +275,7 @@ def legend(names: Sequence[str], *, filled: bool = False, lined: bool = True) ->
 
 
 EDGE: Final = 90
-"""Room for a number on each side."""
+"""Space for a number on each side."""
 
 
 def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
@@ -312,7 +312,7 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
 
 
 def _sides(bar: Mapping[str, int]) -> tuple[int, int]:
-    """All that grew, and all that shrank."""
+    """Positive parts, and negative parts."""
     return (
         sum(value for value in bar.values() if value > 0),
         -sum(value for value in bar.values() if value < 0),
@@ -334,7 +334,7 @@ def stacked_areas(
     top: float,
     title: str,
 ) -> str:
-    """Each column upon the one before; `kinds` say the pattern of each, `top` is the scale."""
+    """Stacked columns; `kinds` are their patterns, `top` the scale."""
     top, first, last = top or 1, at[0], at[-1]
     across = [SMALL_WIDTH * (each - first) / ((last - first) or 1) for each in at]
     floor = [0.0] * len(at)

@@ -1,4 +1,4 @@
-"""A workload on several engines: what each reused, request by request, and what it cost."""
+"""A workload on several engines: reuse by request, and losses."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from cachesim.report.document import Bar, FittingTable, PageOnly, Picture
 from cachesim.report.svg import LABEL, LINE, STYLE, patterns
 
 WIDE: Final = 9
-"""Up to so many requests, each has a column of its own."""
+"""Number of requests up to which each has a column."""
 
 BAR: Final = 14
-"""Characters of a bar that reaches the bound."""
+"""Characters of a full bar."""
 
 LOSSES: Final = 2
-"""Causes that are named in a row."""
+"""Most causes named in a row."""
 
 
 def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
@@ -51,7 +51,7 @@ def _table(title: str = "") -> Table:
 
 
 def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
-    """Tokens reused of each request, and in all, with a bar up to the bound."""
+    """Reused tokens of each request and in total, with a bar up to the bound."""
     table = _table(f"{title}: tokens reused of each request")
     most = max((row.reused for row in rows), default=0)
     for number in range(1, steps + 1):
@@ -83,7 +83,7 @@ def _lost_to(row: Compared) -> str:
 
 
 REUSED: Final = 2
-"""The colour of what was reused; the causes take the others in turn."""
+"""The colour of reused tokens; causes take the others in turn."""
 
 EDGE: Final = 14
 PLOT_HIGH: Final = 14
@@ -116,7 +116,7 @@ def plot(title: str, rows: Sequence[Compared]) -> str:
 
 
 def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
-    """A fill of its own for each cause, the largest first; the same in every row."""
+    """A fill for each cause, the largest first; the same in every row."""
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row.lost)
@@ -125,7 +125,7 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
-    """Its name and sum, then reused, causes, and a rail for what was new."""
+    """Its name and sum; then reused, causes and new tokens."""
     told = row.problem or f"{row.reused:,} of {row.asked:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
     yield f'<tspan class="note" dx="8">{escape(told)}</tspan></text>'

@@ -28,10 +28,10 @@ THEME: Final = Theme(
         "again": "yellow",
     }
 )
-"""Colour says nothing that words and letters do not say too."""
+"""The styles; every coloured text is readable without colour."""
 
 NARROWEST: Final = 20
-"""Fewer columns than this cannot be meant."""
+"""Fewest columns of a valid width."""
 
 PLAIN: Final = str.maketrans(
     {"→": "->", "·": "-", "─": "-", "…": "~", "│": "|", "├": "|", "└": "`", "●": "o", "○": "."}
@@ -42,7 +42,7 @@ PLAIN: Final = str.maketrans(
 
 
 class Screen(CarefulConsole):
-    """A console with our colours, whose reader may go."""
+    """A console with our styles, whose reader may disconnect."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(theme=THEME, **settings)
@@ -63,14 +63,14 @@ def notes() -> Console:
 
 
 def plain_text(*parts: RenderableType, width: int = 80) -> str:
-    """A report as it is printed into a pipe."""
+    """A report as printed to a pipe."""
     file = StringIO()
     show(Screen(file=file, width=width, color_system=None, _environ={}), *parts)
     return file.getvalue()
 
 
 def _narrow() -> int | None:
-    """A width of our own where `COLUMNS` leaves room for nothing; 0 means that nobody knows."""
+    """A valid width if `COLUMNS` is too small; 0 if it is unset."""
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdigit() or int(columns) >= NARROWEST:
         return None
@@ -78,7 +78,7 @@ def _narrow() -> int | None:
 
 
 def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> None:
-    """Print without the blanks that tables put at the end of lines."""
+    """Print without trailing blanks of tables."""
     with screen.capture() as captured:
         screen.print(*renderables, sep="\n", soft_wrap=not wrap, crop=False)
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
@@ -86,7 +86,7 @@ def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> No
 
 
 def writable(text: str, encoding: str) -> str:
-    """The text in plainer signs where the output has no others."""
+    """The text with ASCII replacements, if the encoding lacks its signs."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

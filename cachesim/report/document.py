@@ -15,13 +15,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 UNBOUND: Final = 10_000
-"""Columns of a terminal on which everything fits."""
+"""Columns of an unlimited terminal."""
 
 FOLDED: Final = 12
-"""Columns that long names need; where they stand is folded."""
+"""Columns for long names, which are folded."""
 
 SENTENCES: Final = 24
-"""Columns that sentences need to be read: the least width of a column of them."""
+"""Least width of a column of sentences."""
 
 
 class Heading(Text):
@@ -42,7 +42,7 @@ class Bar(Text):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing in two forms: text, and the markup of a page."""
+    """A drawing as text and as markup of a page."""
 
     text: RenderableType
     markup: str = ""
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class PageOnly:
-    """Parts that a terminal has no room for."""
+    """Parts for pages only."""
 
     parts: tuple[RenderableType, ...]
 
@@ -62,7 +62,7 @@ class PageOnly:
 
 
 class FittingTable(Table):
-    """A table, or a list of its rows where the terminal is too narrow for its columns."""
+    """A table, or a list of its rows if the terminal is too narrow."""
 
     def __init__(self, **settings: Any) -> None:
         frame: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}

@@ -1,4 +1,4 @@
-"""A scenario in full: what it is about, the table, and a paragraph for every step of interest."""
+"""A report of a scenario: its summary, the table, and a paragraph for each relevant step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -12,10 +12,10 @@ from cachesim.report.tables import short_profile, side_by_side
 from cachesim.scenario.format import Scenario
 
 Line: TypeAlias = tuple[str, str]
-"""A word, and the sentence that it stands before."""
+"""A word with its sentence."""
 
 Proof: TypeAlias = Callable[[Run, int], list[Line]]
-"""The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
+"""The command that reproduces a run's wrong answer on the real engine; may be empty."""
 
 PROVE: Final = "prove it"
 """Label before a command."""
@@ -34,7 +34,7 @@ HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
 
 
 def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> RenderableType:
-    """A heading, and sentences with a word in front of each."""
+    """A heading, and sentences with their words."""
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(style="quiet", min_width=10, no_wrap=True)
     table.add_column(overflow="fold")
@@ -53,14 +53,14 @@ def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> Rendera
 
 
 def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
-    """The facts of one step, and what supports a wrong answer."""
+    """The facts of a step, and the evidence of a wrong answer."""
     step = run.steps[index]
     lines = [(fact.word, fact.sentence) for fact in step.statements]
     return [*lines, *(proof(run, index) if step.answer == "diverged" else ())]
 
 
 def unproven(_: Run, __: int) -> list[Line]:
-    """Nothing: nothing real was looked for."""
+    """No proof: no real engine was played."""
     return []
 
 
@@ -96,7 +96,7 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
 
 
 def findings(runs: Sequence[Run], proof: Proof) -> Iterator[RenderableType]:
-    """A paragraph for each step that went wrong or lost tokens.
+    """A paragraph for each step that was wrong or lost tokens.
 
     Profiles of which the same is to be said share one.
     """
@@ -112,5 +112,5 @@ def findings(runs: Sequence[Run], proof: Proof) -> Iterator[RenderableType]:
 
 
 def is_of_interest(step: Step) -> bool:
-    """Whatever did not go as it should."""
+    """True for every step with an unexpected result."""
     return step.finding.fate != "right"

@@ -1,4 +1,4 @@
-"""A request in moments: matched, cut, restored, reprocessed, each with the rule that decides it."""
+"""A request in moments: match, cut, restore, reprocess, each with its rule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from cachesim.report.picture import Row, held, request
 from cachesim.report.texts import Look, texts_of
 
 MOST: Final = 40
-"""Moments of a request; in a longer one, routine events are left out."""
+"""Most moments of a request; longer ones omit routine events."""
 
 Stretches: TypeAlias = tuple[tuple[int, int, Look, str], ...]
 
@@ -82,7 +82,7 @@ def _state(run: Run, number: int) -> State | None:
 
 
 def _rows(run: Run, index: int, stretches: Stretches, state: State | None) -> tuple[Row, ...]:
-    """The prompt with these looks, over everything that is held."""
+    """The prompt with these looks, above the server's memory."""
     texts = texts_of(run)
     own = [{"step": index, "at": 0, "count": run.steps[index].prompt_tokens}]
     bars = tuple(
@@ -95,7 +95,7 @@ def _rows(run: Run, index: int, stretches: Stretches, state: State | None) -> tu
 
 
 def _split(cached: int, equal: int, done: int, total: int) -> Stretches:
-    """Reused, reprocessed, new: each as far as it is processed."""
+    """Reused, reprocessed and new tokens, up to the processed ones."""
     at = min(max(done, cached), total)
     found: Stretches = (
         (0, cached, "shared", "reused"),
@@ -107,7 +107,7 @@ def _split(cached: int, equal: int, done: int, total: int) -> Stretches:
 
 
 def _shown(step: Step) -> list[tuple[Event, int]]:
-    """Events that are decisions, or change what is held before the reply."""
+    """Decisions, and events that change memory before the reply."""
     detail = step.detail
     if detail is None:
         return []
@@ -128,7 +128,7 @@ def _shown(step: Step) -> list[tuple[Event, int]]:
 
 
 def _processed(event: Event, cached: int) -> int | None:
-    """Tokens of the prompt that an event of prefill stands for; None for any other event."""
+    """Prompt tokens processed by a prefill event; None for other events."""
     told = event.as_dict()
     match event.name():
         case "batch-decoded":

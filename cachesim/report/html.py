@@ -1,4 +1,4 @@
-"""Runs as one HTML page: a template, a style, scripts and the runs' own JSON, nothing else.
+"""Runs as one HTML page: a template, a style, scripts and the runs' JSON.
 
     page/page.html      the frame, with holes for the three below
     page/style.css      light, dark, wide, narrow, printed
@@ -59,11 +59,11 @@ FRAGMENT_STYLE: Final = """\
 </style>"""
 
 WIDEST: Final = 48
-"""Letters of a ribbon."""
+"""Most letters of a ribbon."""
 
 
 def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
-    """An entry of "runs": its verdict, a row per step, and the facts of steps of interest.
+    """An entry of "runs": its verdict, a row per step, and the facts of relevant steps.
 
     The verdict is of all steps; `steps` says how many of them are shown.
     """
@@ -113,7 +113,7 @@ def _row(step: Step) -> str:
 
 
 def _ribbon_letters(step: Step) -> str:
-    """R reused, F foreign, r processed again, C computed: to scale where there are many."""
+    """Letters of R reused, F foreign, r reprocessed, C computed, scaled."""
     if step.cached is None or not step.explanation:
         return ""
     parts = prompt_parts(step)
@@ -132,11 +132,11 @@ def _facts(steps: Sequence[Step]) -> Iterator[str]:
 
 
 SMALL: Final = 24
-"""Parts below this many characters are not worth a name."""
+"""Characters below which parts are not shared."""
 
 
 class Packer:
-    """Gives equal values equal numbers, then writes those that come twice only once."""
+    """Deduplication of equal values in JSON."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -147,7 +147,7 @@ class Packer:
         self._places: dict[int, int] = {}
 
     def number(self, value: object) -> int:
-        """The number of a value; uses are counted once for each different holder."""
+        """The number of a value; uses by each holder count once."""
         if isinstance(value, Mapping):
             parts = tuple((str(key), self.number(each)) for key, each in value.items())
             inner = [n for _, n in parts]
@@ -169,7 +169,7 @@ class Packer:
         return number
 
     def written(self, number: int) -> Json:
-        """A value, or its name where it is used more than once."""
+        """A value, or its number if it is used more than once."""
         kind, value = self._values[number]
         if kind not in {"mapping", "list"}:
             return value
@@ -188,18 +188,18 @@ class Packer:
         return {"$": mapping} if "$" in mapping else mapping
 
     def pack(self, value: object) -> dict[str, Any]:
-        """The whole."""
+        """The deduplicated document."""
         document = self.written(self.number(value))
         return {"pool": self._pool, "document": document}
 
 
 def packed(document: object) -> dict[str, Any]:
-    """A document with every part of some size written once."""
+    """A document with every larger part written once."""
     return Packer().pack(document)
 
 
 def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """The runs, then with fewer states, then with none, at last without their prompts' tokens."""
+    """The runs with all states, with fewer, without any, then without prompt tokens."""
     yield runs
     for keep in (_loud, _last, _none):
         yield [_thinned(run, keep) for run in runs]
@@ -207,7 +207,7 @@ def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str,
 
 
 def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]) -> dict[str, Any]:
-    """A run whose states are those that `keep` chooses for each step."""
+    """A run with the states chosen by `keep`."""
     if "detail" not in run:
         return dict(run)
     steps = [{**each, "detail": {**each["detail"], "at": keep(each)}} for each in run["steps"]]
@@ -233,7 +233,7 @@ def _pictured(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loud(step: Mapping[str, Any]) -> list[int]:
-    """No state of its own for a quiet event, unless it is the last one."""
+    """True for a decision, or a step's last event."""
     at: list[int] = list(step["detail"]["at"])
     before = step["detail"]["before"]
     for index, event in enumerate(step["events"][:-1]):
@@ -271,7 +271,7 @@ SCRIPTS: Final = (
 
 
 class TooLargeError(InputError):
-    """A page that would pass its limit even without any state; `size` is what it would have."""
+    """A page above the limit even without states; `size` is its size."""
 
     def __init__(self, size: int, limit: int) -> None:
         kilo = limit // 1000
@@ -282,13 +282,13 @@ class TooLargeError(InputError):
         self._limit = limit
 
     def __reduce__(self) -> tuple[type["TooLargeError"], tuple[int, int]]:
-        """A worker hands it to its parent process: made from the numbers, not from the message."""
+        """Pickle by its numbers, for worker processes."""
         return type(self), (self.size, self._limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A page, and what had no place on it."""
+    """A page, and what it omits."""
 
     text: str
     runs: int  # so many runs are left out
@@ -296,7 +296,7 @@ class Fitted:
 
 
 def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
-    """A page of as many runs as fit into the limit; of a single long one its first steps.
+    """A page of as many runs as fit; of a single long one its first steps.
 
     Runs that were not as expected come first, then those that show a wrong answer.
     """
@@ -342,7 +342,7 @@ def _is_wrong(run: Run) -> bool:
 
 
 def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -> str:
-    """A page of all runs; what is too much for the limit is told less often.
+    """A page of all runs; states beyond the limit are omitted.
 
     With `steps` only so many of each run are on it, and the page says so.
     """
@@ -364,7 +364,7 @@ def _entry(run: Run, steps: int | None) -> dict[str, Any]:
 
 
 def beginning(run: Run, steps: int) -> Run:
-    """The first steps of a run, with the states that they went through."""
+    """The first steps of a run, with their states."""
     kept = run.steps[:steps]
     if run.detail is None:
         return replace(run, steps=kept)
@@ -376,7 +376,7 @@ def beginning(run: Run, steps: int) -> Run:
 
 
 def drawn(run: Run) -> dict[str, Any]:
-    """The rows of every request and of every state, and the walk to what went wrong.
+    """The rows of every request and state, and the chain to each error.
 
     A row is a list of one text: so equal rows are written once.
     """
@@ -412,7 +412,7 @@ def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
 
 
 def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:
-    """The template with its holes filled; the data comes last, for it may look like a hole."""
+    """The filled template; data comes last, as it may contain placeholders."""
     scripts = "\n".join(_asset(name) for name in SCRIPTS)
     text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
     text = text.replace("<!--patterns-->", hatches(""), 1)
@@ -427,6 +427,6 @@ def _asset(name: str) -> str:
 
 
 def island(document: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element: no character of it can end the element."""
+    """JSON for a script element, escaped so that it cannot end the element."""
     text = json.dumps(packed(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""A report as one HTML page, without scripts or anything from elsewhere."""
+"""A report as one HTML page, without scripts or external resources."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ table:not(:has(thead)) td:first-child { white-space: nowrap; }
 
 
 def page(title: str, *parts: RenderableType) -> str:
-    """Parts of a report as a page; the first heading is the page's."""
+    """Parts of a report as a page, titled by the first heading."""
     body = "\n".join(_blocks(parts))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -107,7 +107,7 @@ def _class(style: str) -> str:
 
 
 def _inline(text: Text) -> str:
-    """Text with its styles; what stands between backticks is code."""
+    """Text with its styles; backticks mark code."""
     pieces = []
     for line in text.split("\n"):
         ends = [at for span in line.spans for at in (span.start, span.end)]
@@ -123,6 +123,6 @@ FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 
 
 def _code(text: str) -> str:
-    """Text with code in backticks; no line ends inside a flag."""
+    """Text with code in backticks; flags are not broken."""
     words = re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))
     return FLAG.sub(r'<span class="flag">\g<0></span>', words)

@@ -1,4 +1,4 @@
-"""Runs as JSON: one object, or one line per step as it is done."""
+"""Runs as JSON: one object, or a line per finished step."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ def document(runs: Sequence[Run], *, detail: bool = False) -> str:
 
 
 def lines(run: Run, *, detail: bool = False) -> Iterator[str]:
-    """A line for each step with the run it belongs to, and one for the end of the run."""
+    """A line for each step, and one for the end of the run."""
     entry = run.to_json(detail=detail)
     steps = entry.pop("steps")
     for step in steps:

@@ -1,4 +1,4 @@
-"""The live view: requests as they pass, one line each, and what they cost in all."""
+"""The live view: proxied requests, one line each, and their totals."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from cachesim.report.consoles import show
 from cachesim.report.recorded import totals_line
 
 SHOWN: Final = 12
-"""Requests that the table shows at once."""
+"""Rows of the table."""
 
 OFTEN: Final = 4
-"""Times a second that the table is drawn."""
+"""Redraws per second."""
 
 
 class Row(Protocol):
@@ -27,7 +27,7 @@ class Row(Protocol):
 
     @property
     def number(self) -> int:
-        """Which line of the file holds it."""
+        """Its line in the file."""
 
     @property
     def client(self) -> str:
@@ -35,7 +35,7 @@ class Row(Protocol):
 
     @property
     def status(self) -> int | None:
-        """Of the answer, where one came."""
+        """Status of the answer, if any."""
 
     @property
     def cancelled(self) -> bool:
@@ -43,7 +43,7 @@ class Row(Protocol):
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of the prompt, where they are known."""
+        """Tokens of the prompt, if known."""
 
     @property
     def cached(self) -> int | None:
@@ -55,7 +55,7 @@ class Row(Protocol):
 
     @property
     def why(self) -> str:
-        """Why that was so."""
+        """The cause."""
 
     @property
     def how(self) -> str:
@@ -63,7 +63,7 @@ class Row(Protocol):
 
 
 class LiveView:
-    """A table on a terminal, drawn again with each request; elsewhere one line after the other."""
+    """A table on a terminal, redrawn with each request; elsewhere a line for each."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -78,17 +78,17 @@ class LiveView:
         self._headed = False
 
     def open(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         if self._live is not None:
             self._live.start()
 
     def close(self) -> None:
-        """Leave the last table where it is."""
+        """Stop; the last table stays."""
         if self._live is not None:
             self._live.stop()
 
     def add(self, row: Row, totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]) -> None:
-        """Add a request that has passed."""
+        """Add a finished request."""
         self._rows.append(row)
         self._totals, self._worst = dict(totals), list(worst)
         if self._live is None:
@@ -100,7 +100,7 @@ class LiveView:
             self._screen.file.flush()
 
     def say(self, text: str) -> None:
-        """Something that must be seen, above the table."""
+        """Print a message above the table."""
         show(self._screen, Text(text, style="wrong"))
         self._screen.file.flush()
 
@@ -142,17 +142,17 @@ LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
 
 
 def says(row: Row) -> str:
-    """Why, and how it ended where it did not end well."""
+    """The cause, and an abnormal end."""
     return f"cancelled; {row.why}" if row.cancelled else row.why
 
 
 def numbers(row: Row) -> tuple[str, str, str]:
-    """Prompt, cached and reprocessed; nothing where there is no prompt."""
+    """Prompt, cached and reprocessed tokens; empty without a prompt."""
     if not row.how:
         return "", "", ""
     return number(row.prompt), number(row.cached), number(row.again)
 
 
 def number(value: int | None) -> str:
-    """A number of tokens, where it is known."""
+    """A number of tokens, if known."""
     return "?" if value is None else f"{value:,}"

@@ -1,4 +1,4 @@
-"""Runs that show themselves: in a notebook as HTML without scripts, elsewhere as one line."""
+"""Runs in notebooks: HTML without scripts; elsewhere a line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cachesim.report.tables import cached_row, worst_answer
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shown:
-    """Some runs, for the eye; `runs` are the values themselves."""
+    """Runs with their HTML; `runs` are the values themselves."""
 
     runs: tuple[Run, ...]
 
@@ -28,17 +28,17 @@ class Shown:
         return "".join(fragment(run) for run in self.runs)
 
     def page(self) -> str:
-        """The whole report as the text of one HTML file; runs made with `detail=True` show most."""
+        """The whole report as an HTML file; best with `detail=True`."""
         return page(self.runs)
 
     def frame(self, height: int = 900) -> "Framed":
-        """The whole report, to be stepped through inside a notebook."""
+        """The whole report in a frame of a notebook."""
         return Framed(page(self.runs), height)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Framed:
-    """A page in a frame of its own."""
+    """A page in an HTML frame."""
 
     text: str
     height: int

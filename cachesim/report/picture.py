@@ -1,4 +1,4 @@
-"""Pictures of memory: what each place holds, as rows of bars over the positions of a run."""
+"""Pictures of memory: rows of bars over the positions of a run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal[
 ]
 
 Mark: TypeAlias = Literal["saved", "wrong", "lacks", ""]
-"""Mark at a node's end: a state to resume from, a wrong state, no state, or no place for one."""
+"""Mark at a node's end: a valid state, a wrong state, no state, or no place for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Branch:
 
     @property
     def stem(self) -> str:
-        """In text: lines to later rows, and the corner that joins a node to its parent."""
+        """Text of the lines to later rows, and the corner to the parent."""
         lines = "".join("│  " if more else "   " for more in self.lines)
         return lines if self.root else f"{lines}{'└─ ' if self.last else '├─ '}"
 
@@ -68,13 +68,13 @@ class Row:
 
 
 MOST_NODES: Final = 24
-"""More rows than this are counted, not drawn."""
+"""Most nodes drawn; more are counted."""
 
 ROOT: Final = 0
 
 
 def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
-    """The root, then each node below its parent, and what it holds that is not its own."""
+    """The root, then each node below its parent, with its wrong content."""
     by_number = {node.number: node for node in tree.nodes}
     shown = tree.nodes[:MOST_NODES]
     children: dict[int, list[TreeNode]] = {}
@@ -182,7 +182,7 @@ def _astray(
 
 
 def _wrong_from(texts: Texts, pieces: Pieces, way: Sequence[int]) -> tuple[Bar, ...]:
-    """Tokens in a row, outlined from the first that is not on the way."""
+    """Consecutive tokens, outlined from the first that differs from its key."""
     held = texts.spelled(pieces)
     right = get_common_prefix(held, way)
     start, bars = 0, []
@@ -198,11 +198,11 @@ MOST_LANES: Final = 12
 
 
 TOLD: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
-"""Tooltip words for parts of a prompt that need more than their bar."""
+"""Tooltip words for parts of a prompt, where the bar is too short."""
 
 
 def request(run: Run, index: int) -> Iterator[Row]:
-    """The prompt: reused, processed again, new."""
+    """The prompt: reused, reprocessed, new."""
     step, texts = run.steps[index], texts_of(run)
     if step.detail is None or not step.detail.prompt or step.cached is None:
         return
@@ -229,11 +229,11 @@ def request(run: Run, index: int) -> Iterator[Row]:
 
 
 MOST_NAMED: Final = 32
-"""Letters of the parts that a request's label names."""
+"""Letters of the part names in a request's label."""
 
 
 def _named(step: Step) -> str:
-    """The parts of a prompt, in order."""
+    """The names of a prompt's parts, in order."""
     names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
     return f": {names}" if names and len(names) <= MOST_NAMED else ""
 
@@ -261,7 +261,7 @@ def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
 
 
 def _since(run: Run, index: int, row: Row) -> Row:
-    """A row whose tokens of this step are new, or reprocessed where they matched."""
+    """A row with the step's new tokens, or reprocessed ones where they matched."""
     explained, detail = run.steps[index].explanation, run.steps[index].detail
     equal = explained.equal if explained else 0
     prompt = () if detail is None else detail.prompt
@@ -423,7 +423,7 @@ def _owner(owners: Sequence[int], slots: int) -> str:
 
 
 def _lanes(runs: Sequence[CellRun]) -> list[list[CellRun]]:
-    """Runs of cells in as few rows as they need so that none covers another."""
+    """Runs of cells in the fewest rows without overlaps."""
     lanes: list[list[CellRun]] = []
     for run in runs:
         for lane in lanes:
@@ -488,7 +488,7 @@ def _shelf(texts: Texts, slot: SlotState, *, several: bool) -> Iterator[Row]:
 
 
 def checkpoint_word(each: CheckpointState) -> str:
-    """A checkpoint as people write it."""
+    """A checkpoint with its tokens and positions."""
     return f"{each.n_tokens}[{each.pos_min}..{each.pos_max}]"
 
 
@@ -535,7 +535,7 @@ def _by_tokens(each: tuple[tuple[int, ...], Entry]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """From the row of the step that made a checkpoint to the row that it was restored into."""
+    """From the step that saved a checkpoint to the memory it was restored to."""
 
     from_row: int
     to_row: int
@@ -576,7 +576,7 @@ def after(run: Run, index: int) -> Picture | None:
 
 
 def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
-    """All steps below each other, and the way of a checkpoint that was restored."""
+    """All steps in rows, with arrows of restored checkpoints."""
     rows: list[Row] = []
     headings: list[tuple[int, str]] = []
     arrows: list[Arrow] = []
@@ -629,7 +629,7 @@ def _state_after(run: Run, index: int) -> State | None:
 
 
 BESIDE: Final = 7
-"""Hundredths of a node's end that are kept free after it, for the mark that stands there."""
+"""Hundredths of the width kept free behind a node for its mark."""
 
 
 def positions_of(run: Run) -> int:
@@ -661,7 +661,7 @@ def _arrow(
     headings: Sequence[tuple[int, str]],
     mine: Sequence[Row],
 ) -> Arrow | None:
-    """From the first row above that shows the restored checkpoint to the memory it went into."""
+    """From the nearest row above with the restored checkpoint to its memory."""
     found = restored(run, index)
     if found is None or found.made_by is None or found.made_by >= index:
         return None
@@ -685,7 +685,7 @@ def _arrow(
 
 
 def restored(run: Run, index: int) -> CheckpointState | None:
-    """The checkpoint that a step was resumed from, as it lay on the shelf before."""
+    """The checkpoint that a step resumed from, as it was before."""
     step = run.steps[index]
     if step.detail is None or run.detail is None:
         return None
@@ -712,7 +712,7 @@ def _is(each: CheckpointState, told: dict[str, object]) -> bool:
 
 
 SPOKEN: Final = {"wrong": ", wrong"}
-"""Words that the description of a picture adds to a bar."""
+"""Words added to a bar in the picture's description."""
 
 
 def _told(rows: Iterable[Row]) -> str:

@@ -1,4 +1,4 @@
-"""A picture of memory for a terminal: a row of characters for each place that holds tokens.
+"""A picture of memory for a terminal: a row of characters for each place.
 
 Short pictures may show a letter for each token. In others a character names the step that wrote
 what stands there, and where there are more tokens than columns one column stands for many.
@@ -14,7 +14,7 @@ WIDEST: Final = 64
 """Columns of a row."""
 
 LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
-"""Looks that say more than who wrote it; reprocessed tokens in memory have a writer."""
+"""Looks that take precedence over the origin; reprocessed tokens in memory show their origin."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
 """Sign of each mark at a node's end."""
@@ -23,14 +23,14 @@ ORDER: Final = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def text(picture: Picture, *, letter: Callable[[int], str] | None = None) -> str:
-    """Headings and rows, and a mark under what is wrong or missing."""
+    """Headings, rows and marks, with the legend."""
     spells = letter is not None and picture.positions <= WIDEST
     lines = rows(picture, letter=letter)
     return "\n".join(lines if spells else [*lines, *(f"  {line}" for line in legend(picture))])
 
 
 def rows(picture: Picture, *, letter: Callable[[int], str] | None = None) -> list[str]:
-    """The same without what the characters mean."""
+    """Rows without the legend."""
     heads = dict(picture.headings)
     lines: list[str] = []
     for i, block in enumerate(blocks(picture, letter=letter)):
@@ -42,7 +42,7 @@ def rows(picture: Picture, *, letter: Callable[[int], str] | None = None) -> lis
 def blocks(
     picture: Picture, *, letter: Callable[[int], str] | None = None
 ) -> list[tuple[str, ...]]:
-    """Each row as its label, its characters, and the marks below them where there are any."""
+    """Each row as its label, its characters, and its marks."""
     scale, writers = scale_of(picture), _writers_of(picture.steps)
     found = []
     for row in picture.rows:
@@ -100,7 +100,7 @@ def legend(picture: Picture) -> list[str]:
 
 
 def _writers_of(steps: Sequence[str]) -> list[str]:
-    """A character for each step: the last of its name where these differ, else its number's."""
+    """A character for each step: the last of its name if these differ, else its number's."""
     last = [name[-1:] for name in steps]
     if len(set(last)) == len(last) and all(each.isalnum() for each in last):
         return last

@@ -83,7 +83,7 @@ def _scenario(question: Mapping[str, Any]) -> Scenario:
 
 
 _recent: list[Run] = []
-"""The run that was played last: the page steps through it."""
+"""The last run, for stepping."""
 
 
 def played(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _verdict(result: Run, worst: Step) -> str:
 
 
 def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
-    """The moments of a request of the run that was played last, as numbers of rows."""
+    """The moments of a request of the last run, as numbers of rows."""
     (result,) = _recent
     found = tuple(frames(result, question["step"]))
     wide = positions_of(result)
@@ -148,7 +148,7 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(question: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario file as the page's form, or without one where the form has no place for it."""
+    """A scenario file as the page's form, or as text if the form lacks its keys."""
     scenario = _scenario(question)
     mapping = content_of(question["text"])
     profiles = [str(full_profile(scenario.engine.name, each)) for each in scenario.engine.profiles]
@@ -163,7 +163,7 @@ def opened(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _telling(scenario: Scenario, profiles: Sequence[str]) -> str:
-    """The profile on which a scenario shows what was reported; else the first that it lists."""
+    """The profile with the reported values, else the first."""
     before = scenario.shows.before
     named = "" if before is None or before.profile is None else before.profile
     wanted = str(full_profile(scenario.engine.name, named)) if named else ""
@@ -182,11 +182,11 @@ FORM: Final[Mapping[str, frozenset[str]]] = {
     "engine": frozenset({"name", "profiles", "options"}),
     "step": frozenset({"name", "prompt", "predict", "slot"}),
 }
-"""Keys of a scenario file that the page's form has a field for, or that change no run."""
+"""Keys of a scenario file that the page's form covers, or that change no run."""
 
 
 def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of the form for a scenario; None where it has more than the form."""
+    """The form's fields of a scenario; None if it has other keys."""
     model, engine = mapping["model"], mapping["engine"]
     spans, steps = mapping.get("spans", {}), mapping["step"]
     parts = (("scenario", mapping), ("model", model), ("engine", engine))
@@ -213,7 +213,7 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 CAUSES: Final = ("because", "rule", "match")
-"""The facts that say why, the most telling first."""
+"""Facts about causes, most specific first."""
 
 
 def _cause(step: Step) -> str:
@@ -222,7 +222,7 @@ def _cause(step: Step) -> str:
 
 
 def _kinds(run: Run) -> Sequence[Any]:
-    """The rows of the story: what a reader needs to follow it, not all that there is."""
+    """The rows of the story."""
     kinds = {row.kind for i in range(len(run.steps)) for row in _rows(run, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in kinds] or ["attention"]
     return ["request", *memory, "checkpoint", "tree", "entry"]

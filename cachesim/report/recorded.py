@@ -14,7 +14,7 @@ from cachesim.report.why import shown
 
 
 def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]:
-    """Totals, recurring causes, the same requests elsewhere, and the requests that cost most."""
+    """Totals, recurring causes, other servers, and the most expensive requests."""
     totals = found["totals"]
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
@@ -47,7 +47,7 @@ ESTIMATED: Final = (
 
 
 def totals_line(totals: Mapping[str, Any]) -> str:
-    """Prompt tokens of all requests, and what became of them, as far as answers report it."""
+    """Prompt tokens of all requests by outcome, as far as answers report them."""
     answered, reported = totals["answered"], totals["reported"]
     prompts, cached, processed = (reported[key] for key in ("prompt_tokens", "cached", "processed"))
     if not answered:
@@ -94,7 +94,7 @@ def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
 
 
 def tokens_of(count: int | None) -> str:
-    """A number of tokens, or that there is none."""
+    """A number of tokens, or `unknown`."""
     return "unknown" if count is None else counted(count, "token")
 
 

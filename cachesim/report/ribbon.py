@@ -1,4 +1,4 @@
-"""Token ribbons: a conversation as one line of letters.
+"""Token ribbons: a conversation as a line of letters.
 
 R  reused: computed for an earlier request and taken from cache
 F  reused, but foreign: memory holds something else than this token, or nothing
@@ -34,7 +34,7 @@ Parts: TypeAlias = Sequence[tuple[str, int]]
 
 
 def prompt_parts(step: Step) -> list[tuple[str, int]]:
-    """The letters of a prompt: reused, foreign, processed again, new."""
+    """The letters of a prompt: reused, foreign, reprocessed, new."""
     cached = step.cached or 0
     equal = max(step.explanation.equal if step.explanation else 0, cached)
     new = step.prompt_tokens - equal
@@ -56,13 +56,13 @@ def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
 
 
 def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
-    """Number of tokens per letter, so that the longest of several ribbons fits."""
+    """Number of tokens per letter at which the longest of several ribbons fits."""
     total = max((sum(size for _, size in parts) for parts in ribbons), default=0)
     return max(1, -(-total // widest))
 
 
 def letters(parts: Parts, scale: int) -> list[tuple[str, str]]:
-    """Each part as its letters, never fewer than one, with the style of the letter.
+    """Each part as its letters, at least one, with their style.
 
     A part ends where its last token lies, so that ribbons below each other keep one scale.
     """

@@ -1,4 +1,4 @@
-"""The story of a run, step by step: what came in, what was held, which rule was at work."""
+"""The story of a run, step by step: the request, the memory, the rules applied."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ UNDER: Final = re.compile(r", under (the root|\d+)")
 
 
 def memory_facts(run: Run, index: int) -> Iterator[tuple[str, str]]:
-    """Cells and rows with the steps whose tokens they have seen; nothing without details."""
+    """Cells and rows with the steps of their tokens; nothing without details."""
     detail = run.steps[index].detail
     if run.detail is None or detail is None or not detail.at:
         return
@@ -38,7 +38,7 @@ def memory_facts(run: Run, index: int) -> Iterator[tuple[str, str]]:
 
 
 def _tree(run: Run, tree: TreeState) -> Iterator[str]:
-    """A line for each node under its parent, and whose tokens are its own."""
+    """A line for each node under its parent, with the origin of its own tokens."""
     for row in tree_rows(texts_of(run), tree):
         pieces: list[Piece] = [
             {"tokens": bar.tokens} if bar.step is None else {"step": bar.step, "count": size}
@@ -117,7 +117,7 @@ def story(run: Run, *, only: int | None = None) -> RenderableType:
 
 
 def routine(run: Run) -> frozenset[str]:
-    """Names of the plain events that every request of a run brings; one request has none."""
+    """Names of the routine events of every request of a run; none for one request."""
     named = [
         {each.name() for each in step.events if each.loudness() == "plain"}
         for step in run.steps
@@ -150,7 +150,7 @@ def _heading(step: Step) -> Iterator[RenderableType]:
 
 
 BEFORE: Final = frozenset({"server", "match", "rule", "ideal", "consumed", "gone", "together"})
-"""Statements about the reuse; the others are about the answer, and follow it."""
+"""Statements about the reuse; the others are about the answer."""
 
 
 def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableType]]:

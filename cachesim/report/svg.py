@@ -1,4 +1,4 @@
-"""A picture as SVG: nothing is fetched, every text is escaped, widths are shares of the whole.
+"""A picture as SVG: no fetched resources, escaped texts, relative widths.
 
 Bars are placed in per cent, so that one drawing fits a phone and a wide screen with letters of one
 size. `body` draws the rows alone, for a page that puts them together; `standalone` is a file.
@@ -19,9 +19,11 @@ HIGH: Final = 16
 MIDDLE: Final = LABEL + HIGH // 2
 
 FARTHEST: Final = 40
-"""Hundredths of the width up to which a label begins with its bar; later it ends with it."""
+"""Hundredths of the width up to which a label starts at its bar's start; behind it, it ends at its
+end.
+"""
 INSIDE: Final = 94
-"""From here on there is no room for a mark beside a bar, and it stands in it."""
+"""Hundredths of the width from which a mark is drawn in its bar, not beside it."""
 
 TREE_STYLE: Final = (
     ".cs-pic .br{stroke:var(--ink);stroke-width:1.5}"
@@ -40,7 +42,7 @@ def share(part: int, whole: int) -> str:
 
 
 def label_at(branch: Branch | None, wide: int) -> str:
-    """Place of a label: in a tree above its bar, on the side with room."""
+    """Place of a label: in a tree above its bar, on the side with space."""
     if branch is None:
         return 'class="l" x="0" y="10"'
     level = 100 * branch.start / wide
@@ -99,14 +101,14 @@ def _mark(branch: Branch, wide: int) -> str:
 HEADING: Final = 24
 AXIS: Final = 18
 GUTTER: Final = 3
-"""Hundredths of the width at the left, for arrows, where there are any."""
+"""Hundredths of the width at the left, for arrows."""
 COLOURS: Final = 8
 LETTERS: Final = 56
-"""Positions up to which every token has room for a letter."""
+"""Number of positions up to which every token has a letter."""
 SCREENS: Final = {"onphone": 340, "onwide": 700}
-"""Pixels that a picture has on a phone and on a wide screen; the style shows one or the other."""
+"""Widths of a picture in pixels on a phone and on a wide screen."""
 LETTER: Final = 6.5
-"""Pixels that a letter of a text takes."""
+"""Pixels of a letter."""
 
 _LIGHT: Final = (
     "#f6b26b",
@@ -178,7 +180,7 @@ _STROKES: Final = (
 
 
 def patterns(uid: str, count: int = COLOURS) -> str:
-    """A colour and a pattern for each step, so that both tell them apart; a hatch for nothing.
+    """A colour and a pattern for each step; a hatch for unknown tokens.
 
     Where there are more than colours, each colour comes again with the next pattern.
     """
@@ -206,7 +208,7 @@ def hatches(uid: str) -> str:
 
 
 def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None = None) -> str:
-    """A row from its own top: the label, the rail, the bars."""
+    """A row from its top: the label, the rail, the bars."""
     note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
     middle = LABEL + HIGH // 2
     parts = [f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>']
@@ -232,7 +234,7 @@ LIGHT: Final = frozenset({"new", "again"})
 
 
 def _bar(bar: Bar, kind: Kind, wide: int, uid: str, words: str) -> str:
-    """The colours of its texts, what happened to them over these, its words."""
+    """The colours of its texts, the fills of its events, its words."""
     round_ = ' rx="7"' if kind == "recurrent" else ""
     known = bar.colours if bar.look not in {"missing", "gone", "pending"} else ()
     where = f'x="{share(bar.start, wide)}" y="{LABEL}" height="{HIGH}"'
@@ -263,7 +265,7 @@ def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str
 def _words(
     bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
 ) -> Iterator[str]:
-    """A letter for each token, or what the bar is: in it, after it, or shorter, never cut."""
+    """A letter for each token, or the bar's text: inside, behind, or shortened."""
     tone = " t tg" if bar.look in HATCHED else ""
     size = bar.end - bar.start
     if letter is not None and len(bar.tokens) == size and size:
@@ -286,7 +288,7 @@ def _words(
 
 
 def _fitting(text: str, bar: float, after: float) -> tuple[str, bool]:
-    """A text and whether it stands in its bar: as it is or its first word, else nothing."""
+    """A text, its first word or nothing, and whether it fits inside the bar."""
     for each in (text, text.replace(":", " ").split(" ", maxsplit=1)[0]):
         need = LETTER * len(each) + 4
         if need + 4 <= bar or need <= after:
@@ -318,7 +320,7 @@ LEGEND: Final[Mapping[str, tuple[frozenset[Look], str]]] = {
     "gone": (frozenset({"gone"}), "evicted"),
     "pending": (frozenset({"pending"}), "not processed yet"),
 }
-"""A sample of each fill -> the looks that it stands for, and the words beside it."""
+"""A sample of each fill -> its looks and label."""
 NOTE: Final = 18
 """Pixels of a line of the legend."""
 ACROSS: Final = {"onphone": 2, "onwide": 4}
@@ -326,12 +328,12 @@ ACROSS: Final = {"onphone": 2, "onwide": 4}
 
 
 def looks_of(rows: Iterable[Row]) -> set[Look]:
-    """The fills that occur in rows."""
+    """The fills of rows."""
     return {bar.look for row in rows for bar in row.bars}
 
 
 def legend_high(looks: AbstractSet[Look]) -> int:
-    """Pixels of the legend of these looks."""
+    """Pixels of the legend's height."""
     return NOTE * -(-(len(_samples(looks)) + 1) // ACROSS["onphone"])
 
 
@@ -340,7 +342,7 @@ def _samples(looks: AbstractSet[Look]) -> list[str]:
 
 
 def legend_svg(looks: AbstractSet[Look], uid: str) -> str:
-    """Samples of the fills that occur, and the meaning of a colour."""
+    """Samples of the fills, and the meaning of a colour."""
     parts = []
     for screen, across in ACROSS.items():
         for i, sample in enumerate([*_samples(looks), ""]):
@@ -405,7 +407,7 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
 
 
 def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
-    """From the beginning of the checkpoint, down the gutter, to the memory that it went into."""
+    """An arrow from the start of the checkpoint, down the gutter, to the restored memory."""
     top, bottom = (tops[each] + LABEL + HIGH // 2 for each in (arrow.from_row, arrow.to_row))
     tone, x = (" wrong" if arrow.wrong else ""), f"{gutter / 3:.4g}%"
     lines = (
@@ -420,7 +422,7 @@ def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
 
 
 def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
-    """A drawing for a page that has `STYLE`: as wide as there is room."""
+    """A drawing for a page with `STYLE`, as wide as the page."""
     _, high = _tops_of(picture)
     return (
         f'<svg class="cs-pic" role="img" aria-label="{escape(picture.title)}"'
@@ -435,7 +437,7 @@ def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = 
 def standalone(
     picture: Picture, *, width: int = 760, letter: Callable[[int], str] | None = None
 ) -> str:
-    """A drawing as a file, on a ground of its own."""
+    """A drawing as a file with its own background."""
     _, high = _tops_of(picture)
     edge = 14
     return (

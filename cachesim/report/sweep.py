@@ -30,20 +30,20 @@ KINDS: Final = {
     "checkpoints": "checkpoints of slots",
     "parked": "parked conversations",
 }
-"""The kinds in the order in which they are drawn, and what they are."""
+"""The kinds in drawing order, with their descriptions."""
 
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 UNITS: Final = ("bytes", "KiB", "MiB", "GiB")
 
 
 def timeline_of(row: Mapping[str, Any]) -> tuple[list[int], dict[str, list[int]]]:
-    """After how many requests, and the bytes of each kind that a row held at some time."""
+    """Request counts, and the bytes of each kind held at some time."""
     held = row["held"]
     return held["requests"], {kind: held[kind] for kind in KINDS if kind in held}
 
 
 def in_words(size: float) -> str:
-    """`1.2 MiB`."""
+    """A size such as `1.2 MiB`."""
     unit = 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -51,7 +51,7 @@ def in_words(size: float) -> str:
 
 
 def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
-    """A character for each number, from nothing to the most."""
+    """A character for each number, from empty to the maximum."""
     top = max(numbers, default=0) if most is None else most
     if not top:
         return LEVELS[0] * len(numbers)
@@ -59,7 +59,7 @@ def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
 
 
 def holdings_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """For each server its kinds over the requests; the highest of all reaches the top."""
+    """The bytes of each server by kind over the requests, scaled to the highest of all."""
     top = max(
         (max(column) for _, row in rows for column in timeline_of(row)[1].values()), default=0
     )
@@ -86,15 +86,15 @@ def _some(column: Sequence[int]) -> Sequence[int]:
 
 
 LEAST: Final = 0.01
-"""A doubling up to a knee brings one point at least."""
+"""Smallest gain of a doubling before a knee: one point."""
 
 DROP: Final = 2
-"""And so many times what a doubling brings after it."""
+"""Smallest ratio of the gains before and after a knee."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """A size, the share there, and what a doubling brings on both sides of it."""
+    """A size, its share, and the gains of a doubling before and after it."""
 
     at: float
     share: float
@@ -111,7 +111,7 @@ class Knee:
 
 
 def knees(points: Sequence[tuple[float, float]]) -> list[Knee]:
-    """The knees of a share over a size, the smallest size first."""
+    """The knees of a share over a size, smallest size first."""
     sizes = sorted(point for point in points if point[0] > 0)
     gains = [
         (high - low) / log2(large / small) if large > small else 0.0
@@ -125,7 +125,7 @@ def knees(points: Sequence[tuple[float, float]]) -> list[Knee]:
 
 
 SHOWN: Final = 4
-"""Causes that are named in a row."""
+"""Most causes named in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Upgrade:
 
     @property
     def releases(self) -> str:
-        """From which to which."""
+        """Both releases, as `from to`."""
         return f"{self.before} to {self.after}"
 
     @property
@@ -151,7 +151,7 @@ class Upgrade:
 
 
 def upgrades(rows: Rows) -> list[Upgrade]:
-    """Each pair of releases that follow each other in the rows, with all else alike."""
+    """Consecutive releases in the rows, all else equal."""
     alike: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         engine, at, _ = row["profile"].partition("@")
@@ -212,24 +212,24 @@ def upgrades_table(changed: Sequence[Upgrade]) -> RenderableType:
 
 
 BAR: Final = 24
-"""Columns of a whole bar."""
+"""Columns of a full bar."""
 
 MOST_ROWS: Final = 60
-"""Lines of the table of causes."""
+"""Most lines of the table of causes."""
 
 MOST_HELD: Final = 12
-"""Servers whose bytes are drawn."""
+"""Most servers whose bytes are drawn."""
 
 MOST_LIMITS: Final = 6
-"""Servers whose limits in bytes are explained."""
+"""Most servers whose limits in bytes are explained."""
 
 MOST_BARS: Final = 40
 MOST_PARTS: Final = 6
-"""Causes with a colour of their own."""
+"""Most causes with a colour."""
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Flat rows as a table; where one has no such flag or cause the cell is empty."""
+    """Flat rows as CSV; a missing flag or cause is an empty cell."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     written = io.StringIO()
     table = csv.DictWriter(written, columns, lineterminator="\n")
@@ -276,7 +276,7 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
 
 
 def endings(rows: Rows) -> list[str]:
-    """A sentence for each server that did not live to the end of the trace."""
+    """A sentence for each server that ended before the trace."""
     return [
         f"{server_of(row)} ended before the trace did, at {row['ended']}"
         for row in rows
@@ -298,7 +298,7 @@ def notes(rows: Rows) -> list[str]:
 
 
 def whose_bytes(rows: Rows) -> str:
-    """Whose bytes are held, for a heading."""
+    """The holders of the bytes, for a heading."""
     given = {row["bytes"]["of"] == "given" for row in rows if row["bytes"]}
     if len(given) > 1:
         return "your model's where its sizes are given, else a small network's"
@@ -306,7 +306,7 @@ def whose_bytes(rows: Rows) -> str:
 
 
 def by_trace(rows: Rows) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """The rows that may be compared: one trace, as much of it, at one scale."""
+    """Rows that are comparable: same trace, part and scale."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(title_of(row), []).append(row)
@@ -334,7 +334,7 @@ def settings_of(row: Mapping[str, Any]) -> str:
 
 
 def swept(rows: Rows) -> list[str]:
-    """The flags that have several numbers as values."""
+    """The flags with several numeric values."""
     values: dict[str, set[float]] = {}
     for row in rows:
         for flag, value in row["settings"].items():
@@ -344,7 +344,7 @@ def swept(rows: Rows) -> list[str]:
 
 
 def lines(rows: Rows, flag: str) -> dict[str, list[tuple[float, float]]]:
-    """A line for each server that is alike but for the flag, and one for the bound."""
+    """A line for each server that differs only in the flag, and one for the bound."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if flag in row["settings"]:
@@ -412,7 +412,7 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
 
 
 def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """As many causes as there are colours; the smaller ones together, each sign for itself."""
+    """The causes with a colour of their own; the smaller ones are added up by sign."""
     totals: Counter[str] = Counter()
     for bar in bars.values():
         totals.update({cause: abs(count) for cause, count in bar.items()})
@@ -458,7 +458,7 @@ def causes_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each server: its causes, the largest first; a restored checkpoint gives back."""
+    """A line for each server: its causes, the largest first; restored tokens count as gains."""
     table = FittingTable()
     table.add_column("server", overflow="fold", ratio=2)
     table.add_column("tokens", overflow="fold", ratio=3)
@@ -472,7 +472,7 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def losses(rows: Rows) -> dict[str, dict[str, float]]:
-    """For each server the tokens that a cause took; what a cause gave back is left out."""
+    """For each server the tokens lost by each cause; gains are left out."""
     causes = causes_in(rows)
     named = causes[:MOST_PARTS]
     bars = {}

@@ -1,4 +1,4 @@
-"""Tables of runs: one scenario with its profiles side by side, or many with a line each."""
+"""Tables of runs: one scenario with its profiles side by side, or a line for each of many."""
 
 import re
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ WORST_FIRST: Final = ("diverged", "by-design", "rounding", "same", None)
 
 
 def answer_text(answer: str | None) -> Text:
-    """The verdict on an answer; the wrong one in capitals, for those who see no colour."""
+    """The verdict on an answer; a wrong one in capitals, readable without colour."""
     if answer is None:
         return Text("not judged", style="quiet")
     return Text(SHOWN.get(answer, answer), style=STYLE.get(answer, ""))
@@ -34,7 +34,7 @@ def count(value: int | None) -> str:
 
 
 def shortened(error: str, most: int = 13) -> str:
-    """A server's word for a refusal, as far as a cell is wide."""
+    """A server's refusal, shortened to a cell's width."""
     return error if len(error) <= most else f"{error[: most - 1]}…"
 
 
@@ -54,13 +54,13 @@ def step_cell(step: Step) -> Text:
 
 
 def worst_answer(steps: Sequence[Step]) -> str | None:
-    """The answer of a whole run: its worst."""
+    """The worst answer of a run."""
     found = {step.answer for step in steps}
     return next((each for each in WORST_FIRST if each in found), None)
 
 
 def short_profile(profile: str) -> str:
-    """A profile without its engine, for headings that name the engine already."""
+    """A profile without its engine."""
     return profile.partition("@")[2] or profile
 
 
@@ -70,17 +70,17 @@ def cached_row(steps: Sequence[Step]) -> str:
 
 
 CELL_HEADING: Final = "cached answer   lost"
-"""Over the cells that `step_cell` makes."""
+"""Heading of the cells of `step_cell`."""
 
 PROFILE: Final = 34
 """Columns of a profile in the summary."""
 
 CELL: Final = len(CELL_HEADING) + 2
-"""Columns that one profile takes."""
+"""Columns of one profile."""
 
 
 def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
-    """A scenario: a row per step, a column per profile, as many tables as the width asks for."""
+    """A scenario: a row per step, a column per profile, split into tables by width."""
     names = max(len(step.name) for step in runs[0].steps)
     prompts = max(len(_prompt(step)) for step in runs[0].steps)
     per_table = max(1, (width - max(4, names) - max(6, prompts) - 4) // CELL)
@@ -125,7 +125,7 @@ def summary(runs: Sequence[Run]) -> RenderableType:
 
 
 def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> RenderableType:
-    """A line per engine and class of defect, for more runs than anyone reads one by one."""
+    """A line per engine and class of defect."""
     table = FittingTable(padding=(0, 1, 0, 0))
     table.add_column("engine", no_wrap=True)
     table.add_column("class", no_wrap=True)
@@ -152,7 +152,7 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
 
 
 def by_evidence(runs: Sequence[Run]) -> RenderableType:
-    """A line per engine: runs of releases that answer wrongly or end, by their evidence label."""
+    """A line per engine: runs with wrong answers or a server's end, by evidence label."""
     table = FittingTable(padding=(0, 1, 0, 0))
     table.add_column("wrong answers and ends of releases", overflow="fold")
     for heading in LABELS:
@@ -179,7 +179,7 @@ def _row() -> Table:
 
 
 def broken(profile: str, width: int) -> str:
-    """A profile in lines of a width, each patch whole."""
+    """A profile in lines of a width, each patch unbroken."""
     lines = [""]
     for part in re.split(r"(?=[+])", profile):
         if lines[-1] and len(lines[-1]) + len(part) > width:

@@ -1,4 +1,4 @@
-"""Texts of a run: the bars that show their tokens, and one colour for each text."""
+"""Texts of a run: bars of tokens, and one colour for each text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MOST_IDS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Neighbouring positions `[start, end)` that one step's tokens fill, or none."""
+    """Neighbouring positions `[start, end)` with tokens of one step, or of none."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class Bar:
 
 
 class Texts:
-    """The steps' names, parts, tokens and colours, for pieces that name them by number."""
+    """The steps' names, parts, tokens and colours, for pieces that refer to them by number."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -36,7 +36,7 @@ class Texts:
         self._colours = _colours(run.steps)
 
     def tokens(self, piece: Piece) -> tuple[int, ...]:
-        """The tokens of a piece; none where they are not known."""
+        """The tokens of a piece; empty if unknown."""
         if "tokens" in piece:
             return tuple(piece["tokens"])
         step = piece.get("step")
@@ -48,11 +48,11 @@ class Texts:
         return tuple(text[piece["at"] : piece["at"] + piece["count"]])
 
     def spelled(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
-        """The tokens of pieces in a row."""
+        """The tokens of consecutive pieces."""
         return tuple(token for piece in pieces for token in self.tokens(piece))
 
     def colours(self, piece: Piece) -> tuple[tuple[int, int], ...]:
-        """The stretches of a piece, each with the number of its text."""
+        """The ranges of a piece, each with the number of its text."""
         step = piece.get("step")
         if step is None:
             return ()
@@ -65,7 +65,7 @@ class Texts:
         return tuple(found)
 
     def name(self, piece: Piece) -> str:
-        """Whose tokens: the step, and the parts of its prompt that they lie in."""
+        """The origin of a piece: the step, and the parts of its prompt."""
         at = piece.get("step")
         if at is None:
             return "no step" if "tokens" in piece else "unknown"
@@ -79,7 +79,7 @@ class Texts:
         return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name
 
     def bar(self, start: int, piece: Piece, look: Look = "held", *, also: str = "") -> Bar:
-        """A piece from a position on; `also` is said of it when it is pointed at."""
+        """A piece from a position on; `also` is added to its tooltip."""
         count, ids = size_of(piece), self.tokens(piece)
         name = self.name(piece)
         where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
@@ -97,7 +97,7 @@ class Texts:
         )
 
     def bars(self, pieces: Iterable[Piece], look: Look = "held") -> Iterator[Bar]:
-        """Pieces in a row, from position 0 on."""
+        """Consecutive pieces, from position 0 on."""
         start = 0
         for piece in pieces:
             yield self.bar(start, piece, look)
@@ -105,7 +105,7 @@ class Texts:
 
 
 _recent: list[Texts] = []
-"""The texts of the run that was drawn last: it is drawn state by state."""
+"""The texts of the run drawn last, as states are drawn one by one."""
 
 
 def texts_of(run: Run) -> Texts:
@@ -116,11 +116,11 @@ def texts_of(run: Run) -> Texts:
 
 
 MOST_COMPARED: Final = 40
-"""Earlier prompts whose beginning is compared with a prompt's."""
+"""Most earlier prompts that a prompt is compared with."""
 
 
 def _colours(steps: Sequence[Step]) -> list[list[tuple[int, int, int]]]:
-    """For each step, stretches `(first, end, colour)` of its prompt and reply.
+    """For each step, ranges `(first, end, colour)` of its prompt and reply.
 
     One text has one colour in every request: a beginning that an earlier request had too, an equal
     part, and a slice of one (`S[:10]`). A reply continues the text before it.

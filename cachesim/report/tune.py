@@ -1,4 +1,4 @@
-"""A sweep of settings: what they prefill and hold, the best of them, and a plot."""
+"""A sweep of settings: prefilled tokens and memory, the recommendation, and a plot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def words_of(changes: Mapping[str, Any]) -> str:
 
 
 def flag(name: str, value: object) -> str:
-    """A setting as a command line has it."""
+    """A setting as a flag of a command line."""
     words = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{words}" if value else f"--no-{words}"
@@ -89,7 +89,7 @@ def held(each: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Plot:
-    """Tokens upwards, bytes to the right: a sign for each setting, as wide as the terminal."""
+    """Tokens upwards, bytes to the right, one sign for each setting."""
 
     tried: Sequence[Mapping[str, Any]]
     own: Mapping[str, Any]
@@ -120,7 +120,7 @@ class _Plot:
         return min(bytes_held), max(bytes_held)
 
     def _grid(self, width: int) -> tuple[list[list[str]], Mapping[str, str]]:
-        """The signs in their places, and what those that are seen stand for."""
+        """The signs in the grid, and the legend of those visible."""
         low = min(each["processed"] for each in self.tried)
         high = max(each["processed"] for each in self.tried)
         left, right = self._ends()
@@ -140,7 +140,7 @@ class _Plot:
 def verdict(
     own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The tokens that the recommended settings save, and the memory that they take."""
+    """The tokens saved by the recommended settings, and their memory."""
     saved, cost = own["processed"] - best["processed"], held(best) - held(own)
     if not best["changes"]:
         return "The settings as they are: none of the settings tried prefills clearly fewer tokens."

@@ -1,4 +1,4 @@
-"""A report of a server's log: totals, causes, the worst requests, the same requests elsewhere."""
+"""A report of a server's log: totals, causes, the worst requests, the replay on other servers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,10 +14,10 @@ from cachesim.report.tune import held, verdict
 from cachesim.scenario.labels import SOURCE
 
 NAMED: Final = 6
-"""Differing requests that are named one by one."""
+"""Most differing requests that are named."""
 
 BAR: Final = 12
-"""Columns of a whole bar."""
+"""Columns of a full bar."""
 
 KINDS: Final = {
     "design": "by design",
@@ -31,7 +31,7 @@ KINDS: Final = {
 def why_report(
     found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]
 ) -> list[RenderableType]:
-    """The report, of which a page has every request, a terminal the worst."""
+    """The report; a page has every request, a terminal the worst."""
     log, agreement = found["log"], found["agreement"]
     parts: list[RenderableType] = [
         Heading(
@@ -176,7 +176,7 @@ def advice_of(tuned: Mapping[str, Any] | None) -> str:
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
-    """Why, largest first."""
+    """Causes, largest first."""
     table = FittingTable()
     table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
@@ -271,7 +271,7 @@ def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType
 
 
 def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[tuple[str, ...]]:
-    """A row for each server; the first is that of the log, or what replays it where they differ.
+    """A row for each server; the first is that of the log, or its replay where they differ.
 
     Releases in a row that come to the same share one, unless the user named them.
     """
@@ -286,8 +286,8 @@ def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[
 
 
 def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Answers that are wrong where the log's own server is replayed, what has none, and how far
-    wrong answers of releases are confirmed.
+    """Wrong answers of the replayed log, missing answers, and the evidence labels of wrong
+    releases.
     """
     own, *others = rows
     labels = dict.fromkeys(each["evidence"] for each in rows if each["evidence"])
@@ -361,5 +361,5 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def shown(value: int | None) -> str:
-    """A number, or that there is none."""
+    """A number, or `unknown`."""
     return "unknown" if value is None else f"{value:,}"

@@ -144,7 +144,7 @@ def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
 
 
 def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The content with every wrong value taken out, where that can be done."""
+    """The content without its wrong values, where they can be removed."""
     content: Any = deepcopy(dict(mapping))
     for problem in problems:
         *way, last = removable(problem.path)
@@ -159,7 +159,7 @@ def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, A
 
 
 def removable(path: Place) -> Place:
-    """The value to take out so that a wrong one is gone: in a list of values the whole list."""
+    """The value whose removal corrects the problem: in a list of values the whole list."""
     path = path or ("",)
     while isinstance(path[-1], int) and path[-2:-1] not in {("step",), ("expect",), ("messages",)}:
         path = path[:-1]
@@ -184,7 +184,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
-    """The scenario, with what is wrong in its single values.
+    """The scenario, with the problems of its single values.
 
     Where something is wrong the scenario is what the rest of the file says, good for further
     checks and for nothing else.
@@ -206,7 +206,7 @@ def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
 # From the model a scenario names to the network's spec.
 
 WORD = 8
-"""Bytes of one number."""
+"""Bytes of a number."""
 
 MEASURES: Final = tuple(
     each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
@@ -235,7 +235,7 @@ def _sizes_of(given: Mapping[str, int]) -> Sizes:
 
 
 def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
-    """About how much memory a model takes with so many cells and slots, weights included."""
+    """Estimated bytes of a model with these cells and slots, weights included."""
     attention = sum(layer in {"attention", "window"} for layer in spec.layers)
     recurrent = len(spec.layers) - attention
     cell = attention * 2 * spec.kv_heads * spec.head_size
@@ -250,7 +250,7 @@ def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
 
 
 def full_profile(engine: str, text: str) -> Profile:
-    """A profile written in full, or as its release and patches within one engine."""
+    """A full profile name; a release with patches is completed by its engine."""
     return Profile.parse(text if "@" in text else f"{engine}@{text}")
 
 
@@ -284,7 +284,7 @@ def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) 
 
 
 def partner_of(profile: Profile, spec: ModelSpec, options: Mapping[str, object], name: str) -> str:
-    """The option beside which another one is taken that is refused alone; empty if there is none.
+    """The option that another one depends on, if it is refused alone; empty if there is none.
 
     `spec_type = "draft-simple"` and `model_draft` need each other.
     """
@@ -312,7 +312,7 @@ def _refusal(profile: Profile, spec: ModelSpec, name: str, value: object) -> str
 
 DEFAULT_PREDICT: Final = 8
 COMPANIONS: Final = ("spec_type", "companion", "speculative_method", "draft_model")
-"""The options by which servers are given a companion."""
+"""The options that configure a companion."""
 
 NEEDS: Final = {
     "complete": (),
@@ -339,11 +339,11 @@ ONLY_FOR: Final = {
     "file": ("slot-save", "slot-restore"),
     "of": ("cancel",),
 }
-"""Keys that mean something for some actions only."""
+"""Keys that apply to some actions only."""
 
 
 def scenario_of(mapping: Mapping[str, Any]) -> Scenario:
-    """The scenario that a mapping describes; ScenarioError names everything that is wrong."""
+    """The scenario of a mapping; ScenarioError lists every problem."""
     scenario, problems = checked(mapping)
     if problems or scenario is None:
         raise ScenarioError(*capped([str(problem) for problem in problems]))
@@ -351,7 +351,7 @@ def scenario_of(mapping: Mapping[str, Any]) -> Scenario:
 
 
 def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
-    """The scenario, and everything that is wrong with it, but not what follows from that."""
+    """The scenario and its problems, without those that follow from others."""
     scenario, problems = read(mapping)
     if scenario is not None:
         wrong = {removable(problem.path) for problem in problems}
@@ -360,7 +360,7 @@ def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]
 
 
 def _follows(problem: Problem, wrong: Place) -> bool:
-    """True if a problem is there only because a wrong value was taken out."""
+    """True for a problem caused only by the removal of a wrong value."""
     path = problem.path
     inside = path[: len(wrong)] == wrong
     around = bool(path) and wrong[: len(path)] == path
@@ -369,14 +369,14 @@ def _follows(problem: Problem, wrong: Place) -> bool:
 
 
 def capped(problems: Sequence[str]) -> list[str]:
-    """The first problems, and how many there are more."""
+    """The first problems, and the number of further ones."""
     told = list(problems[: limits.PROBLEMS])
     more = len(problems) - len(told)
     return [*told, f"and {more} more problems"] if more else told
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
-    """Everything that is wrong with how the parts fit together."""
+    """Problems between the parts of a scenario."""
     yield from _top(scenario)
     yield from _model(scenario)
     yield from _engine(scenario)
@@ -501,7 +501,7 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _companion(scenario: Scenario, index: int) -> Iterator[Problem]:
-    """Drafts are the companion's: a server without one would drop them without a word."""
+    """Drafts need a companion: a server without one would ignore them silently."""
     options = scenario.engine.options
     if scenario.step[index].drafts and all(
         options.get(key, "none") == "none" for key in COMPANIONS
@@ -517,7 +517,7 @@ def _turns(step: Step, path: Place) -> Iterator[Problem]:
 
 
 def _pieces(step: Step, path: Place, lengths: Mapping[str, int]) -> Iterator[Problem]:
-    """Pieces that reach beyond what they are of; Python's own slices say nothing."""
+    """Slices that reach beyond their span; Python's own would be empty."""
     for key, words in pieces(step).items():
         for word in words:
             name, piece = piece_of(word)
@@ -605,7 +605,7 @@ def _generated_at_most(step: Step, prompt: int, context: int) -> int:
 
 
 def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
-    """For each step the tokens of its prompt and of one reply: as many as there can be."""
+    """Upper bound of each step's tokens: its prompt and one reply."""
     lengths = {
         name: value if isinstance(value, int) else len(value)
         for name, value in scenario.spans.items()
@@ -698,7 +698,7 @@ def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
 
 
 def promises(scenario: Scenario) -> Iterator[Problem]:
-    """Every promise that names a profile or a step that is not there, or speaks of too many."""
+    """Expectations of profiles or steps that do not exist, or with too many items."""
     for index, expect in enumerate(scenario.expect):
         path: Place = ("expect", index)
         if expect.profile is not None:
@@ -745,7 +745,7 @@ def _one_per_step(scenario: Scenario, expect: Expect, path: Place) -> Iterator[P
 
 
 def _profile_for(scenario: Scenario, text: str) -> Profile | None:
-    """The profile that a text names on this scenario; None where it is one of another engine."""
+    """The profile of a text on this scenario; None for another engine's."""
     engine = scenario.engine.name
     if "@" in text:
         profile = Profile.parse(text)
@@ -758,7 +758,7 @@ def _profile_for(scenario: Scenario, text: str) -> Profile | None:
 
 
 def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
-    """Those of the wanted profiles that are of the scenario's engine."""
+    """The requested profiles of the scenario's engine."""
     found = (_profile_for(scenario, text) for text in wanted)
     return [profile for profile in found if profile is not None]
 

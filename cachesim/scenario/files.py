@@ -18,7 +18,7 @@ from cachesim.typed import Json
 
 
 def load(path: Path | str) -> Scenario:
-    """The scenario in a file; every line of an error begins with the file's name."""
+    """The scenario of a file; every line of an error begins with the file's name."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(limits.FILE_BYTES + 1)
@@ -29,7 +29,7 @@ def load(path: Path | str) -> Scenario:
 
 
 def load_stream(stream: IO[bytes], *, name: str = "standard input") -> Scenario:
-    """The scenario that comes through a pipe."""
+    """The scenario of a stream."""
     return loads(stream.read(limits.FILE_BYTES + 1), name=name)
 
 
@@ -55,12 +55,12 @@ def _told(problems: Sequence[Problem], text: str, name: str) -> list[str]:
 
 
 def is_json(text: str) -> bool:
-    """True if the text is meant to be JSON."""
+    """True if the text begins like JSON."""
     return text.lstrip().startswith("{")
 
 
 def text_of(data: bytes) -> str:
-    """The text of a file, as long as it may be."""
+    """The text of a file, up to the size limit."""
     if len(data) > limits.FILE_BYTES:
         msg = f"is larger than {limits.FILE_BYTES} bytes"
         raise ScenarioError(msg)
@@ -118,7 +118,7 @@ PIECE: Final = re.compile(
     r'''"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*|[\[\]{}\n]''',
     re.DOTALL,
 )
-"""Tokens that end a value or hide its end."""
+"""Tokens that end a value or quote its end."""
 
 
 def lines_of(text: str) -> Mapping[Place, int]:
@@ -145,7 +145,7 @@ def lines_of(text: str) -> Mapping[Place, int]:
 
 
 def _table(parts: Place, counts: dict[Place, int], *, is_list: bool) -> Place:
-    """The table that a header opens; a list's name stands for its last table."""
+    """The table of a header; a list's name refers to its last table."""
     path: Place = ()
     for index, part in enumerate(parts):
         path = (*path, part)
@@ -174,7 +174,7 @@ def parts_of(key: str) -> Place:
 
 
 def line_of(path: Place, lines: Mapping[Place, int]) -> int | None:
-    """The line of a value, or of what it stands in."""
+    """The line of a value, or of its enclosing table."""
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return lines[path[:end]]
@@ -188,7 +188,7 @@ LISTS: Final = ("step", "expect")
 
 
 def to_toml(scenario: Scenario) -> str:
-    """The file's text; what has its default value is left out."""
+    """The file's text, without default values."""
     lines = [
         f"{key} = {_value(value)}"
         for key, value in _set_fields(scenario)

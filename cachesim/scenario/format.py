@@ -85,7 +85,7 @@ Words: TypeAlias = str | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The report of the story."""
+    """The origin of the report."""
 
     issue: Annotated[str, Text(300), "The report, as OWNER/REPOSITORY#NUMBER."] = ""
     also: Annotated[
@@ -100,7 +100,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Values that one step of one profile shows; each must be so."""
+    """Values of one step on one profile."""
 
     profile: Annotated[str, Text(200), "The profile."] = ""
     step: Annotated[str, _word, "The step."] = ""
@@ -120,7 +120,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shows:
-    """The report in a sentence and in numbers: what its users saw, and what they wanted."""
+    """The report in a sentence and in numbers: observed and expected results."""
 
     symptom: Annotated[str, Text(300), "What a user sees, in the words that users write."] = ""
     before: Annotated[Seen, "The step that shows it."] = field(default_factory=Seen)
@@ -131,7 +131,7 @@ class Shows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The network: a preset, or layers of one's own, with any measure replaced."""
+    """The network: a preset or own layers, with overridden dimensions."""
 
     preset: Annotated[str | None, _word, "A preset; `cachesim list presets` names them."] = None
     layers: Annotated[
@@ -193,7 +193,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A message of a chat; `{S}` stands for a span's text, `{A.reply}` for what A answered."""
+    """A message of a chat; `{S}` is replaced by a span's text, `{A.reply}` by A's reply."""
 
     role: Annotated[str, OneOf(ROLES), "Who speaks."] = ""
     content: Annotated[str, _spans, "The text."] = ""
@@ -313,7 +313,7 @@ class Scenario:
     expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
 
     def without_promises(self) -> "Scenario":
-        """The same story for other profiles or flags, of which nothing was said."""
+        """The scenario without its expectations, for other profiles or flags."""
         return replace(self, expect=(), shows=Shows())
 
     @property
@@ -333,16 +333,16 @@ class Scenario:
 
 
 KEYS: Final[Mapping[tuple[type, str], str]] = {(Scenario, "kind"): "class"}
-"""Fields whose key in the file is a word that Python keeps for itself."""
+"""Fields whose key in the file is a Python keyword."""
 
 LONGEST: Final[Mapping[type, int]] = {
     Step: limits.STEPS,
     Expect: limits.PROFILES,
     Turn: limits.MESSAGES,
 }
-"""Most tables of one kind in a list."""
+"""Most tables of a kind in a list."""
 
 
 def key_of(cls: type, attribute: str) -> str:
-    """The key in the file of one field."""
+    """The key of a field in the file."""
     return KEYS.get((cls, attribute), attribute)

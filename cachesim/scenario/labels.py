@@ -1,4 +1,4 @@
-"""Evidence labels: how far it is confirmed that a release answers wrongly, or ends.
+"""Evidence labels: the degree to which a release's wrong answer, or its end, is confirmed.
 
 `docs/wheels.csv` is written while scenarios are played on real engines (`make wheels`). It lists
 for each scenario and release the steps whose wrong answer was confirmed there. A scenario is known
@@ -27,10 +27,10 @@ CONFIRMED: Final[Evidence] = "confirmed on the real engine"
 """The real engine gave the wrong answer, or ended."""
 
 DERIVED: Final[Evidence] = "derived from its runner's metadata"
-"""The real model runner reads the wrong state; nothing computed an answer from it."""
+"""The real model runner reads the wrong state; no answer was computed from it."""
 
 SOURCE: Final[Evidence] = "source only, not run"
-"""The release's code says so; nothing of it computed an answer."""
+"""Follows from the release's source; nothing of it was run."""
 
 LABELS: Final = (CONFIRMED, DERIVED, SOURCE)
 """Strongest first."""
@@ -38,13 +38,11 @@ LABELS: Final = (CONFIRMED, DERIVED, SOURCE)
 TABLE: Final = "wheels.csv"
 
 UNPLAYED: Final = ("name", "about", "kind", "source", "shows", "expect")
-"""Parts of a scenario that no server is handed: its story, and what is expected."""
+"""Parts of a scenario that no server receives: its story, and its expectations."""
 
 
 def label_of_release(profile: Profile) -> Evidence | None:
-    """The label of a claim that nothing real was played for; None for patched releases, of which
-    no claim is made.
-    """
+    """The label of a claim without a real run; None for patched releases."""
     return None if profile.patches else SOURCE
 
 
@@ -57,12 +55,12 @@ def label_of(scenario: Scenario, profile: Profile, step: str) -> Evidence | None
 
 
 def weakest(labels: Iterable[Evidence | None]) -> Evidence | None:
-    """The label of several claims together: that of the one confirmed least."""
+    """The weakest label of several claims."""
     return max(filter(None, labels), key=LABELS.index, default=None)
 
 
 def digest(scenario: Scenario) -> str:
-    """The beginning of the digest of what a scenario plays: no story, no list of releases."""
+    """Digest of the played parts of a scenario, without story and list of releases."""
     blank = Scenario()
     played = replace(
         scenario,
@@ -73,7 +71,7 @@ def digest(scenario: Scenario) -> str:
 
 
 def _stated(value: object) -> Json:
-    """A value without fields at their default: a key that comes later changes no digest."""
+    """A value without default fields, so that later keys change no digest."""
     if is_dataclass(value) and not isinstance(value, type):
         blank = type(value)()
         named = ((each.name, getattr(value, each.name)) for each in fields(value))
@@ -86,7 +84,7 @@ def _stated(value: object) -> Json:
 
 
 def table() -> Path | None:
-    """The table: with the shipped scenarios in an installed package, else in the source tree."""
+    """The table of labels, from the installed package or the source tree."""
     folder = shipped_folder()
     found = (
         *([folder / TABLE] if folder else []),

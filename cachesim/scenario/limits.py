@@ -1,4 +1,4 @@
-"""Limits on the size of a scenario, so that a hostile file cannot eat the machine."""
+"""Limits on the size of a scenario, so that a hostile file cannot exhaust the machine."""
 
 from typing import Final
 
@@ -6,10 +6,10 @@ FILE_BYTES: Final = 4 * 2**20
 """Bytes of one scenario file."""
 
 PROBLEMS: Final = 40
-"""Problems of one file that are told."""
+"""Most printed problems of a file."""
 
 DEPTH: Final = 16
-"""Tables and lists inside each other."""
+"""Nesting depth of tables and lists."""
 
 STEPS: Final = 1000
 """Steps of one scenario."""
@@ -21,7 +21,7 @@ PROMPT_TOKENS: Final = 262_144
 """Tokens of one prompt, of one span, of one forced reply."""
 
 PREDICT: Final = 10_000
-"""Tokens that one step may generate."""
+"""Generated tokens of one step."""
 
 TOTAL_TOKENS: Final = 1_000_000
 """Prompt and generated tokens of all steps together."""
@@ -42,11 +42,11 @@ LAYERS: Final = 64
 WIDTH: Final = 1024
 WINDOW: Final = 100_000
 VOCABULARY: Final = 65_536
-"""Largest vocabulary of a model."""
+"""Vocabulary of a model."""
 
 CONTEXT: Final = 1_048_576
 SLOTS: Final = 64
-"""Largest `ctx_size` and `parallel` of a server."""
+"""`ctx_size` and `parallel` of a server."""
 
 COPIES: Final = 16
 """Completions of one prompt."""
@@ -55,4 +55,4 @@ TURNS: Final = 100_000
 """Turns of the server's loop before a cancel, and in all."""
 
 MEMORY: Final = 4 * 2**30
-"""Bytes that a model's weights, the server's cells and everything it may park can take."""
+"""Bytes of a model's weights, the server's cells and all parked data."""

@@ -15,17 +15,17 @@ from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.explain import Part
 
 Rendered: TypeAlias = tuple[Tokens, Sequence[tuple[str, int]]]
-"""A chat as the server reads it: the prompt, and role and first token of every message."""
+"""A rendered chat: the prompt, and role and first token of every message."""
 
 Gap: TypeAlias = Callable[[Tokens, Tokens], tuple[Tokens, int]]
-"""A server's prompt of prefix and suffix of a gap, and where the suffix's mark stands in it."""
+"""A rendered infill prompt, and the index of the suffix's mark."""
 
 Renderer: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Rendered]
-"""A server's rendering of a chat with the request's further fields."""
+"""A server's chat rendering with the request's further fields."""
 
 REPLY: Final = ".reply"
 WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,6})\])?")
-"""A span, a reply, or a piece of one: `S`, `A.reply`, `S[:50]`."""
+"""A span, a reply, or a slice: `S`, `A.reply`, `S[:50]`."""
 
 PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?(?:\[\d{0,6}:\d{0,6}\])?)\}")
 """A span or reply inside the text of a message."""
@@ -33,7 +33,7 @@ PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?(?:\[\d{0,6}:\
 
 @dataclass(slots=True, kw_only=True)
 class Vocabulary:
-    """Tokens of the names of one run; replies join as they come."""
+    """The tokens of a run's names; replies are added as they are generated."""
 
     tokenizer: ByteTokenizer
     spans: dict[str, Tokens]
@@ -55,7 +55,7 @@ class Vocabulary:
         return cls(tokenizer=tokenizer, spans=spans)
 
     def look_up(self, word: str) -> Tokens:
-        """The tokens of a span or of a reply; a step that was refused replied nothing."""
+        """The tokens of a span or of a reply; a refused step has an empty reply."""
         name, piece = piece_of(word)
         if name.endswith(REPLY):
             return self.replies.get(name.removesuffix(REPLY), ())[piece]
@@ -71,7 +71,7 @@ class Vocabulary:
         return tuple(token for word in words for token in self.look_up(word))
 
     def messages(self, turns: tuple[Turn, ...]) -> tuple[Message, ...]:
-        """The messages with spans and replies put in."""
+        """The messages with spans and replies substituted."""
         return tuple(
             Message(role=each.role, content=PLACE.sub(self._text_at, each.content))
             for each in turns
@@ -81,7 +81,7 @@ class Vocabulary:
         return self.tokenizer.decode(self.look_up(place[1]))
 
     def prompt(self, step: Step) -> Tokens:
-        """Tokens that the server is asked to read."""
+        """Prompt tokens of a step."""
         if step.messages:
             return self._rendered(step)[0]
         prompt = self.tokens(step.prompt or "")
@@ -109,7 +109,7 @@ class Vocabulary:
         return tokenizer.apply_chat_template(messages), tokenizer.message_starts(messages)
 
     def parts(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
-        """The spans or messages that a prompt is made of, in order."""
+        """The spans or messages of a prompt, in order."""
         if step.messages:
             starts = self._rendered(step)[1]
             named = [(f"{role} message {i + 1}", int(at)) for i, (role, at) in enumerate(starts)]
@@ -125,7 +125,7 @@ class Vocabulary:
         return tuple(self._named(step.prompt, "prompt"))
 
     def _around_the_gap(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
-        """The marks of a gap, and the spans before and behind it as far as they were kept.
+        """The infill marks, with the kept spans before and behind the gap.
 
         prompt  [ mark | prefix, its start dropped | mark | suffix, its end dropped | mark )
         """
@@ -145,7 +145,7 @@ class Vocabulary:
         return tuple(sorted((*marks, *before, *behind), key=attrgetter("start")))
 
     def _named(self, value: Prompt, name: str, at: int = 0) -> Iterator[Part]:
-        """The spans of a prompt from a position on, by their words; ids have one name."""
+        """The spans of a prompt from a position on, by name; ids have one name."""
         words = value.split() if isinstance(value, str) else [name]
         for word in words:
             end = at + len(self.look_up(word) if isinstance(value, str) else value or ())
@@ -158,7 +158,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def piece_of(word: str) -> tuple[str, slice]:
-    """The name that a word begins with, and the piece of it that is meant."""
+    """A word's span or reply, and its slice."""
     found = WORD.fullmatch(word)
     if found is None:
         return word, slice(None)
@@ -167,7 +167,7 @@ def piece_of(word: str) -> tuple[str, slice]:
 
 
 def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
-    """The words for spans, replies and pieces of them that a step uses, by their key."""
+    """The spans, replies and slices of a step, by key."""
     used: dict[str, tuple[str, ...]] = {}
     for key in ("prompt", "suffix", "reply"):
         value = getattr(step, key)
@@ -179,7 +179,7 @@ def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
 
 
 def references(step: Step) -> Mapping[str, tuple[str, ...]]:
-    """The names of spans and replies that a step uses, by the key they stand under."""
+    """The names of a step's spans and replies, by key."""
     return {key: tuple(piece_of(word)[0] for word in words) for key, words in pieces(step).items()}
 
 
@@ -190,7 +190,7 @@ _STEP: Final = 0x9E3779B97F4A7C15
 
 
 def mixed(value: Word) -> Word:
-    """A 64-bit word in which every bit of the value has its say (splitmix64)."""
+    """A 64-bit word that depends on every bit of the value (splitmix64)."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
     word: Word = value ^ value >> 31
@@ -198,7 +198,7 @@ def mixed(value: Word) -> Word:
 
 
 def stream_of(seed: int, name: str) -> int:
-    """The first value of a name's counter."""
+    """The first value of a name's random stream."""
     start = mixed(seed & _WORD)
     for byte in name.encode():
         start = mixed((start ^ byte) + _STEP & _WORD)
@@ -206,7 +206,7 @@ def stream_of(seed: int, name: str) -> int:
 
 
 def drawn(seed: int, name: str, length: int, low: int, high: int) -> list[int]:
-    """`length` tokens in `[low, high)` for one name."""
+    """`length` tokens in `[low, high)` of one name."""
     steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_STEP)
     words = mixed(steps + np.uint64(stream_of(seed, name)))
     tokens: list[int] = (words % np.uint64(high - low) + np.uint64(low)).tolist()
@@ -214,7 +214,7 @@ def drawn(seed: int, name: str, length: int, low: int, high: int) -> list[int]:
 
 
 def _plain_tokens(vocabulary: int, *, thinks: bool = False) -> range:
-    """The tokens that mean nothing to a server: no byte, no mark, no role."""
+    """Tokens without a meaning for a server: no byte, no mark, no role."""
     if vocabulary <= FIRST_WORD:
         return range(vocabulary)
     return range(FIRST_WORD, min(vocabulary, THINK_MARKS[0]) if thinks else vocabulary)

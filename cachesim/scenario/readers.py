@@ -1,4 +1,4 @@
-"""Readers of the values of a scenario file: each reads, refuses with a reason, and describes.
+"""Readers of a scenario file's values: parsing, refusal with a reason, JSON Schema.
 
 Every field of the format carries one of these in its annotation. The same object reads the value
 and writes the field's part of the JSON Schema, so the two cannot drift apart.
@@ -15,7 +15,7 @@ from cachesim.scenario import limits
 from cachesim.typed import Value
 
 Place: TypeAlias = tuple[str | int, ...]
-"""The way from a value to a part of it."""
+"""The path from a value to a part of it."""
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -24,7 +24,7 @@ _SHORT.maxdict, _SHORT.maxlong, _SHORT.maxlevel = 3, 24, 2
 
 
 class Wrong(ValueError):  # noqa: N818 - reads as the sentence it begins
-    """A value that cannot be what its place asks for.
+    """A value that its place does not accept.
 
     In a table or list several may be wrong: `parts` says where in it each is, and why.
     """
@@ -35,7 +35,7 @@ class Wrong(ValueError):  # noqa: N818 - reads as the sentence it begins
 
 
 def short(value: object) -> str:
-    """A value as an error message shows it: never longer than a line."""
+    """A value in an error message, shortened to a line."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to write an integer of thousands of digits
@@ -55,10 +55,10 @@ def found(value: object) -> str:
 
 
 class Reader(Protocol):
-    """Reads one value, and describes what it accepts."""
+    """A parser of one value with its schema."""
 
     def read(self, value: object) -> Value:
-        """The value, or Wrong."""
+        """The parsed value; raises Wrong."""
         ...
 
     def schema(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class YesNo:
-    """A boolean, and nothing that looks like one."""
+    """A boolean."""
 
     def read(self, value: object) -> bool:
         """The boolean."""
@@ -156,7 +156,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A word out of a few."""
+    """A word of an enumeration."""
 
     words: tuple[str, ...]
 
@@ -182,7 +182,7 @@ class Ids:
     longest: int = limits.PROMPT_TOKENS
 
     def read(self, value: object) -> tuple[int, ...]:
-        """The ids; whether they lie in the vocabulary is seen when the model is known."""
+        """The ids; the vocabulary is checked once the model is known."""
         if not isinstance(value, list | tuple):
             msg = f"must be a list of token ids, {found(value)}"
             raise Wrong(msg)
@@ -203,13 +203,13 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """The result of the first reader that knows the value's type."""
+    """The first reader that accepts the value's type."""
 
     readers: tuple[tuple[type | tuple[type, ...], Reader], ...]
     expected: str
 
     def read(self, value: object) -> Value:
-        """The value as its own kind of thing."""
+        """The parsed value."""
         for kinds, reader in self.readers:
             if type(value) in (kinds if isinstance(kinds, tuple) else (kinds,)):
                 return reader.read(value)
@@ -222,7 +222,7 @@ class Either:
 
 
 def _each_read(parts: Iterable[tuple[Any, object]], reader: Reader) -> dict[Any, Any]:
-    """Every part as the reader reads it; all that are wrong are said."""
+    """Every parsed part; all errors are collected."""
     found, wrongs = {}, []
     for key, value in parts:
         try:
@@ -237,13 +237,13 @@ def _each_read(parts: Iterable[tuple[Any, object]], reader: Reader) -> dict[Any,
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """A list whose items are all read alike."""
+    """A list with items of one kind."""
 
     item: Reader
     longest: int
 
     def read(self, value: object) -> tuple[Any, ...]:
-        """The items; the first wrong one says where it stands."""
+        """The items; an error names the first wrong one's place."""
         if not isinstance(value, list | tuple):
             msg = f"must be a list, {found(value)}"
             raise Wrong(msg)
@@ -259,7 +259,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table from names to values that are all read alike."""
+    """A table from names to values of one kind."""
 
     value: Reader
     longest: int
@@ -290,6 +290,6 @@ class Table:
 
 
 def nearest(name: object, names: Sequence[str]) -> str:
-    """`; did you mean 'x'?` where a known name is near, else nothing."""
+    """`; did you mean 'x'?` for a similar name, else empty."""
     close = did_you_mean(str(name), names, alike=0.5)
     return close and f"; {close}"

@@ -16,7 +16,7 @@ STDIN: Final = "<stdin>"
 
 
 def shipped_folder() -> Path | None:
-    """The folder of the scenarios: inside an installed package, or beside it in a source tree."""
+    """The folder of the scenarios: in an installed package, or in the source tree."""
     package = Path(__file__).parents[1]
     for folder in (package / "shipped", package.parent / "scenarios"):
         if folder.is_dir():
@@ -37,7 +37,7 @@ def shipped_file(name: str) -> Path:
 
 
 def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":
-    """The scenarios that arguments name, with where they came from; all errors at once."""
+    """The scenarios of arguments with their origins; all errors at once."""
     found: list[tuple[str, Scenario]] = []
     problems: list[str] = []
     for name in names:
@@ -56,20 +56,20 @@ def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a scenario, and a name by which a command finds it again."""
+    """The origin of a scenario, and a name that loads it again."""
 
     name: str
     path: Path | None  # None: standard input
 
     def load(self) -> "Scenario":
-        """Read it."""
+        """Load the scenario."""
         from cachesim.scenario.files import load, load_stream
 
         return load_stream(sys.stdin.buffer) if self.path is None else load(self.path)
 
 
 def sources(name: str) -> list[Source]:
-    """Scenarios that one argument names."""
+    """Scenarios of one argument."""
     path = Path(name)
     if name in {"-", STDIN}:
         return [Source(STDIN, None)]

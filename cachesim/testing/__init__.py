@@ -1,4 +1,4 @@
-"""For users: strategies, a state machine, laws for caches of their own, and a search."""
+"""Public test tools: strategies, a state machine, laws for other caches, a search."""
 
 from cachesim.testing.laws import BrokenLawError, MemoryUnderTest, VacuousCheckError, check_memory
 from cachesim.testing.machine import CacheMachine

@@ -1,4 +1,4 @@
-"""Laws for caches of somebody's own, and the story of a broken one."""
+"""Laws for other caches, and the operations that broke one."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ EXAMPLES: Final = 300
 
 
 class BrokenLawError(AssertionError):
-    """A cache broke a law; the message tells the shortest way there that was found."""
+    """A broken law; the message lists the shortest sequence of operations found."""
 
     def __init__(self, law: str, why: str, story: Sequence[str]) -> None:
         steps = "\n".join(f"  {number}. {line}" for number, line in enumerate(story, 1))
@@ -27,26 +27,26 @@ class BrokenLawError(AssertionError):
 
 
 class VacuousCheckError(AssertionError):
-    """A check that could not have failed: nothing of what it is about ever happened."""
+    """A check that could not fail, as nothing it covers happened."""
 
 
 class Story:
-    """Operations so far, in words, and the way to report that one broke a law."""
+    """Log of operations, and the report of a broken law."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def tell(self, line: str) -> None:
-        """Note an operation."""
+        """Add an operation."""
         self.lines.append(line)
 
     def broken(self, law: str, why: str) -> NoReturn:
-        """The last thing done broke a law."""
+        """Raise BrokenLawError for the last operation."""
         raise BrokenLawError(law, why, self.lines)
 
 
 def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int) -> None:
-    """Play drawn ways until one breaks a law; Hypothesis makes that one as short as it can."""
+    """Play drawn examples until one breaks a law; Hypothesis shrinks it."""
 
     @settings(
         max_examples=examples,
@@ -77,19 +77,19 @@ class MemoryUnderTest(Protocol):
     """The interface of a memory to be checked; `copy` and `save` may raise NotImplementedError."""
 
     def feed(self, seq: int, tokens: Tokens) -> Hashable:
-        """Append tokens to a sequence; something that tells answers apart, such as logits."""
+        """Append tokens to a sequence; the result distinguishes answers, such as logits."""
         ...
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Forget [p0, p1), -1 for open; False: refused."""
+        """Remove [p0, p1), -1 for open; False if refused."""
         ...
 
     def seq_pos_max(self, seq: int) -> int:
-        """The last position, -1 for none."""
+        """The last position, -1 if empty."""
         ...
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let one empty sequence begin as a copy of another."""
+        """Copy a sequence to an empty one."""
         ...
 
     def save(self, seq: int) -> State:
@@ -103,7 +103,7 @@ class MemoryUnderTest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """An operation; fields that a verb does not need are ignored."""
+    """An operation; fields that its verb does not use are ignored."""
 
     verb: Verb
     seq: int
@@ -129,7 +129,7 @@ def check_memory(make: Callable[[], MemoryUnderTest], *, examples: int = EXAMPLE
 
 
 class _Player:
-    """A memory beside what its sequences should hold."""
+    """A memory beside the expected content of its sequences."""
 
     def __init__(self, make: Callable[[], MemoryUnderTest]) -> None:
         self._make = make
@@ -139,7 +139,7 @@ class _Player:
         self._story = Story()
 
     def play(self, way: list[Act]) -> None:
-        """Do it all, then feed every sequence once more: late damage shows there."""
+        """Apply the operations, then feed every sequence once more, which shows late damage."""
         for act in way:
             getattr(self, f"_{act.verb}")(act)
         for seq in range(SEQUENCES):

@@ -1,4 +1,4 @@
-"""A state machine over any engine, for Hypothesis: a client that does what clients do.
+"""A Hypothesis state machine over any engine: the operations of a client.
 
 The oracle sits inside the rule that yields logits, so that a failing program ends with the request
 whose answer was wrong.
@@ -28,7 +28,8 @@ FIRST = 265
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Ask, extend, edit, regenerate, branch, truncate, cancel, save, restore; answers stay cold.
+    """Client operations: request, extend, edit, regenerate, branch, truncate, cancel, save,
+    restore; answers stay cold.
 
     Derive from it and set what is to be tested:
 
@@ -88,38 +89,38 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(tokens=token_lists(max_size=12))
     def request(self, tokens: Tokens) -> None:
-        """Something new."""
+        """Send a new prompt."""
         self.ask(self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3))
     def extend(self, tokens: Tokens, back: int) -> None:
-        """Go on from an earlier turn: the last one, or a branch off an older one."""
+        """Extend an earlier turn: the last one, or a branch of an older one."""
         self.ask(self.turns[-1 - back % len(self.turns)] + self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(back=st.integers(0, 3), drop=st.integers(1, 4))
     def regenerate(self, back: int, drop: int) -> None:
-        """The same prompt again, or nearly."""
+        """Send the same prompt again, with or without its last token."""
         turn = self.turns[-1 - back % len(self.turns)]
         self.ask(turn[: max(1, len(turn) - drop)])
 
     @precondition(lambda self: self.turns)
     @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3), keep=st.integers(1, 12))
     def edit(self, tokens: Tokens, back: int, keep: int) -> None:
-        """An earlier turn up to some token, then something else."""
+        """Send an earlier turn up to some token, then other tokens."""
         turn = self.turns[-1 - back % len(self.turns)]
         self.ask(turn[:keep] + self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(keep=st.integers(1, 12))
     def truncate(self, keep: int) -> None:
-        """The beginning of the last turn alone."""
+        """Send a prefix of the last turn."""
         self.ask(self.turns[-1][:keep])
 
     @rule(tokens=token_lists(min_size=1, max_size=12), turns=st.integers(1, 3))
     def cancel(self, tokens: Tokens, turns: int) -> None:
-        """A client that goes away while it is served."""
+        """Cancel a request while it is processed."""
         ticket = self.engine.submit(Request(prompt=self.words(tokens), predict=8))
         for _ in range(turns):
             self.loop.turn()
@@ -129,7 +130,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.engine, SlotActions))
     @rule()
     def save(self) -> None:
-        """Write slot 0 to a file."""
+        """Save slot 0 to a file."""
         if isinstance(self.engine, SlotActions):
             self.engine.slot_save(0, "machine")
             self.loop.drain()
@@ -138,7 +139,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule()
     def restore(self) -> None:
-        """Read slot 0 back."""
+        """Restore slot 0."""
         try:
             if isinstance(self.engine, SlotActions):
                 self.engine.slot_restore(0, "machine")

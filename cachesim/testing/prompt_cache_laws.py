@@ -1,4 +1,4 @@
-"""`check_prompt_cache`: the laws of a store that parks conversations and hands them back.
+"""`check_prompt_cache`: laws of a store that parks and returns conversations.
 
 a prefix       what is handed out covers the beginning of the prompt, as many tokens as it says
 true states    the state handed out has folded in exactly those tokens
@@ -31,7 +31,7 @@ from cachesim.units import Token, Tokens
 
 
 class Fed(int):
-    """A token that was fed to a state: equal to the token, and with what came before it.
+    """A token fed to a state: its value and its preceding tokens.
 
     Keys and values of a token depend on all tokens before it and on the adapter, so a block of the
     right tokens that was computed after others is a wrong one.
@@ -42,7 +42,7 @@ class Fed(int):
 
     @classmethod
     def of(cls, token: int, before: Sequence[int], salt: int) -> "Fed":
-        """A token after those that a state has folded in."""
+        """A token after those of a state."""
         fed = cls(token)
         last = before[-1] if before else None
         fed.after = hash((last.after if isinstance(last, Fed) else hash(tuple(before)), last))
@@ -52,7 +52,7 @@ class Fed(int):
 
 @dataclass(slots=True)
 class State:
-    """A stand-in for the caches of one conversation: it remembers what was fed to it.
+    """A stand-in for the caches of one conversation: the tokens fed to it.
 
     `trim` works for a state that can be cut, as keys and values can; a recurrent one refuses. A
     cache of blocks keeps parts of `tokens` and makes a state of several.
@@ -62,12 +62,12 @@ class State:
     trimmable: bool = True
 
     def feed(self, tokens: Sequence[int], *, salt: int = 0) -> None:
-        """Go on by some tokens, in place."""
+        """Append tokens, in place."""
         for token in tokens:
             self.tokens.append(Fed.of(token, self.tokens, salt))
 
     def trim(self, count: int) -> bool:
-        """Take the last tokens back, in place; False: it cannot, and nothing has changed."""
+        """Remove the last tokens, in place; False if refused, without a change."""
         if not self.trimmable or count > len(self.tokens):
             return False
         del self.tokens[len(self.tokens) - count :]
@@ -78,11 +78,11 @@ class PromptCacheUnderTest(Protocol):
     """The interface of a prompt cache to be checked; with `salts` both take `salt=` too."""
 
     def insert(self, tokens: Tokens, state: State) -> None:
-        """Park the state of a conversation under its tokens."""
+        """Store the state of a conversation under its tokens."""
         ...
 
     def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        """The number of leading tokens covered, and a state to go on from; None: nothing."""
+        """The number of leading tokens covered, and their state; None without a match."""
         ...
 
 
@@ -91,28 +91,29 @@ Likeness: TypeAlias = Literal["new", "again", "longer", "shorter", "other-head"]
 
 VERBS: Final[tuple[Verb, ...]] = ("insert", "ask")
 LIKENESSES: Final[tuple[Likeness, ...]] = ("new", "longer", "again", "other-head", "shorter")
-"""Relation of a prompt to an earlier one: unrelated, equal, extended, its beginning, or
-with another first piece."""
+"""Relation of a prompt to an earlier one: unrelated, equal, extended, a prefix, or with another
+first piece.
+"""
 
 UNITS: Final = (1, 8, 16)
-"""Lengths of a piece that are drawn beside the cache's own unit."""
+"""Lengths of a piece drawn beside the cache's own unit."""
 
 PROBED: Final = (*range(1, 161), 256, 512, 1024, 2048, 4096)
-"""Lengths of a prompt by which a cache's unit is found."""
+"""Prompt lengths by which a cache's unit is found."""
 
 VARIANTS: Final = 5
 PIECES: Final = 3
 
 OTHER: Final = 3
-"""A token that no piece has."""
+"""A token of no piece."""
 
 RECENT: Final = 4
-"""Prompts of an example that its last requests are made of."""
+"""Number of an example's prompts from which its last requests are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A call: a prompt of pieces and a rest, or one like that of an earlier call."""
+    """A call: a prompt of pieces and a rest, or one derived from an earlier call."""
 
     verb: Verb
     pieces: tuple[int, ...]
@@ -124,7 +125,7 @@ class Act:
 
 @dataclass(slots=True, kw_only=True)
 class PromptCacheReport:
-    """Counts of what a check that found nothing wrong has exercised."""
+    """Counts of a check without findings."""
 
     units: tuple[int, ...]  # lengths of the pieces of prompts, the cache's own unit first
     examples: int = 0
@@ -194,7 +195,7 @@ def check_prompt_cache(
 
 
 def unit_of(make: Callable[[], Any], *, trimmable: bool = True, salts: bool = False) -> int:
-    """The tokens by which a cache's answers grow: their greatest common divisor; 1 if unknown."""
+    """The unit of a cache's answers in tokens: their greatest common divisor; 1 if unknown."""
     salt = {"salt": 0} if salts else {}
     parked = (State(list(range(length)), trimmable) for length in PROBED)
     return gcd(*(_covered(make, state, salt) for state in parked)) or 1
@@ -223,7 +224,7 @@ def piece(variant: int, length: int) -> list[int]:
 
 
 def shown(tokens: Sequence[int]) -> str:
-    """Tokens as a list; long ones as runs of equal tokens."""
+    """Tokens as a list; runs of equal tokens are abbreviated."""
     if len(tokens) <= 12:
         return str(list(tokens))
     runs = ((token, len(list(group))) for token, group in groupby(tokens))
@@ -232,7 +233,7 @@ def shown(tokens: Sequence[int]) -> str:
 
 
 class _Player:
-    """A cache, the prompts of one example, and what was done with them."""
+    """A cache, the prompts of one example, and the calls so far."""
 
     def __init__(
         self,
@@ -254,7 +255,7 @@ class _Player:
         self._last: tuple[Tokens, int] | None = None  # what was inserted just before
 
     def play(self, unit: int, acts: Sequence[Act]) -> None:
-        """Make the calls one after the other, then some requests more."""
+        """Make the calls in order, then the closing requests."""
         self._report.examples += 1
         self._calls(unit, acts)
         for tokens, salt in self._closing(unit):
@@ -305,7 +306,7 @@ class _Player:
         return made[act.like], act.salt if self._salts else salt
 
     def _closing(self, unit: int) -> Iterator[tuple[Tokens, int]]:
-        """Requests after all else: earlier prompts, and prompts that leave one early or late."""
+        """Closing requests: earlier prompts, and prompts that diverge from one early or late."""
         recent: list[tuple[list[int], int]] = []
         for each in reversed(self._prompts):
             if each not in recent and len(recent) < RECENT:
@@ -394,7 +395,7 @@ class _Player:
     def _check_newest(
         self, last: tuple[Tokens, int] | None, tokens: Tokens, salt: int, covered: int
     ) -> None:
-        """Right after an insertion a prompt is covered as far as by a cache without other entries.
+        """Check that a prompt just inserted is covered as in a cache without other entries.
 
         Answers are right without it, but tokens are computed that need not be.
         """

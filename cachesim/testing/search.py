@@ -41,7 +41,7 @@ TRIALS: Final = 800
 
 
 def shrink(scenario: Scenario, holds: Holds, *, trials: int = TRIALS) -> Scenario:
-    """The smallest scenario found of which the property still holds."""
+    """The smallest scenario found for which the property still holds."""
     smallest = descend(scenario, simpler, holds, trials=trials)
     steps = (replace(step, name=f"r{number}") for number, step in enumerate(smallest.step))
     return _with_steps(smallest, tuple(steps))
@@ -54,7 +54,7 @@ def descend(
     *,
     trials: int,
 ) -> T:
-    """Keep every simplification of which the property holds, until none does.
+    """Keep every simplification for which the property holds, until none does.
 
     Greedy and repeated: after each success the simplifications are drawn again.
     """
@@ -72,7 +72,7 @@ def descend(
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """Simplifications, the boldest first."""
+    """Simplifications, the largest first."""
     yield from _fewer_steps(scenario)
     yield from _fewer_flags(scenario)
     yield from _shorter_prompts(scenario)
@@ -94,7 +94,7 @@ def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _without_lost_cancels(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps without a cancel whose request is gone, or no longer goes out just before it."""
+    """The steps without cancels whose request was removed or no longer directly precedes them."""
     kept: list[Step] = []
     together: set[str] = set()
     for step in steps:
@@ -147,7 +147,7 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
-    """Chats without a message, the same one in all; then with shorter messages, as shared."""
+    """Chats without one message, the same one in all; then with shorter messages."""
     for index in range(max(len(step.messages) for step in scenario.step)):
         fewer = tuple(
             replace(step, messages=step.messages[:index] + step.messages[index + 1 :])
@@ -190,7 +190,7 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _plainer(step: Step) -> Iterator[dict[str, Any]]:
-    """Fields of a step that may become plainer."""
+    """Simplified fields of a step."""
     reply, predict = step.reply, step.predict
     if reply is not None:
         yield {"reply": reply[:1]}
@@ -210,7 +210,7 @@ def _plainer(step: Step) -> Iterator[dict[str, Any]]:
 def _changed_together(
     scenario: Scenario, first: int, change: Mapping[str, Any]
 ) -> Iterator[Scenario]:
-    """The change in all steps of one call, which ask for the same on a real server."""
+    """The change in all steps of one call, which share parameters on a real server."""
     steps = list(scenario.step)
     end = first + 1
     while end < len(steps) and steps[end].with_previous and not steps[end].turns:
@@ -221,7 +221,7 @@ def _changed_together(
 
 
 def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
-    """Number the tokens in the order in which they first occur; equal ones stay equal."""
+    """Renumber tokens in the order of their first occurrence; equal ones stay equal."""
     if any(step.messages for step in scenario.step):
         return
     names: dict[int, int] = {}
@@ -281,14 +281,14 @@ EXERCISED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A wrong answer, broken invariant or crash, and its step."""
+    """A wrong answer, broken invariant or crash, with its step."""
 
     kind: Kind
     step: int
     detail: str
 
     def same_kind(self, other: "Finding | None") -> bool:
-        """True if another one is of this kind: a smaller workload must still show it."""
+        """True if the other finding is of the same kind, as a smaller workload must be."""
         return other is not None and other.kind == self.kind
 
 
@@ -304,7 +304,7 @@ class Trial:
 
     @property
     def finding(self) -> Finding | None:
-        """The first thing that was wrong."""
+        """The first failure."""
         return self.findings[0] if self.findings else None
 
 
@@ -317,7 +317,7 @@ def play(
     oracles: Oracles | None = None,
     thin: bool = False,
 ) -> Trial:
-    """Play a workload; the first thing that is wrong ends it unless told otherwise.
+    """Play a workload; by default its first failure ends it.
 
     Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
     With `thin` the network has one layer of each kind that the model has.
@@ -369,7 +369,7 @@ def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
 
 
 def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
-    """A batch that memory calls invalid: the server's books do not agree with its memory."""
+    """True if memory refuses a batch as invalid: the server's position and the memory disagree."""
     if reply is None or "Invalid input batch" not in reply.message:
         return None
     return Finding(kind="broken invariant", step=record.index, detail=reply.message)
@@ -384,7 +384,7 @@ def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str,
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:
-    """True if a profile takes a scenario at all (a simplified one may not fit its options)."""
+    """True if a profile accepts a scenario (a simplified one may not fit its options)."""
     try:
         Session(scenario, profile, arithmetic="ring")
     except InputError:
@@ -393,18 +393,18 @@ def playable(scenario: Scenario, profile: Profile) -> bool:
 
 
 WHOLE: Final = 16
-"""Every so many workloads one is played on all layers: a mix-up among them shows only there."""
+"""Interval of workloads that are played on all layers; a mix-up of layers shows only there."""
 
 BYTES: Final = ("bytes", "MiB")
-"""Units of flags that set how much memory there is."""
+"""Units of flags that limit memory in bytes."""
 
 UNLIMITED: Final = (None, 0, -1)
-"""Such a flag left out, nothing kept, no limit: whatever the bytes, the decisions are the same."""
+"""Values of such a flag under which bytes decide nothing: absent, nothing kept, no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterexample:
-    """A workload that shows something wrong, and the smallest one found that still does."""
+    """A failing workload, and the smallest one found that still fails."""
 
     number: int
     finding: Finding
@@ -427,7 +427,7 @@ class Report:
     rate: float = 0.0  # workloads a second, as whoever watches the clock measured it
 
     def add(self, scenario: Scenario, trial: Trial) -> None:
-        """Count one more workload."""
+        """Count a workload."""
         self.workloads += 1
         self.requests += trial.requests
         self.cached_tokens += sum(cached or 0 for cached in trial.cached)
@@ -435,7 +435,7 @@ class Report:
         self.exercised.update(trial.exercised)
 
     def join(self, other: "Report") -> None:
-        """Count what another search did after this one."""
+        """Add the counts of another search."""
         self.workloads += other.workloads
         self.requests += other.requests
         self.cached_tokens += other.cached_tokens
@@ -447,7 +447,7 @@ class Report:
 def workloads(
     profile: Profile, model: str, *, seed: int = 0, first: int = 0, shape: Shape = DEFAULT
 ) -> Iterator[Scenario]:
-    """The workloads of a seed from a number on, one after another without end."""
+    """The workloads of a seed from an index on, without end."""
     for number in count(first):
         draws = Seeded(f"{profile.engine} {model} {seed} {number}")
         yield draw_workload(draws, profile, model, shape, name=f"{model}-{seed}-{number}")
@@ -464,7 +464,7 @@ def search(
     shape: Shape = DEFAULT,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
-    """Play workloads until one shows something wrong, all are played, or told to stop."""
+    """Play workloads until one fails, all are played, or `stop` is true."""
     report = Report(profile=profile, model=model)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     for number, scenario in enumerate(drawn, first):
@@ -487,7 +487,7 @@ def look(
     stop_early: bool = True,
     oracles: Oracles | None = None,
 ) -> Trial:
-    """Play a workload on one layer of each kind; what it finds has to show on all of them.
+    """Play a workload on one layer of each kind; findings are confirmed on all layers.
 
     A cache takes the same decisions for more layers of a kind, which only make the network slow.
     The replies of a workload are given, so the network has no say in what comes next.
@@ -503,7 +503,7 @@ def look(
 
 
 def weighs(scenario: Scenario, profile: Profile) -> bool:
-    """True if a flag limits memory in bytes, so that the number of layers decides too."""
+    """True if a flag limits memory in bytes, so that the number of layers matters."""
     given = scenario.engine.options
     return any(given.get(name) not in UNLIMITED for name in _limits(profile.engine))
 
@@ -521,7 +521,7 @@ def reduced(
     profile: Profile,
     arithmetic: ArithmeticName,
 ) -> Counterexample:
-    """The smallest workload found that shows the same kind of thing."""
+    """The smallest workload found with the same kind of failure."""
     oracles = Oracles()
 
     def shows(candidate: Scenario) -> bool:
@@ -562,7 +562,7 @@ class Side:
     first_wrong: Scenario | None = None
 
     def add(self, scenario: Scenario, trial: Trial, other: Trial) -> None:
-        """Count one workload."""
+        """Count a workload."""
         self.cached += sum(cached or 0 for cached in trial.cached)
         self.wrong += trial.wrong
         self.crashed += trial.finding is not None and trial.finding.kind == "crash"
@@ -574,7 +574,7 @@ class Side:
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """Both sides, over the same requests."""
+    """Totals of both sides over the same requests."""
 
     one: Side
     other: Side
@@ -584,7 +584,7 @@ class Comparison:
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """The comparison in words: better or not, and safe or not."""
+        """The comparison in words: reuse and correctness."""
         one, other = self.one, self.other
         share = 100 * (other.cached - one.cached) / max(1, self.prompt_tokens)
         words = {True: "more", False: "less"}[share > 0]
@@ -607,7 +607,7 @@ def compare(
     shape: Shape = DEFAULT,
     going: Callable[[Comparison], bool] = lambda _: True,
 ) -> Comparison:
-    """Play the same workloads on both; one that only one of them takes is left out."""
+    """Play the same workloads on both; those that only one accepts are left out."""
     found = Comparison(one=Side(profile=one), other=Side(profile=other))
     for scenario in islice(workloads(one, model, seed=seed, shape=shape), examples):
         if not going(found):
@@ -630,7 +630,7 @@ def compare(
 
 
 def story(found: Counterexample, profile: Profile) -> list[str]:
-    """The smallest workload, as what a client does."""
+    """The smallest workload, as a client's actions."""
     scenario = found.scenario
     flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
     lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]

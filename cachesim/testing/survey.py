@@ -1,4 +1,4 @@
-"""A search that goes on: every distinct thing that is wrong, how often, and its smallest case.
+"""A search that continues: every distinct failure, its count, and its smallest workload.
 
 What is wrong in many workloads hides what is wrong in few, where a search ends at its first
 finding. Here findings are told apart by their cause, each workload counts once for each cause that
@@ -45,7 +45,7 @@ from cachesim.verify.oracle import Oracles
 Find: TypeAlias = Literal["wrong", "lost"]
 
 TRIALS: Final = 400
-"""Simplifications tried of each cause."""
+"""Most simplifications tried for each cause."""
 
 BRINGS: Final[Mapping[str, str]] = {
     "restore": "a checkpoint was restored",
@@ -53,7 +53,7 @@ BRINGS: Final[Mapping[str, str]] = {
     "shift": "the context was shifted",
     "rollback": "a draft was taken back",
 }
-"""Events that bring memory back, by the feature that they count for."""
+"""Events that restore memory, by the feature that they count for."""
 
 PLACES: Final[Mapping[str, str]] = {
     "attention": "attention cache",
@@ -62,12 +62,12 @@ PLACES: Final[Mapping[str, str]] = {
 }
 
 STATELESS: Final = frozenset({"attention"})
-"""Layers whose state after any token is there as long as its cells are."""
+"""Layers without a state beside their cells."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cause:
-    """The cause of a finding, by which findings are told apart."""
+    """The cause by which findings are grouped."""
 
     kind: Kind
     marks: tuple[str, ...]
@@ -79,7 +79,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A workload that shows a cause, and where."""
+    """A workload that shows a cause, with its step."""
 
     number: int
     scenario: Scenario
@@ -89,21 +89,21 @@ class Sighting:
 
 @dataclass(slots=True, kw_only=True)
 class Survey:
-    """Findings of a search that goes on."""
+    """Findings of a search that continues."""
 
     report: Report
     counts: Counter[Cause] = field(default_factory=Counter)
     first: dict[Cause, Sighting] = field(default_factory=dict)
 
     def see(self, cause: Cause, sighting: Sighting) -> None:
-        """Count one more workload that shows a cause."""
+        """Count a workload that shows a cause."""
         self.counts[cause] += 1
         known = self.first.get(cause)
         if known is None or sighting.number < known.number:
             self.first[cause] = sighting
 
     def join(self, other: "Survey") -> None:
-        """Count what another search saw after this one."""
+        """Add the findings of another search."""
         self.report.join(other.report)
         self.counts.update(other.counts)
         self.first = other.first | self.first
@@ -121,7 +121,7 @@ def survey(
     find: Find = "wrong",
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
-    """Play workloads until all are played or told to stop; nothing is made small yet."""
+    """Play workloads until all are played or `stop` is true; none is shrunk yet."""
     found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     for number, scenario in enumerate(drawn, first):
@@ -155,7 +155,7 @@ def causes(
     trial: Trial | None = None,
     oracles: Oracles | None = None,
 ) -> dict[Cause, tuple[int, str]]:
-    """Every cause that a workload shows, each with the first step that does, and what is off.
+    """Every cause of a workload, each with its first step and the difference.
 
     `trial` is the workload played to its end, where whoever asks has done that.
     """
@@ -212,7 +212,7 @@ def cured_by(
     wrong: frozenset[int] | None = None,
     oracles: Oracles | None = None,
 ) -> dict[int, tuple[Patch[Any], ...]]:
-    """Step -> the patches that its answer needs, where all known ones together make it right.
+    """Step -> the patches without which its answer is wrong, where all known ones correct it.
 
     `wrong` are the steps without any, where they are known.
 
@@ -300,7 +300,7 @@ def _nature(fault: Culprit) -> str:
 
 
 def _lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
-    """Steps that reprocessed what matched, though the state to resume from was there."""
+    """Steps that reprocessed matched tokens although a state to resume from was available."""
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
         rules = [each for each in step.why if each.after < each.before]
@@ -338,7 +338,7 @@ def made_small(
     fits: Callable[[Scenario], bool] = lambda _: True,
     trials: int | None = None,
 ) -> Counterexample:
-    """The smallest workload found that still shows the cause, of those that fit."""
+    """The smallest workload found that still shows the cause."""
     oracles = Oracles()
 
     def shows(candidate: Scenario) -> bool:
@@ -369,7 +369,7 @@ def made_small(
 T = TypeVar("T")
 
 CHUNK: Final = 25
-"""Workloads that a process is given at once: a fraction of a second's work."""
+"""Workloads per task of a process: a fraction of a second's work."""
 
 
 def search_by(
@@ -382,7 +382,7 @@ def search_by(
     going: Callable[[Report], bool] = lambda _: True,
     **how: Any,
 ) -> Report:
-    """Search as `search` does, with so many chunks under way ahead of the one that is awaited."""
+    """Search as `search` does, with a number of chunks in flight."""
     report = Report(profile=profile, model=model)
     for part in _in_chunks(
         partial(search, profile, model, **how),
@@ -405,7 +405,7 @@ def survey_by(
     ahead: int = 4,
     **how: Any,
 ) -> Survey:
-    """Survey as `survey` does; the first workload of each cause is the same one."""
+    """Survey as `survey` does; the first workload of each cause is the same."""
     found = Survey(report=Report(profile=profile, model=model))
     for part in _in_chunks(
         partial(survey, profile, model, **how), examples, pool, ahead, lambda: going(found.report)

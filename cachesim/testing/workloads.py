@@ -1,4 +1,4 @@
-"""Random workloads: conversation trees, written as scenarios so that anyone can play them again.
+"""Random workloads: conversation trees, written as scenarios.
 
 A tree grows from what was asked before: a prompt is extended by the reply and something new, asked
 again, cut, edited in the middle, branched off an older turn, or has nothing to do with any. Cuts
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Draws(Protocol):
-    """A source of choices."""
+    """A source of random choices."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""
@@ -43,7 +43,7 @@ class Draws(Protocol):
 
 
 class Seeded:
-    """Choices from a seed: the same seed, the same choices."""
+    """Choices from a seed, reproducible."""
 
     def __init__(self, seed: object) -> None:
         self._chance = Random(str(seed))
@@ -62,7 +62,7 @@ class Seeded:
 
 
 class Drawn:
-    """Choices that Hypothesis makes, and later shrinks."""
+    """Choices of Hypothesis, which shrink."""
 
     def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
         self._draw = draw
@@ -78,14 +78,14 @@ class Drawn:
         return chosen
 
     def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
-        """`count` numbers, from few draws: a start and a step, for long runs shrink badly."""
+        """`count` numbers from two draws, a start and a step, as long lists shrink badly."""
         start, step = self.integer(low, high), self.integer(0, 1)
         return tuple(low + (start - low + step * i) % (high - low + 1) for i in range(count))
 
 
 @cache
 def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
-    """The flags and values that a profile accepts, found by asking it."""
+    """The flags and values that a profile accepts, found by trial."""
     found = {}
     for each in family_of(profile.engine).table():
         kept = tuple(v for v in each.tried if _accepts(profile, "dense", {each.name: v}))
@@ -95,7 +95,7 @@ def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
 
 
 def try_flags(profile: Profile, model: str, options: Mapping[str, Any]) -> None:
-    """Start a server with these flags, or say why it does not take them."""
+    """Start a server with these flags, or return the reason for its refusal."""
     family_of(profile.engine).refuse_internal(profile, options)
     Engine.create(profile, model=build(preset(model), "ring"), options=options)
 
@@ -110,14 +110,14 @@ def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
 
 @cache
 def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
-    """The flags that make a model draft; none where it has no MTP head or the release no drafts."""
+    """The flags of speculative decoding; empty without an MTP head or a release that drafts."""
     flags = family_of(profile.engine).drafting if preset(model).mtp_depth else {}
     return flags if _accepts(profile, model, flags) else {}
 
 
 @cache
 def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
-    """The corners of an engine that this release and this model have."""
+    """The corner cases of an engine that apply to this release and model."""
     layers = frozenset(preset(model).layers)
     return tuple(
         each
@@ -127,7 +127,7 @@ def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
 
 
 def draw_corner(draws: Draws, profile: Profile, model: str) -> Corner:
-    """A corner of the engine, or as often none; nothing is drawn where it has none."""
+    """Draw a corner case of the engine, or as often none; without any, nothing is drawn."""
     found = corners(profile, model)
     return draws.one_of(found) if found and draws.integer(0, 1) else Corner()
 
@@ -139,7 +139,7 @@ def draw_flags(
     given: Mapping[str, Any],
     corner: Corner | None = None,
 ) -> dict[str, Any]:
-    """Some flags with values other than the default, which go together; often none at all.
+    """Draw compatible flags with values other than the default; often none.
 
     They go with those that are given, too, and with those of the corner, which are among them.
     """
@@ -171,7 +171,7 @@ Chat: TypeAlias = tuple[Turn, ...]
 
 
 class Chats:
-    """The chats so far, and ways to go on from one of them.
+    """The chats so far, and their continuations.
 
     extend     [ system | user | assistant ] user         the reply comes back as it was said
     edit       [ system | user | assistant ] another      the last question is asked otherwise
@@ -185,7 +185,7 @@ class Chats:
         self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
 
     def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
-        """The next chat; `new` makes up a text that nobody has used before."""
+        """The next chat; `new` returns an unused text."""
         draws = self._draws
         if not self._turns or (self._strangers and draws.integer(0, 2)):
             return self._opened(new)
@@ -204,11 +204,11 @@ class Chats:
         return (*chat, said("assistant", answer), said("user", new()))
 
     def learn(self, chat: Chat, reply: tuple[int, ...]) -> None:
-        """Remember what was answered."""
+        """Add a reply."""
         self._turns.append((chat, reply))
 
     def _opened(self, new: Callable[[], tuple[int, ...]]) -> Chat:
-        """A first question; half of what is said is a word or two."""
+        """A first question; half of the messages are a word or two."""
         draws = self._draws
 
         def spoken() -> tuple[int, ...]:
@@ -233,13 +233,13 @@ LAST_WORD: Final = 511
 NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
 SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 MOST_RIGHT: Final = 2
-"""Drafts in a row that are what the reply goes on with."""
+"""Most leading drafts that match the reply."""
 MOST_TRIPS: Final = 3
 """Most times that a conversation is parked and restored."""
 MOST_MORE: Final = 60
-"""Tokens that make a reply a long one."""
+"""Number of tokens of a long reply."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
-"""Lengths at which servers change their minds: what is left before the end, an ubatch."""
+"""Lengths at which servers branch: what is left before the end, an ubatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +329,7 @@ def _inside(shape: Shape, corner: Corner) -> Shape:
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
-    """The steps, of which those that come together differ in their prompts alone."""
+    """The steps; those sent together differ in their prompts alone."""
     found: list[Step] = []
     for step in steps:
         if step.with_previous and not step.turns and found:
@@ -344,7 +344,7 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
 
 
 def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -> list[Step]:
-    """The steps, and something that users do and a plain conversation does not."""
+    """The steps with an incident: a save, a restart, a cancel or the like."""
     at = draws.integer(0, len(steps) - 1)
     step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
     here = [step]
@@ -370,7 +370,7 @@ def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -
 
 
 def _trips(draws: Draws, step: Step) -> Iterator[Step]:
-    """Two conversations in turn: each is parked while the other is asked, and comes back shorter.
+    """Two conversations in turn: each is parked while the other is served, and returns shorter.
 
     A . B . A[:-3] . B . A . B ...
     """
@@ -406,7 +406,7 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
 def _batched(
     draws: Draws, step: Step, family: Family[Any, Any], *, first: bool, crowd: bool
 ) -> Step:
-    """With the one before, or while it runs; or with fields that are served on another path.
+    """With the previous request or while it runs; or with fields that take another code path.
 
     In a crowd most come together: more than one batch takes.
     """
@@ -421,7 +421,7 @@ def _batched(
 
 
 class _Tree:
-    """The turns so far, and ways to go on from one of them."""
+    """The turns so far, and their continuations."""
 
     def __init__(
         self, draws: Draws, shape: Shape, *, may_decline: bool, chats: Chats | None

@@ -24,19 +24,19 @@ from cachesim.units import Count, Pos, Token, Tokens
 
 @dataclass(slots=True)
 class _Stretch:
-    """Tokens in a row after which histories end or part; what follows, oldest first."""
+    """A run of tokens, a node of a radix tree; continuations oldest first."""
 
     tokens: Tokens
     children: "dict[Token, _Stretch]" = field(default_factory=dict)
 
     def part_at(self, count: int) -> None:
-        """Its tokens from `count` on become a stretch of their own."""
+        """Split the run after `count` tokens."""
         rest = _Stretch(self.tokens[count:], self.children)
         self.tokens, self.children = self.tokens[:count], {rest.tokens[0]: rest}
 
 
 class IdealCache:
-    """A tree for each set of adapters, of all tokens that went through; any prefix is in it.
+    """A radix tree of all processed tokens for each set of adapters; any prefix is reusable.
 
     What it would reuse is the measure of every policy: the longest prefix computed before, but for
     the last token of the prompt, which is always processed because its logits are wanted.
@@ -46,7 +46,7 @@ class IdealCache:
         self._roots: dict[Strengths, _Stretch] = {}
 
     def due(self, reply: Reply) -> Count:
-        """Tokens that it would have reused; at least those that the server itself found equal.
+        """Tokens that an ideal cache reuses; at least those that the server matched.
 
         Where several sets of adapters were in force, a server may find equal what another one
         computed: then only what is known of the request's own set is due.
@@ -57,11 +57,11 @@ class IdealCache:
         return Count(max(0, min(known, len(reply.prompt) - 1)))
 
     def common(self, tokens: Tokens, strengths: Strengths = ()) -> Count:
-        """The number of leading tokens computed before, in this order, under these adapters."""
+        """The number of leading tokens computed before, under these adapters."""
         return Count(self._follow(tokens, strengths)[1])
 
     def others(self, tokens: Tokens, index: int, strengths: Strengths = ()) -> tuple[Token, ...]:
-        """Tokens that followed `tokens[:index]` so far under these adapters, oldest first."""
+        """Earlier tokens after `tokens[:index]` under these adapters, oldest first."""
         last, known, within = self._follow(tokens[:index], strengths)
         if known < index:
             return ()
@@ -69,7 +69,7 @@ class IdealCache:
         return tuple(token for token in following if token != tokens[index])
 
     def remember(self, reply: Reply) -> None:
-        """Learn what a request computed: its prompt and all it generated but the last token."""
+        """Add a request's tokens: its prompt and all generated ones but the last."""
         if reply.error is None:
             self._learn(reply.prompt + reply.generated[:-1], reply.strengths)
 
@@ -82,7 +82,8 @@ class IdealCache:
         last.children[tokens[known]] = _Stretch(tokens[known:])
 
     def _follow(self, tokens: Tokens, strengths: Strengths) -> tuple[_Stretch, int, int]:
-        """The stretch where tokens end or part from all known ones; how many are known.
+        """The node where tokens end or diverge from all earlier ones, and the number of matched
+        tokens.
 
         And how many of them lie within that stretch.
         """
@@ -102,7 +103,7 @@ class IdealCache:
 
 
 NOT_HELD: Final = "not-held"
-"""The cause of what was computed once and is nowhere in the server any more, or not found there."""
+"""The cause of tokens computed earlier that the server no longer holds or did not find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """The first token of a prompt that is not what had followed before."""
+    """The first token of a prompt that differs from all earlier continuations."""
 
     index: Pos
     token: Token
@@ -130,7 +131,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The whole account of one request's reuse."""
+    """The complete account of a request's reuse."""
 
     prompt_tokens: Count
     cached: Count
@@ -143,7 +144,7 @@ class Explanation:
     sentences: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as JSON shows it."""
+        """The account as JSON."""
         return asdict(self) | {"losses": [loss.as_dict() for loss in self.losses]}
 
 
@@ -179,7 +180,7 @@ def explain(
 
 
 def adds_up(reply: Reply) -> None:
-    """Equal tokens minus cached tokens are the sum over rules, or the engine broke its word."""
+    """True if matched tokens minus cached tokens equal the sum over the rules."""
     if reply.cached is None:
         return
     lost = sum(loss.before - loss.after for loss in reply.losses)
@@ -193,7 +194,7 @@ def adds_up(reply: Reply) -> None:
 
 
 def lost_below(reply: Reply, bound: int) -> Counter[str]:
-    """The tokens of a prompt up to a bound that were not reused, each by one cause.
+    """The tokens of a prompt up to a bound that were not reused, by cause.
 
     A token belongs to the rule that lowered the number below it last: what a checkpoint wins back
     after a refused cut is lost to nothing.

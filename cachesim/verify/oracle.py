@@ -1,4 +1,4 @@
-"""The oracle: what the network says of tokens when no cache has a hand in it.
+"""The oracle: logits of the network without any cache.
 
 `cold_logits` is the definition. `Oracle` gives the same rows to callers with many questions: it
 keeps its last few cold runs and lets one that a question begins with run on. A run that ran on is
@@ -21,17 +21,17 @@ from cachesim.model.store import Ubatch
 from cachesim.units import Array, Token, Tokens
 
 PIECE: Final = 1 << 16
-"""Tokens of a cold run that go through the network at once; how it is cut changes no bit."""
+"""Tokens per ubatch of a cold run; the split changes no bit."""
 
 KEPT: Final = 8
-"""Cold runs that an oracle keeps, least recently asked first to go."""
+"""Cold runs kept by an oracle, in LRU order."""
 
 
 ROWS: Final = 2048
-"""Rows of logits that an oracle remembers, least recently asked first to go."""
+"""Rows of logits kept by an oracle, in LRU order."""
 
 NETWORKS: Final = 4
-"""Networks whose oracles are kept for plays that are alike."""
+"""Networks with kept oracles."""
 
 
 def cold_logits(
@@ -41,7 +41,7 @@ def cold_logits(
     rows: Iterable[int] | None = None,
     arithmetic: ArithmeticName = "float",
 ) -> Array:
-    """The logits of every token of a cold run, or of the rows asked for, (rows, vocabulary)."""
+    """The logits of every token of a cold run, or of the requested rows, (rows, vocabulary)."""
     network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
     run, ids = _ColdRun(network), tuple(tokens)
     if rows is None:
@@ -52,7 +52,7 @@ def cold_logits(
 
 
 class Oracle:
-    """Cold logits for many questions that begin alike, such as the turns of a conversation."""
+    """Cold logits for histories with common prefixes, such as the turns of a conversation."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -62,7 +62,7 @@ class Oracle:
         self._remembered = 0  # rows
 
     def logits(self, prompt: Tokens, generated: Tokens, strengths: Strengths = ()) -> Array:
-        """The row that each generated token should have been taken from, (len(generated), ...).
+        """The cold row of each generated token, (len(generated), ...).
 
         `strengths` of adapters: those are laid over the network from the first token on.
         """
@@ -104,13 +104,13 @@ class Oracle:
 
 
 class Oracles:
-    """The oracles of the last few networks: for plays of workloads that are much alike."""
+    """The oracles of the last networks, for plays of similar workloads."""
 
     def __init__(self) -> None:
         self._kept: list[Oracle] = []
 
     def of(self, network: Network) -> Oracle:
-        """The oracle of this very network."""
+        """The oracle of this network."""
         found = next((each for each in self._kept if each.network is network), None)
         oracle = found or Oracle(network)
         self._kept = [oracle, *(each for each in self._kept if each is not oracle)][:NETWORKS]
@@ -118,7 +118,7 @@ class Oracles:
 
 
 class _ColdRun:
-    """Tokens that went through the network from the first one on, and rows they were asked for."""
+    """Tokens processed from the first one on, and the rows requested of them."""
 
     def __init__(self, network: Network) -> None:
         self.tokens: Tokens = ()
@@ -127,14 +127,14 @@ class _ColdRun:
         self._rows: dict[int, Array] = {}
 
     def can_answer(self, tokens: Tokens, rows: range) -> bool:
-        """True if one history is the beginning of the other, and no other row is wanted."""
+        """True if one history is a prefix of the other, and no other row is requested."""
         held = len(self.tokens)
         if tokens[:held] != self.tokens[: len(tokens)]:
             return False
         return rows.start >= held or all(row in self._rows for row in rows if row < held)
 
     def extend(self, tokens: Tokens, rows: Sequence[int]) -> Array:
-        """Run on to the end of `tokens` and return the rows asked for, which ascend."""
+        """Process tokens up to the end of `tokens`; return the requested rows, which ascend."""
         if not tokens:
             msg = "there is nothing to compute: a prompt has at least one token"
             raise TokenError(msg)

@@ -1,4 +1,4 @@
-"""The verdict on a reply, on two axes that are always both said.
+"""The verdict on a reply, on two axes: answer and reuse.
 
 The answer, against a cold run of the same tokens, row by row:
 
@@ -38,7 +38,7 @@ BOUND: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongStep:
-    """The first generated token whose logits are not the cold ones."""
+    """The first generated token whose logits differ from the cold run."""
 
     step: int
     token: Token  # what greedy sampling makes of the reply's row

@@ -1,4 +1,4 @@
-"""Lessons that run: prose and code in one file each, every number computed when it is told.
+"""Executable lessons: prose and code in one file each, every number computed.
 
 `texts/` holds them, as Markdown. A block of Python is run, and what it prints stands below it;
 `{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.

@@ -1,4 +1,4 @@
-"""Pictures of a lesson's own runs, and controls that play one again with another number.
+"""Pictures of a lesson's runs, and controls that rerun with another number.
 
 ```python picture      sets `picture = drawn(replies)`: shown, its code is not
 ```python control      sets `control = swept("letters of the first prompt", range(1, 9), play)`
@@ -26,17 +26,17 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A picture of memory: what it shows, step by step."""
+    """A picture of memory with its description, step by step."""
 
     picture: Picture
     link: str = ""  # the fragment that opens the run in the playground
 
     def svg(self, uid: str) -> str:
-        """For a page that has the pictures' style."""
+        """SVG for a page with the pictures' style."""
         return inline(self.picture, uid, letter=_letter)
 
     def text(self) -> str:
-        """For a terminal: a letter for each token, and a mark under what is wrong."""
+        """Text for a terminal: a letter for each token, and a mark under wrong ones."""
         return picture_text.text(self.picture, letter=_letter)
 
 
@@ -72,7 +72,7 @@ class Boxes:
         )
 
     def text(self) -> str:
-        """The same for a terminal."""
+        """Text of the boxes for a terminal."""
         wide = max(3, *(len(text) for _, boxes in self.rows for text, _ in boxes))
         left = max(len(label) for label, _ in self.rows)
         lines = [
@@ -83,7 +83,7 @@ class Boxes:
 
     @property
     def link(self) -> str:
-        """No scenario of the playground holds a memory without a server."""
+        """Empty: no scenario of the playground has a memory without a server."""
         return ""
 
 
@@ -91,7 +91,7 @@ LABEL_WIDE: Final = 88
 """Pixels of the labels of boxes."""
 
 TONES: Final = {"": "", "0": "first", "1": "second", "01": "both"}
-"""Owners of a cell, and the tone that shows them."""
+"""Owners of a cell, and their tones."""
 
 
 def cells_of(memory: Memory) -> Boxes:
@@ -105,12 +105,12 @@ def cells_of(memory: Memory) -> Boxes:
 
 
 def _letter(token: int) -> str:
-    """A blank is seen as a low line, as in the lessons' own tables."""
+    """A token's letter; a blank as a low line, as in the lessons' tables."""
     return letters([token]).replace(" ", "_")
 
 
 def drawn(replies: Sequence[Answered], *also: Kind) -> Drawn:
-    """Picture of the server's memory after each of these requests."""
+    """Picture of the server's memory after each request."""
     run = replies[0].watched()
     present = {row.kind for row in story(run).rows}
     best = "recurrent" if "recurrent" in present else "window" if "window" in present else None
@@ -120,7 +120,7 @@ def drawn(replies: Sequence[Answered], *also: Kind) -> Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A number to change, and what comes of each of its values."""
+    """A number to change, with the result of each value."""
 
     label: str
     shown: tuple[tuple[str, str, Drawn | Boxes], ...]  # the value, the result, the picture

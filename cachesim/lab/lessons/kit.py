@@ -1,4 +1,4 @@
-"""The bench of the lessons: letters for tokens, a memory to poke at, a server to ask."""
+"""Functions of the lessons: letters as tokens, a memory, a server."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
 FIRST: Final = 280
-"""The token of a letter is its code point and this."""
+"""Offset between a letter's code point and its token."""
 
 SMALL: Final = ModelSpec(
     name="small",
@@ -51,17 +51,17 @@ SMALL: Final = ModelSpec(
 
 
 def tokens(text: str) -> Tokens:
-    """Each letter is one token."""
+    """The tokens of a text, one per letter."""
     return as_tokens([FIRST + ord(letter) for letter in text])
 
 
 def letters(ids: Sequence[int]) -> str:
-    """Tokens as letters; a dot for one that is none."""
+    """Tokens as letters; a dot for other tokens."""
     return "".join(chr(i - FIRST) if 32 <= i - FIRST < 127 else "." for i in ids)
 
 
 def cold(model: str | ModelSpec, text: str) -> Array:
-    """The logits after a text, computed without any cache."""
+    """The logits after a text, computed cold."""
     row: Array = cold_logits(model_of(model), tokens(text))[-1]
     return row
 
@@ -75,7 +75,7 @@ def model_of(model: str | ModelSpec) -> ModelSpec:
 
 
 class Memory:
-    """llama.cpp's memory of a small model, a network in front of it; it has a few cells."""
+    """llama.cpp's memory of a small model and network, with few cells."""
 
     def __init__(
         self, model: str | ModelSpec, *, cells: int = 12, parts: int = 1, rollback: int = 0
@@ -107,7 +107,7 @@ class Memory:
         self._labels: dict[tuple[str, int], str] = {}  # part and cell -> letter
 
     def read(self, text: str, *, seq: int = 0, at: int | None = None) -> Array:
-        """Put a text behind what a sequence has; the logits after its last token."""
+        """Append a text to a sequence; return the logits after its last token."""
         start = self.context.seq_pos_max(seq) + 1 if at is None else at
         code = self.context.decode(Batch.of(tokens(text), start=start, seq=seq))
         if code != 0:
@@ -122,11 +122,11 @@ class Memory:
         return self.context.logits(len(text) - 1)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Remove the positions from p0 on (up to p1); False where memory refuses."""
+        """Remove the positions from p0 on (up to p1); False if memory refuses."""
         return self.context.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Give one sequence what another has."""
+        """Copy a sequence."""
         self.context.seq_cp(src, dst, -1, -1)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
@@ -189,7 +189,7 @@ def _row(name: str, words: Sequence[str]) -> str:
 
 
 def same(one: Array, other: Array) -> bool:
-    """Check whether two are the same, bit for bit."""
+    """True if both are equal bit for bit."""
     return bool(np.array_equal(one, other))
 
 
@@ -200,7 +200,7 @@ def apart(one: Array, other: Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A request after it was answered: what was cached, whether the answer is right, what stays."""
+    """An answered request: cached tokens, verdict, memory afterwards."""
 
     prompt: str
     tokens: int
@@ -217,14 +217,14 @@ class Answered:
     again: Callable[[], Run] | None = field(default=None, repr=False, compare=False)
 
     def watched(self) -> Run:
-        """The run that it belongs to, played once more with an eye on memory."""
+        """The traced run of the request, recomputed."""
         if self.again is None:
             msg = "this answer belongs to no run"
             raise ContractError(msg)
         return self.again()
 
     def link(self) -> str:
-        """The run as the fragment of a link to the playground; empty where there is no run."""
+        """The run as the fragment of a playground link; empty without a run."""
         if not isinstance(self.again, partial):
             return ""
         mapping, named = self.again.args[0], self.again.keywords
@@ -257,7 +257,7 @@ def serve(
     window: int = 0,
     **options: object,
 ) -> list[Answered]:
-    """Start a server, send it prompts one after the other, and check each answer.
+    """Start a server, send it prompts in order, and verify each answer.
 
     The reply is given, one token unless said otherwise: so a slot holds just the prompt afterwards.
     """
@@ -278,7 +278,7 @@ def chat(
     together: bool = False,
     **options: object,
 ) -> list[Answered]:
-    """The same for chats: each is what the system says, then user and assistant in turn."""
+    """Chats to a server: each is a system message, then user and assistant in turn."""
     texts = list(dict.fromkeys(text for turn in turns for text in turn))
     spans = {f"t{i}": list(tokens(text)) for i, text in enumerate(texts)}
     roles = ("system", *("user", "assistant") * max(map(len, turns)))
@@ -369,5 +369,5 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
 
 
 def say(line: str = "") -> None:
-    """Print a line, without blanks at its end."""
+    """Print a line without trailing blanks."""
     sys.stdout.write(f"{line.rstrip()}\n")

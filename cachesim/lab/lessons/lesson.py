@@ -1,4 +1,4 @@
-"""A lesson as it is written: Markdown, taken apart into headings, prose, code and exercises.
+"""A lesson's source: Markdown, parsed into headings, prose, code and exercises.
 
 # Title                     the first paragraph says what the lesson is about
 ```python                   shown and run
@@ -25,7 +25,7 @@ from typing import Final, Literal, TypeAlias
 from cachesim.errors import ContractError, InputError
 
 EXERCISES: Final = "Predict, run, explain"
-"""The heading under which exercises stand."""
+"""The heading of the exercises."""
 HINT: Final = "Hint: "
 
 _FENCE: Final = re.compile(r"```(?P<words>.*)")
@@ -47,7 +47,7 @@ _KINDS: Final[dict[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A piece of a lesson; `line` is where it begins in the file."""
+    """A part of a lesson; `line` is its first line in the file."""
 
     kind: Kind
     text: str
@@ -56,7 +56,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercise:
-    """A question, the code that answers it, and why."""
+    """A question, the code that answers it, and the explanation."""
 
     title: str
     question: tuple[Passage, ...]
@@ -67,7 +67,7 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A file."""
+    """A parsed lesson file."""
 
     number: int
     file: str
@@ -79,7 +79,7 @@ class Lesson:
 
 
 def lessons() -> tuple[Lesson, ...]:
-    """All of them, in order."""
+    """All lessons, in order."""
     return tuple(_read(number) for number in sorted(_names()))
 
 
@@ -108,7 +108,7 @@ def _read(number: int) -> Lesson:
 
 
 def parsed(text: str, *, number: int, file: str) -> Lesson:
-    """A lesson from its text."""
+    """A lesson parsed from its text."""
     parts = list(parts_of(text))
     if len(parts) < 2 or not parts[0].text.startswith("# ") or parts[1].kind != "prose":
         msg = f"{file} must begin with a title and with a paragraph that says what it is about"

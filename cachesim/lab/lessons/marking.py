@@ -1,4 +1,4 @@
-"""Marking: what a reader predicted beside what the run says."""
+"""Comparison of a reader's predictions with the run's results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from cachesim.errors import InputError
 from cachesim.lab.lessons.telling import ToldExercise, ToldLesson
 
 SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
-"""Words for one answer; `docs/static/lessons.js` has the same."""
+"""Synonyms of an answer; `docs/static/lessons.js` has the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An exercise, marked; `given` may be shorter than the answers, where some were not given."""
+    """A marked exercise; `given` may be shorter than the answers."""
 
     exercise: ToldExercise
     given: tuple[str, ...]
 
     @property
     def is_right(self) -> bool:
-        """Every answer was given, and is what the run says."""
+        """True if every answer was given and is right."""
         return tuple(map(_plain, self.given)) == tuple(map(_plain, self.exercise.answers))
 
     @property
     def is_open(self) -> bool:
-        """No answer was given."""
+        """True if no answer was given."""
         return not self.given
 
 
@@ -35,7 +35,7 @@ def questions(lesson: ToldLesson) -> int:
 
 
 def mark(lesson: ToldLesson, given: Sequence[str]) -> tuple[Mark, ...]:
-    """Give each exercise its share of the answers, in order."""
+    """Assign the answers to the exercises, in order."""
     most = questions(lesson)
     if len(given) > most:
         msg = (
@@ -58,11 +58,11 @@ def _asked(lesson: ToldLesson) -> str:
 
 
 def is_right(said: str, answer: str) -> bool:
-    """Check whether one answer is what the run says."""
+    """True if an answer equals the run's result."""
     return _plain(said) == _plain(answer)
 
 
 def _plain(word: str) -> str:
-    """`Yes,`, `y` and `True` are `yes`, and `007` is `7`."""
+    """Normalised answer: `Yes,`, `y` and `True` are `yes`, and `007` is `7`."""
     word = word.strip().strip("`'\",;.").lower()
     return str(int(word)) if word.lstrip("-").isdecimal() else SAME.get(word, word)

@@ -1,4 +1,4 @@
-"""A lesson as a page of the documentation: the same steps, in Markdown."""
+"""A lesson as a Markdown page of the documentation."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _CODE: Final = re.compile(r"`([^`]+)`")
 
 
 def page(lesson: ToldLesson) -> str:
-    """The whole page; answers and explanations are folded away until a reader opens them."""
+    """The whole page; answers and explanations are collapsed."""
     source = lesson.lesson
     blocks = [f"# {source.number}. {source.title}", f"*{source.about}*"]
     terminal = f"In the terminal: `cachesim learn {source.number}`."
@@ -57,12 +57,12 @@ def _revealed(parts: Sequence[Told]) -> Iterator[str]:
 
 
 def _question(asks: Asked) -> str:
-    """A form: a number to commit to, a hint, and then the run."""
+    """A form: a number to predict, a hint, and the result."""
     return _form((asks.answer,), asks.hint, asks.question)
 
 
 def _form(answers: Sequence[str], hint: str, question: str = "") -> str:
-    """A field for each answer; a wrong answer gets the hint, a second one the result."""
+    """A field for each answer; a wrong answer shows the hint, a second one the result."""
     many = len(answers) > 1
     fields = " ".join(
         f"<label>{f'Answer {number}' if many else 'Your answer'} "
@@ -84,7 +84,7 @@ def _marked(text: str) -> str:
 
 
 def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
-    """A picture; or one for each value of a control, of which a script shows the chosen one."""
+    """A picture; or one for each value of a control, selected by a script."""
     if not isinstance(shown, Control):
         figure = f'<figure class="memory" id="{uid}" data-code="{_attribute(code)}">'
         return f"{figure}{shown.svg(uid)}{_link(shown.link)}</figure>"
@@ -102,12 +102,12 @@ def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
 
 
 def _attribute(code: str) -> str:
-    """Code as an attribute; a blank line would end the HTML in Markdown."""
+    """Code as an HTML attribute, without blank lines, which end HTML in Markdown."""
     return escape(code).replace("\n", "&#10;")
 
 
 def _link(fragment: str) -> str:
-    """The way to the playground, where it can open the run."""
+    """The link to the playground, if it can open the run."""
     address = f"../../playground/index.html#{fragment}"
     return f'<p><a href="{address}">Playground</a></p>' if fragment else ""
 

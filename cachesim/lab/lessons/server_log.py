@@ -1,4 +1,4 @@
-"""A server's log on the bench: its lines, what `cachesim why` makes of them, the requests again.
+"""A server's log in a lesson: its lines, the report of `cachesim why`, the replay.
 
 The log is that of a real llama-server with a small hybrid model, as `docs/examples` has it.
 """
@@ -28,10 +28,10 @@ from cachesim.play.runner import run
 from cachesim.report.picture import Kind, story
 
 EXAMPLE: Final = "hybrid.log"
-"""The log's name, in the documentation's examples and in an installed package."""
+"""The log's name in the documentation and in an installed package."""
 
 KINDS: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
-"""Parts of a hybrid model in the drawing; its attention layers never limit reuse."""
+"""Drawn parts of a hybrid model; its attention layers never limit reuse."""
 
 WIDE: Final = 74
 
@@ -50,12 +50,12 @@ class Log:
     played: dict[Hashable, Run] = field(default_factory=dict, compare=False)  # runs made before
 
     def request(self, number: int) -> dict[str, Any]:
-        """Report of `why` on one request."""
+        """Report of `why` on a request."""
         found: dict[str, Any] = self.told["requests"][number]
         return found
 
     def lines_of(self, number: int) -> list[str]:
-        """A request's lines, from the choice of its slot to its release; there is one slot."""
+        """A request's lines, from the choice of its slot to its release (one slot)."""
         at = int(self.request(number)["line"]) - 1
         before = [i for i in range(at) if _ENDS in self.lines[i]]
         after = [i for i in range(at, len(self.lines)) if _ENDS in self.lines[i]]
@@ -63,17 +63,17 @@ class Log:
         return [_short(line) for line in self.lines[start : after[0] + 1]]
 
     def show(self, number: int, *words: str) -> None:
-        """Print a request's lines, or those that hold one of some words."""
+        """Print a request's lines, or those with one of some words."""
         for line in self.lines_of(number):
             if not words or any(word in line for word in words):
                 say("\n    ".join(wrap(line, WIDE)))
 
     def what_if(self, *flags: str) -> list[dict[str, Any]]:
-        """The same requests with flags changed one at a time; the first row is the log itself."""
+        """The requests with flags changed one at a time; the first row is the log."""
         return list(answers([self.replay], asked_by(self.replay.settings, flags)))
 
     def run(self, *, upto: int | None = None, parts_at: int | None = None, **options: int) -> Run:
-        """The requests played with a network and watched.
+        """The traced replay of the requests, with a network.
 
         `parts_at` moves the place at which the last of them leaves the slot's history.
         """
@@ -94,7 +94,7 @@ class Log:
 
 @cache
 def example(name: str = EXAMPLE) -> Log:
-    """A log that the documentation shows."""
+    """A log of the documentation."""
     data = _file(name).read_bytes()
     read = read_files([(name, io.BytesIO(data))])
     replays = replays_of(read, Wanted())
@@ -112,12 +112,12 @@ def _file(name: str) -> Path:
 
 
 def _short(line: str) -> str:
-    """A line without its clock, its level and the ids of its slot and task."""
+    """A line without clock, level and ids of slot and task."""
     return _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
 
 
 def _parting(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
-    """The last request, with so many of its tokens equal to what the slot holds by then."""
+    """The last request, with its number of tokens equal to the slot's."""
     before, last = requests[-2].asked, requests[-1].asked
     if before is None or last is None:
         msg = "a request that was not played leaves no history"
@@ -135,12 +135,12 @@ def drawn(run: Run) -> Drawn:
 
 
 def last_of(run: Run) -> Step:
-    """The request that was played last."""
+    """The last request of a run."""
     return run.steps[-1]
 
 
 def swept(label: str, runs: Iterable[tuple[int, Run]], *, about: int) -> Control:
-    """A run for each value: what became of one request, and of all of them together."""
+    """A run for each value: the result of a request, and of all together."""
     return Control(label=label, shown=tuple(_swept(runs, about)))
 
 

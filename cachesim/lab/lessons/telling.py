@@ -1,4 +1,4 @@
-"""A lesson told: its code is run in order, and its sentences get their numbers."""
+"""Execution of a lesson: its code runs in order, and its sentences get their numbers."""
 
 import io
 import re
@@ -16,7 +16,7 @@ _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question to commit to before a run: what it asks, a hint, and what the run said."""
+    """A question before a run: its text, a hint, and the run's result."""
 
     question: str
     hint: str
@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A part with what it printed, or with its numbers filled in."""
+    """A part with its output, or with its numbers filled in."""
 
     part: Passage
     text: str
@@ -36,7 +36,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldExercise:
-    """An exercise, its answers computed."""
+    """An exercise with its computed answers."""
 
     title: str
     question: tuple[Told, ...]
@@ -48,7 +48,7 @@ class ToldExercise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldLesson:
-    """A whole lesson, told."""
+    """An executed lesson."""
 
     lesson: Lesson
     parts: tuple[Told, ...]
@@ -58,7 +58,7 @@ class ToldLesson:
 
 @cache
 def told(lesson: Lesson) -> ToldLesson:
-    """Run a lesson from its first block of code to its last answer."""
+    """Execute a lesson from its first block of code to its last answer."""
     names: dict[str, Any] = {"__name__": "lesson"}
     return ToldLesson(
         lesson=lesson,
@@ -88,7 +88,7 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Told
 
 
 def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> tuple[Told, ...]:
-    """Each part in order; a question is answered by the code that follows it."""
+    """Execute each part in order; a question is answered by the code after it."""
     found: list[Told] = []
     waiting: list[int] = []
     for part in parts:

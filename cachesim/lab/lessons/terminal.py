@@ -1,4 +1,4 @@
-"""A lesson in a terminal: prose wrapped, code coloured where there is colour, output indented."""
+"""A lesson in a terminal: wrapped prose, highlighted code, indented output."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ def contents(lessons: Iterable[Lesson]) -> RenderableType:
 
 
 def whole(lesson: ToldLesson) -> RenderableType:
-    """A lesson from its title to its last question; answers are kept back."""
+    """A lesson from its title to its last question, without answers."""
     source = lesson.lesson
     lines: list[RenderableType] = [
         _headed(f"{source.number}. {source.title}", line="="),
@@ -50,7 +50,7 @@ def whole(lesson: ToldLesson) -> RenderableType:
 
 
 def shared(lesson: ToldLesson) -> list[RenderableType]:
-    """Names that all exercises share."""
+    """Names shared by all exercises."""
     return list(_spaced(lesson.shared))
 
 
@@ -64,7 +64,7 @@ def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:
 
 
 def marked(number: int, each: Mark) -> RenderableType:
-    """An exercise: what was said, what the run says, and why."""
+    """A marked exercise: the given answer, the result, the explanation."""
     answers, given = ", ".join(each.exercise.answers), ", ".join(each.given)
     title = f"Exercise {number}: {each.exercise.title}: "
     if each.is_open:
@@ -79,7 +79,7 @@ def marked(number: int, each: Mark) -> RenderableType:
 
 
 def until_questions(lesson: ToldLesson) -> Iterator[tuple[RenderableType, Asked | None]]:
-    """A lesson in pieces, each up to a question that is to be answered before it goes on."""
+    """A lesson in parts, each up to a question to be answered first."""
     source = lesson.lesson
     held: list[Told] = []
     title = _headed(f"{source.number}. {source.title}", line="=")
@@ -126,7 +126,7 @@ def _headed(text: str, *, line: str = "-") -> Text:
 
 
 def _prose(text: str) -> RenderableType:
-    """A paragraph that the screen wraps; items of a list hang behind their marks."""
+    """A wrapped paragraph; list items have hanging marks."""
     plain = _EMPHASIS.sub(r"\2", text)
     if not _ITEM.match(plain):
         return Text(" ".join(plain.split()))

@@ -1,4 +1,4 @@
-"""A server's log in, a workload out: each number printed, computed, bounded or assumed.
+"""Workloads rebuilt from server logs: each number printed, computed, bounded or assumed.
 
     bytes -> lines -> messages -> requests as they were observed -> prompts as ropes -> replay
              text     patterns     reading                          rebuild             player

@@ -1,4 +1,4 @@
-"""Alternative workloads that a log allows, to see which numbers depend on the choice.
+"""Alternative workloads that a log allows, which show the numbers that depend on the choice.
 
 open                  where messages begin that no line shows; which conversation was loaded;
                       whether prompts that meet in nothing begin with the same few tokens
@@ -16,19 +16,19 @@ from cachesim.lab.logs.player import Asked, Replayed
 from cachesim.lab.logs.replay import FRESH, Replay, text_of
 
 SHORT: Final = 8
-"""New tokens in which no message can begin and leave room for its marks."""
+"""Most new tokens without room for a message and its marks."""
 
 
 PLACES: Final = (0.0, 0.5, 1.0)
 """Places of a tried message in a request's new part: start, middle, end."""
 
 ROUNDS: Final = 6
-"""Times that messages are taken away until the log's numbers come out."""
+"""Most rounds in which messages are removed until the log's numbers agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A number of one request over all workloads that a log allows."""
+    """Bounds of a request's number over all workloads that a log allows."""
 
     low: int
     high: int
@@ -39,7 +39,7 @@ class Settled:
 
 
 def workloads_of(replay: Replay) -> list[Workload]:
-    """The likeliest workload, then others that the log allows."""
+    """The likeliest workload, then the alternatives."""
     likeliest = workload_of(replay)
     found = [likeliest]
     found += _with_other_starts(replay, likeliest)
@@ -50,7 +50,7 @@ def workloads_of(replay: Replay) -> list[Workload]:
 
 
 def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
-    """Messages may begin anywhere in what a request brings, or nowhere in it."""
+    """Workloads with message starts anywhere in a request's new part, or without any."""
     told_of_chats = any(each.is_chat for each in replay.log.requests)
     open_ = [
         each.observed.number
@@ -75,7 +75,7 @@ def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]
 def _as_logged(
     replay: Replay, workload: Workload, starts: dict[int, tuple[int, int]]
 ) -> Workload | None:
-    """A workload with more messages that the log's server answers as the log says.
+    """A workload with further messages for which the server answers as logged.
 
     Where it does not, the newest text in those requests has no message of its own.
     """
@@ -94,7 +94,7 @@ def _as_logged(
 
 
 def _wrong(replay: Replay, workload: Workload) -> list[int]:
-    """Requests that the log's own server would not have answered as it did."""
+    """Requests with another answer than the log's."""
     played = play_workload(workload, workload.profile, replay.settings.values).replayed
     return [
         each.observed.number
@@ -104,7 +104,7 @@ def _wrong(replay: Replay, workload: Workload) -> list[int]:
 
 
 def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
-    """The text and place of a start that is possible in what only this request brings."""
+    """Text and place of a possible message start in a request's new part."""
     own = text_of(asked.number, FRESH)
     for text, first, last in asked.prompt.runs:
         if text == own and last - first > SHORT:
@@ -127,7 +127,7 @@ def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Wor
 
 
 def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Settled]:
-    """For each request the least and the most that were cached."""
+    """The least and the most cached tokens of each request."""
     found: dict[int, Settled] = {}
     for number in played[0]:
         counts = [each[number].cached for each in played if number in each]

@@ -1,4 +1,4 @@
-"""Counts of tokens in the answers of servers that have an API of their own, under OpenAI's names.
+"""Token counts in the answers of servers with their own API, under OpenAI's names.
 
     Ollama        {"prompt_eval_count": 26, "prompt_eval_cached_count": 20, "eval_count": 9, ...}
     SGLang        {"text": "...", "meta_info": {"prompt_tokens": 26, "cached_tokens": 20, ...}}
@@ -19,11 +19,11 @@ NAMES: Final[Mapping[str, tuple[str, str, str]]] = {
     "results": ("prompt_tokens", "", "completion_tokens"),
     "stats": ("input_tokens", "", "total_output_tokens"),
 }
-"""The key that holds the counts, and the names of prompt, cached and generated tokens in it."""
+"""Key of the counts, with the names of prompt, cached and generated tokens in it."""
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of one object of an answer as OpenAI's `usage`; empty where it has none."""
+    """The counts of an answer's object as OpenAI's `usage`; empty without any."""
     found: dict[str, Any] = {}
     for place, (prompt, cached, generated) in NAMES.items():
         fields = answer if not place else _first(answer.get(place))
@@ -39,7 +39,7 @@ def _first(value: object) -> Mapping[str, Any]:
 
 
 def texts_of(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Kind and text of what one object of an answer adds to the reply.
+    """Kind and text that an answer's object adds to the reply.
 
     SGLang's `text` is not here: each event of its stream repeats all that came before.
     """
@@ -52,18 +52,18 @@ def texts_of(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def is_last(answer: Mapping[str, Any]) -> bool:
-    """Recognise the last object of a stream: Ollama's, KoboldCpp's, LM Studio's."""
+    """True for the last object of a stream of Ollama, KoboldCpp or LM Studio."""
     ended = "token" in answer and bool(answer.get("finish_reason"))
     return ended or answer.get("done") is True or answer.get("type") == "chat.end"
 
 
 def is_lm_studio(path: str) -> bool:
-    """Recognise the path of LM Studio's own chat, which keeps conversations in the server."""
+    """True for the path of LM Studio's own chat, whose conversations are kept by the server."""
     return path.rstrip("/").endswith("/api/v1/chat")
 
 
 def messages_of(request: Mapping[str, Any], earlier: list[Any]) -> dict[str, Any]:
-    """A request of LM Studio's own chat as the messages that its template gets."""
+    """A request of LM Studio's own chat as messages for the template."""
     system = request.get("system_prompt")
     first: list[Any] = []
     if isinstance(system, str) and system:

@@ -1,4 +1,4 @@
-"""The first difference of two recorded requests, in the client author's words.
+"""The first difference of two recorded requests, in terms of the client.
 
 earlier   [ system: It is 10:31. ... ][ user: Hello ]
 later     [ system: It is 10:32. ... ][ user: Hello ][ assistant ... ]
@@ -16,11 +16,11 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.segments import BLOCK, Segment, shared
 
 AROUND: Final = 24
-"""Characters of each side that are shown where two texts part."""
+"""Characters printed on each side of a difference."""
 
 COUNT: Final = re.compile(r"[0-9]{1,15}")
 FAR: Final = 10_000
-"""Numbers that lie further apart do not count anything."""
+"""Distance from which two numbers are no counter."""
 
 CLOCK: Final = re.compile(
     r"\d{1,2}:\d{2}(:\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|"
@@ -31,19 +31,19 @@ TOKEN: Final = re.compile(r"[0-9A-Fa-f-]{5,}|(?=\w*\d)[A-Za-z0-9_]{12,}")
 DIGIT: Final = re.compile(r"\d")
 WORD: Final = re.compile(r"[\w:./+-]+")
 STOPS: Final = ".,:/+-"
-"""Characters that end a sentence or a clause, and are no part of the word before them."""
+"""Characters that end a sentence or a clause, and are not part of the preceding word."""
 
 NEAR: Final = 12
-"""Characters beside a clock in which a number is part of it: `22 November 2026`."""
+"""Characters beside a clock within which a number is part of it: `22 November 2026`."""
 
 CUT: Final = 48
-"""Characters by which a text is found again that lost its beginning."""
+"""Length of the prefix by which a truncated text is found."""
 
 PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
 """Shapes of an identifier inside a longer word, such as a path."""
 
 ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
-"""Line breaks of a prompt as a sentence shows them."""
+"""Escapes of line breaks in a sentence."""
 REMINDER: Final = re.compile(
     r"\s*<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
     re.DOTALL,
@@ -57,7 +57,7 @@ SYSTEM: Final = frozenset(("system", "developer"))
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A thing that clients do; `words` of a whole part, or what the word that changed is."""
+    """A client's rewrite of a prompt; `words` describe a whole part or the changed word."""
 
     kind: str
     words: str
@@ -65,7 +65,7 @@ class Rewrite:
     is_whole: bool = True
 
     def says(self, where: str, at: int, before: str, after: str) -> str:
-        """Sentence in the user's terms."""
+        """Description for the client's author."""
         where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
         if self.is_whole:
             return self.words.format(where=where, at=at)
@@ -153,7 +153,7 @@ REWRITES: Final = {
 """Known client behaviours by name."""
 
 CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversation"))
-"""Partings that rewrite nothing: somebody else speaks."""
+"""Divergences without a rewrite: the requests are of different conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +177,27 @@ class Place:
 
     @property
     def moved_to(self) -> Segment | None:
-        """The message that an attachment is in now, where it left its own."""
+        """The new message of a moved attachment."""
         found = (each for each in self.rest if each.same(self.then))
         found = (each for each in found if each.part != self.then.part)
         return next(found, None) if self.then.kind == "attachment" else None
 
     @property
     def moved_from(self) -> Segment | None:
-        """The message that an attachment was in before, where it stands earlier now."""
+        """The former message of an attachment that moved to the front."""
         found = (each for each in self.old if each.same(self.now))
         found = (each for each in found if each.part != self.now.part)
         return next(found, None) if self.now.kind == "attachment" else None
 
     @property
     def cut(self) -> int:
-        """Characters that the beginning of the text lost; 0 where it did not."""
+        """Characters removed from the beginning of the text; 0 for none."""
         now, then = self.now.text, self.then.text
         lost = then.find(now[:CUT]) if len(now) >= CUT else 0
         return lost if lost > 0 and 2 * shared(now, then[lost:]) >= len(then) - lost else 0
 
     def where(self, kind: str) -> str:
-        """The part of the prompt that a rewrite of some kind is said of."""
+        """The part of the prompt, as a kind of rewrite names it."""
         if kind == "attachment-moved" and self.moved_to is not None:
             return f"{self.then.name} moved to {place_of(self.moved_to)}"
         if kind == "attachment-moved" and self.moved_from is not None:
@@ -209,12 +209,12 @@ class Place:
 
     @property
     def rest(self) -> Sequence[Segment]:
-        """The later request from there on."""
+        """The later request from the difference on."""
         return self.later[self.index :]
 
     @property
     def old(self) -> Sequence[Segment]:
-        """The earlier request from there on."""
+        """The earlier request from the difference on."""
         return self.earlier[self.index :]
 
 
@@ -224,7 +224,7 @@ def place_of(segment: Segment) -> str:
 
 
 def excerpt(segment: Segment, at: int) -> str:
-    """The word at a place, for the word tells more than the character."""
+    """The word at a place."""
     text = segment.text
     if not text:
         return ""
@@ -314,14 +314,14 @@ def _of_system(place: Place) -> str:
 
 
 def _of_other_system(place: Place) -> str:
-    """Another system prompt: before the same history, or for a task beside it."""
+    """Another system prompt: before the same history, or of a side task."""
     later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old[1:]))
     same = len(place.rest) >= len(place.old) and 0 < len(earlier) <= 2 * len(later & earlier)
     return "system-changed" if same else "side-task"
 
 
 def _is_first_of_template(place: Place) -> bool:
-    """Recognise a conversation that only begins, and shares most of its first message."""
+    """True for a new conversation that shares most of its first message."""
     now, then = place.now, place.then
     others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
     if now.role != "user" or others or _of_messages(place):
@@ -404,7 +404,7 @@ def _of_word(place: Place) -> str:
 
 
 def _is_clock(text: str, at: int, word: str) -> bool:
-    """Recognise a place in a date or a time, or in a number beside one."""
+    """True inside a date or a time, or a number beside one."""
     first = max(0, at - AROUND)
     near = NEAR if DIGIT.search(word) else 0
     found = CLOCK.finditer(text[first : at + AROUND])
@@ -426,7 +426,7 @@ def _alike(place: Place) -> bool:
 
 
 def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
-    """Check whether two texts are the same JSON; `inner`: texts inside it that are JSON too."""
+    """True if two texts are the same JSON; `inner`: texts inside it may be JSON too."""
     try:
         mine, theirs = json.loads(one), json.loads(other)
     except (ValueError, RecursionError):
@@ -448,12 +448,12 @@ def _opened(value: object) -> object:
 
 
 ENOUGH: Final = 8
-"""Of so many earlier requests that a request goes on from, the one that shares most is taken."""
+"""Number of earlier requests continued by a request, of which the longest match is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place at which a request is not the one it continues."""
+    """The first difference between a request and the one it continues."""
 
     kind: str
     part: str  # of the later request
@@ -466,7 +466,7 @@ class Divergence:
     equal_characters: int
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The divergence as JSON."""
         return {
             "kind": self.kind,
             "part": self.part,
@@ -503,7 +503,7 @@ class Divergence:
 
 
 def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
-    """First difference of `later` from `earlier`; None where it only appends."""
+    """First difference of `later` from `earlier`; None for an extension."""
     equal = 0
     known = earlier.segments
     if not earlier.cancelled and any(each.role == "assistant" for each in later.segments):
@@ -529,7 +529,7 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
 
 
 def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment, ...]:
-    """A reply as the parts of the message that it should come back as.
+    """A reply as parts of the message that a client sends back.
 
     Calls come back wrapped in other JSON than they came in, and nobody can tell a change from that.
     """
@@ -540,7 +540,7 @@ def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment
 
 
 def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
-    """An assistant's text that a client began, with the reply that went on from it."""
+    """An assistant's prefilled text joined with its reply."""
     said = "".join(each.text for each in earlier.reply if each.kind == "text")
     if other.role != "assistant" or earlier.cancelled or not (other.text and said):
         return other
@@ -548,7 +548,7 @@ def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
 
 
 def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
-    """Recognise a prompt, or the beginning of a reply, that is an earlier one with more text."""
+    """True if a prompt, or the start of a reply, extends an earlier one."""
     begun = segment.kind == "text" and segment.role == other.role == "assistant"
     if (segment.part != "prompt" and not begun) or segment.length < other.length:
         return False
@@ -606,7 +606,7 @@ def _slid(one: Recorded, other: Recorded) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An earlier request, and what it says wherever it stands."""
+    """An earlier request with its normalised text."""
 
     request: Recorded
     says: Mapping[object, int]  # part -> its characters
@@ -619,7 +619,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """The earlier requests that one is to be understood by."""
+    """The earlier requests with which one is compared."""
 
     begins_like: Recorded | None  # the one whose beginning it shares most of
     equal: int  # so many characters of it
@@ -628,7 +628,7 @@ class Kin:
 
 
 def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
-    """Look among earlier requests, the latest first.
+    """The kin among earlier requests, searched from the latest.
 
     A clock in the system prompt makes all requests alike up to the clock; which conversation one
     belongs to then shows in the messages after it.

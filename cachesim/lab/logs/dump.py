@@ -1,4 +1,4 @@
-"""Recorded requests as JSON Lines: one OpenAI-style request on each line, with what came back.
+"""Recorded requests as JSON Lines: an OpenAI-style request on each line, with its answer.
 
     {"request": {"messages": [...], "tools": [...]}, "usage": {...}, "timings": {...}}
     {"segments": [{"part": "message 1", "role": "system", "characters": 512, "hashes": [...]}], ...}
@@ -25,10 +25,10 @@ from cachesim.lab.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
 
 LONGEST_REQUEST: Final = 64 * 2**20
-"""Bytes of one line: a request with its whole conversation."""
+"""Most bytes of a line: a request with its whole conversation."""
 
 MOST_KEPT: Final = 2**31
-"""Characters of all requests together that are kept; a part that comes again counts once."""
+"""Most characters kept of all requests; repeated parts count once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Recorded:
 
 
 def is_dump(head: bytes) -> bool:
-    """Check whether a file begins like recorded requests, and not like a log."""
+    """True if a file begins like recorded requests, not like a log."""
     line = head.removeprefix(BOM_UTF8).lstrip()
     return line.startswith(b"{") and any(
         f'"{key}"'.encode() in line
@@ -78,7 +78,7 @@ def is_dump(head: bytes) -> bool:
 
 
 class DumpReader:
-    """Reads dumps; parts that come again are kept once."""
+    """Reader of dumps; repeated parts are stored once."""
 
     def __init__(self) -> None:
         self.requests: list[Recorded] = []
@@ -90,7 +90,7 @@ class DumpReader:
         self._actions: list[SlotAction] = []  # since the last request
 
     def read(self, name: str, file: BinaryIO) -> None:
-        """Add every request of a file; a line that is none is an error that names it."""
+        """Add every request of a file; an invalid line is an error with its number."""
         number = 0
         first = len(self.requests)
         self._first = self._next
@@ -158,7 +158,7 @@ def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
 
 
 def acted(entry: Mapping[str, Any], *, number: int, first: int = 0) -> SlotAction:
-    """A line's action, numbered as requests are; ValueError where it is none."""
+    """The action of a line; ValueError for an invalid one."""
     own = whole(entry.get("number"))
     if own is not None and first + own >= number:
         number = first + own
@@ -182,7 +182,7 @@ def recorded_from(
     first: int = 0,
     keep: Callable[[Segment], Segment] = _same,
 ) -> Recorded:
-    """A line's request; ValueError where it holds no prompt.
+    """The request of a line; ValueError without a prompt.
 
     A recorder numbers its requests, and its lines speak of each other by these numbers: they count
     from `first` on. Where they do not grow the line is taken for itself.
@@ -229,7 +229,7 @@ def recorded_from(
 
 
 def _with_answer(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A line's request, and the line with the counts that other recorders keep elsewhere.
+    """A line's request, and the line with the counts that other recorders store elsewhere.
 
     LiteLLM keeps the answer under `response` and the tools under `model_parameters`; a batch of
     OpenAI's has the request under `body`, and the answer under `response.body`.
@@ -258,7 +258,7 @@ class Counts:
 
 
 def counts_of(entry: Mapping[str, Any]) -> Counts:
-    """Token counts in `usage` and `timings`, in the words of each API."""
+    """Token counts in `usage` and `timings`, under the names of each API."""
     usage, timings = mapping(entry.get("usage")), mapping(entry.get("timings"))
     progress = mapping(entry.get("progress"))
     inner = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
@@ -343,7 +343,7 @@ def _number(value: object) -> float | None:
 
 
 def _moment(value: object) -> float | None:
-    """A time, as a number of seconds or as ISO 8601 has it."""
+    """A time in seconds or in ISO 8601."""
     if not isinstance(value, str):
         return _number(value)
     try:

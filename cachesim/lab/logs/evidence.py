@@ -1,4 +1,4 @@
-"""From what a log prints of one request to what it proves: lengths, common prefixes, bounds."""
+"""Bounds on a request's lengths and common prefixes, from the numbers in a log."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from cachesim.lab.logs.observed import Observed
 from cachesim.lab.logs.settings import prompt_length
 
 HALF_STEP: Final = 0.0005
-"""Three decimals are printed: the number lies within half of the last one."""
+"""Rounding error of three printed decimals."""
 
 SLACK: Final = 1e-6
 """Rounding error of single precision, on top of `HALF_STEP`."""
@@ -34,12 +34,12 @@ class Interval:
         return Interval(low, high) if low <= high else None
 
     def near(self, value: int) -> int:
-        """The number within that is nearest."""
+        """The nearest number within the interval."""
         return min(max(value, self.low), self.high)
 
 
 def counts_of(ratio: str | None, whole: int | None) -> Interval | None:
-    """Bounds of a printed ratio of `whole` tokens."""
+    """Bounds of a count, from its printed ratio to `whole` tokens."""
     if ratio is None or not whole:
         return None
     try:
@@ -56,7 +56,7 @@ def counts_of(ratio: str | None, whole: int | None) -> Interval | None:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The numbers that a reply has."""
+    """Token counts of a reply."""
 
     prompt: Known
     cached: Known
@@ -65,7 +65,7 @@ class Lengths:
 
 
 def lengths_of(request: Observed) -> Lengths:
-    """Prompt, cached, processed, generated; each as well as the log knows it."""
+    """Prompt, cached, processed and generated tokens, as precise as the log has them."""
     whole = prompt_length(request.n_tokens, request.held_after, request.generated)
     if request.offset and request.first_cut and request.processed is not None:
         whole = request.first_cut + request.offset + request.processed
@@ -98,7 +98,7 @@ def lengths_of(request: Observed) -> Lengths:
 def with_length_from_ratios(
     lengths: Lengths, request: Observed, held: Sized, parked: Sequence[Sized]
 ) -> Lengths:
-    """A length that no line prints, where two ratios of one common prefix give it.
+    """A length that no line prints, computed from two ratios of one common prefix.
 
     keep * held = common = sim * length
     """
@@ -160,7 +160,7 @@ def _cached(request: Observed, whole: int | None) -> Known:
 def common_with_holder(
     request: Observed, whole: int | None, window: int, *, verbose: bool
 ) -> Known:
-    """The prompt's common prefix with what the slot held when memory was looked at.
+    """The prompt's common prefix with the slot's content when memory was checked.
 
     n_past = N      May's releases print it
     against N       it is N and the window more; one more still where nothing new follows
@@ -208,7 +208,7 @@ def held_before(request: Observed, whole: int | None) -> Interval | None:
 
 
 def share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
-    """Shares of the prompt and of the reply that were done at a time of the log."""
+    """Shares of the prompt and of the reply that were processed at a time of the log."""
     start = observed.launched_at
     if now is None or start is None or observed.prompt_ms is None:
         return None

@@ -1,4 +1,4 @@
-"""The worst miss of a log as a scenario of its own: the same cause in as few requests as possible.
+"""The worst miss of a log as a scenario: the same cause in as few requests as possible.
 
 No text of the user's is in it: prompts are spans with lengths, and what they share.
 """
@@ -24,14 +24,14 @@ from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, So
 ORIGINS: Final = {"log": "a server's log", "recording": "recorded requests"}
 
 MOST_EARLIER: Final = 400
-"""Requests before the worst one that are looked at."""
+"""Most requests before the worst one that are considered."""
 
 NOTHING_LOST: Final = "--scenario: no request that the replay explains lost any tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The server that is played, and the words for where its requests come from."""
+    """The server of a scenario, and the description of its requests' origin."""
 
     source: str  # "log", "recording"
     profile: str
@@ -50,7 +50,7 @@ class Origin:
 
 
 def worst_scenario(replays: Sequence[Replay]) -> Scenario:
-    """The request that read most again although it was equal, and what it takes to show it."""
+    """The request with the most reprocessed matching tokens, and the requests that it needs."""
     replay, worst = _worst(replays)
     origin, steps = Origin.of_log(replay), _before(replay, worst)
     steps = shrunk(origin, steps, _signature(_last(origin, steps)))
@@ -58,7 +58,7 @@ def worst_scenario(replays: Sequence[Replay]) -> Scenario:
 
 
 def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario:
-    """The same of recorded requests that went to a llama.cpp server."""
+    """The worst request of recorded requests to a llama.cpp server."""
     live = Live(wanted)
     live.add_all(requests)
     if live.profile is None or live.rerun is None:
@@ -93,7 +93,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario
 
 
 def whole_scenario(replay: Replay) -> Scenario:
-    """All requests of a log, one after the other, without what each is expected to reuse."""
+    """All requests of a log in order, without expectations."""
     steps = [_finished(each.asked) for each in replay.requests if each.asked is not None]
     last = replay.requests[-1].observed.number
     whole = scenario_of(Origin.of_log(replay), [*replay.invented, *steps], last, None)
@@ -130,7 +130,7 @@ def _before(replay: Replay, worst: Rebuilt) -> list[Asked]:
 
 
 def _finished(asked: Asked) -> Asked:
-    """A cancelled request as one that ended by itself, with as many tokens in the slot."""
+    """A cancelled request as a finished one with the same tokens in the slot."""
     if asked.cancel_at is None:
         return asked
     length = max(1, asked.cancel_at - len(asked.prompt) + 1)
@@ -155,7 +155,7 @@ def _signature(answer: Replayed | None) -> tuple[object, ...]:
 
 
 def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> list[Asked]:
-    """Leave out what is not needed: halves first, then smaller pieces, then single requests."""
+    """Remove requests that are not needed: halves first, then smaller parts, then single ones."""
     earlier, last = steps[:-1], steps[-1]
     size = max(1, len(earlier) // 2)
     while earlier:
@@ -175,7 +175,7 @@ def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> li
 def scenario_of(
     origin: Origin, steps: Sequence[Asked], worst: int, answer: Replayed | None
 ) -> Scenario:
-    """The file: spans for texts, a step for each request, and what the last one reused."""
+    """The file: spans of texts, a step for each request, and the reuse of the last one."""
     spans, names = _spans(steps)
     release = origin.profile.partition("@")[2]
     lost = 0 if answer is None else answer.equal - (answer.cached or 0)
@@ -232,7 +232,7 @@ def _step(asked: Asked, names: dict[int, str], *, spans: bool) -> Step:
 
 
 def _pieces(rope: Rope, names: dict[int, str]) -> str:
-    """A rope in the words of a scenario: `t1[:50] t4`."""
+    """A rope in the notation of a scenario: `t1[:50] t4`."""
     words = []
     for text, first, last in rope.runs:
         start = "" if first == 0 else str(first)

@@ -1,4 +1,4 @@
-"""A log that grows: each request is told when it has ended, and nothing is played twice.
+"""A growing log: each request is reported at its end, and replayed once.
 
     new bytes -> whole lines -> reader -> moments -> the same server goes on -> what ended
 
@@ -22,12 +22,12 @@ from cachesim.lab.logs.telling import States, request_entry
 from cachesim.lab.logs.whole import Wanted
 
 LONGEST_REST: Final = 1 << 20
-"""Bytes without a line end that are kept until one comes."""
+"""Most bytes of an unfinished line."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """A server of the log, as far as it has been played."""
+    """A server's life, as far as it was replayed."""
 
     log: ServerLog
     number: int
@@ -77,7 +77,7 @@ def _is_another(played: Settings | None, shown: Settings) -> bool:
 
 
 class Following:
-    """Takes a log piece by piece."""
+    """Incremental reader of a log."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -86,7 +86,7 @@ class Following:
         self._rest = b""
 
     def take(self, data: bytes) -> list[dict[str, Any]]:
-        """Read on; what is to be said of each request that has ended by now."""
+        """Read a piece; return the report of each request that has ended."""
         whole, end, rest = (self._rest + data).rpartition(b"\n")
         self._rest = rest[-LONGEST_REST:]
         if end:

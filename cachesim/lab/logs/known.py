@@ -1,16 +1,17 @@
-"""A number, and how it is known."""
+"""A number with its source."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 How: TypeAlias = Literal["printed", "computed", "bounded", "assumed", "unknown"]
-"""In the log itself; worked out from what is; within bounds that the log gives; taken for granted
-because the log is silent; not to be had."""
+"""Printed in the log; computed from printed numbers; within bounds of the log; assumed where the
+log has nothing; unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A number of a request or a server, and where it comes from."""
+    """A number of a request or a server, with its source."""
 
     value: int | None
     how: How
@@ -32,15 +33,15 @@ UNKNOWN = Known(None, "unknown")
 
 
 def printed(value: int) -> Known:
-    """The log says so."""
+    """A number printed in the log."""
     return Known(value, "printed")
 
 
 def computed(value: int) -> Known:
-    """It follows from what the log says."""
+    """A number computed from the log."""
     return Known(value, "computed")
 
 
 def bounded(value: int, low: int, high: int) -> Known:
-    """The log leaves a few; one of them was chosen."""
+    """A number within the log's bounds."""
     return computed(value) if low == high else Known(value, "bounded", low, high)

@@ -1,4 +1,4 @@
-r"""From bytes to lines of a server: encodings, colours, and what supervisors put in front.
+r"""Lines of a server's log: encodings, colours, and prefixes of supervisors.
 
     Jun 02 10:11:12 host llama-server[812]: 0.00.042.511 I slot launch_slot_: id  0 | task 7 | ...
     \------------ journald ------------/  \-- clock --/ level   function         message
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 LONGEST_LINE: Final = 1 << 14
-"""Bytes of a line that are looked at; a server's own lines are far shorter."""
+"""Most bytes of a line that are parsed; a server's own lines are far shorter."""
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SLOT: Final = re.compile(r"\bslot +\S{1,40}: +id +(-?\d{1,6}) +\| +task +(-?\d{1,9}) +\| ?(.*)")
@@ -24,7 +24,7 @@ KEYED: Final = re.compile(r"\[ *\S{1,60}\] ([^|]{1,200}) \|(.*)")
 SLOT_KEY: Final = re.compile(r"\bid_slot=(-?\d{1,6})\b")
 TASK_KEY: Final = re.compile(r"\bid_task=(-?\d{1,9})\b")
 ORIGIN: Final = re.compile(r"^\W{0,4}(\S{1,60}) +\| |(\S{1,60}\[\d{1,9}\]): |^\[(\d{2,5})\] ")
-"""Whose line it is: docker compose's name, journald's unit with its process, the router's port."""
+"""Prefix of a line: docker compose's name, journald's unit and process, the router's port."""
 
 CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
 LEVEL: Final = frozenset("DIWET")
@@ -32,7 +32,7 @@ LEVEL: Final = frozenset("DIWET")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line without what stands in front of it."""
+    """A line without its prefix."""
 
     number: int
     text: str  # without colours, otherwise as it came
@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of lines, by length, and of lines that break off."""
+    """Line counts by length, and truncated lines."""
 
     lines: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
@@ -61,28 +61,28 @@ class Tally:
 
     @property
     def wrapped_at(self) -> int:
-        """The length at which a terminal broke the lines; 0 where none did."""
+        """The width at which a terminal wrapped the lines; 0 if none did."""
         longest = max(self.lengths, default=0)
         times = self.cut[longest]
         return longest if times >= MANY and times * 10 >= self.lines and longest < WIDEST else 0
 
 
 MANY, WIDEST = 8, 400
-"""So many lines of one length, the greatest of all, were broken there; no terminal is wider."""
+"""Lines of one length, the longest of all, that indicate a wrapping terminal; its largest width."""
 
 ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|f_keep = [\d.-]+)$")
-"""The ends of messages that are printed with fixed widths: their lines are all as long."""
+"""Ends of fixed-width messages, whose lines are equally long."""
 
 
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
     rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at"
 )
-"""Patterns of the lines that are parsed; all others are only counted."""
+"""Patterns of the lines that are parsed; others are only counted."""
 
 
 def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> Iterator[Line]:
-    """The lines that may tell something; a log of any size takes little memory.
+    """The lines that may be parsed; a log of any size takes little memory.
 
     `after`: so many lines came before.
     """
@@ -99,7 +99,7 @@ def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> I
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    """Lines as bytes, each cut to what is looked at; UTF-16 (PowerShell) becomes UTF-8."""
+    """Lines as bytes, truncated; UTF-16 (PowerShell) becomes UTF-8."""
     head = file.readline(LONGEST_LINE)
     wide = next((name for mark, name in WIDE if head.startswith(mark)), None)
     if wide is not None:
@@ -177,7 +177,7 @@ def _keyed(number: int, text: str, seconds: float | None) -> Line | None:
 
 
 def _from_json(text: str) -> str:
-    """Docker's lines, and those of ik_llama.cpp with `--log-format json`."""
+    """Lines of Docker, and of ik_llama.cpp with `--log-format json`."""
     if '"log"' not in text and '"msg"' not in text:
         return text
     try:

@@ -1,4 +1,5 @@
-"""A recorded request after the other: what it shares with what, and why it was reprocessed.
+"""Recorded requests one by one: the common prefix with earlier ones, and the reason for
+reprocessing.
 
 The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
 
@@ -44,7 +45,7 @@ KEEP_TOKENS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """A request, and what it has to do with earlier ones."""
+    """A request, with its relation to earlier ones."""
 
     prompt: Prompt
     kin: Kin
@@ -55,7 +56,7 @@ class Understood:
 
 
 def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
-    """A request: the server's numbers, the replay's, and what lies between."""
+    """The entry of a request: the server's numbers, the replay's, and their difference."""
     prompt, kin, parting = understood.prompt, understood.kin, understood.parting
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
@@ -95,12 +96,12 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
 
 
 def number_of(request: Recorded | None) -> int | None:
-    """The number of a request, if there is one."""
+    """The number of a request, if any."""
     return None if request is None else request.number
 
 
 def _again_of(understood: Understood) -> int | None:
-    """Tokens that an earlier request had already made the server read, and that were reprocessed.
+    """Tokens of an earlier request that were reprocessed.
 
     earlier   [ equal ][ clock ][ the rest, as before ]
     later     [ equal ][ clock ][ the rest, as before ][ new ]
@@ -121,12 +122,12 @@ def _again_of(understood: Understood) -> int | None:
 
 
 def _computed(earlier: Prompt) -> int:
-    """Tokens of a prompt and its reply that went through the network: the last sampled did not."""
+    """Tokens of a prompt and its reply that were computed: all but the last sampled one."""
     return len(earlier.rope) + max(0, len(earlier.reply) - 1)
 
 
 def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
-    """A line: what the client changed, else the engine's rule, else that nothing was lost."""
+    """Sentence on a request: the client's change, else the engine's rule, else none."""
     request, continues = understood.prompt.recorded, understood.continues
     if not request.was_read:
         return f"the server refused it: status {request.status}"
@@ -141,7 +142,7 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
 
 
 def _taken_of(understood: Understood, again: int | None) -> str | None:
-    """That the slot of the request that this one continues was erased or filled, if that cost."""
+    """Sentence on an erased or overwritten slot of the continued request, if that lost tokens."""
     taken = understood.taken
     if taken is None or not again or understood.parting is not None:
         return None
@@ -149,7 +150,7 @@ def _taken_of(understood: Understood, again: int | None) -> str | None:
 
 
 def _retokenised(understood: Understood, played: Replayed, again: int | None) -> str | None:
-    """The end of reuse inside the earlier reply, where tokens are known and no rule explains it.
+    """The end of reuse inside the earlier reply, if tokens are known and no rule explains it.
 
     earlier   [ prompt ][ reply ]        the tokens that were sampled
     later     [ prompt ][ reply ][ ... ] the same text, as the tokenizer cuts it
@@ -184,7 +185,7 @@ def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
 
 
 def largest(losses: tuple[Loss, ...]) -> Loss | None:
-    """The cause that lowered the number most."""
+    """The cause with the largest loss."""
     return max(losses, key=lambda each: each.before - each.after, default=None)
 
 
@@ -231,10 +232,10 @@ KINDS: Final = ("dense", "hybrid", "swa")
 """Candidate kinds of an unnamed model; the server's reuse distinguishes them."""
 
 REACH: Final = 64
-"""Earlier requests that a new one is compared with."""
+"""Earlier requests with which a new one is compared."""
 
 MOST_TEXT: Final = 128 << 20
-"""Characters of earlier requests that are kept at hand, parts that come again counted each time."""
+"""Most characters of earlier requests in memory, repeated parts included."""
 
 
 COUNTS: Final = ("prompt_tokens", "cached", "processed", "again")
@@ -242,7 +243,7 @@ COUNTS: Final = ("prompt_tokens", "cached", "processed", "again")
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over requests; a number that no answer reports is None, never 0."""
+    """Sums over requests; a number without any report is None, never 0."""
 
     requests: int = 0
     answered: int = 0  # those that the server did not refuse
@@ -263,17 +264,17 @@ class Totals:
                 self.reported[key] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: the sums, and how many requests each is of."""
+        """The sums as JSON, with the number of requests of each."""
         sums = {key: self.sums[key] if self.reported[key] else None for key in COUNTS}
         reported = {key: self.reported[key] for key in COUNTS}
         return {"requests": self.requests, "answered": self.answered, **sums, "reported": reported}
 
 
 class Live:
-    """Running analysis of recorded requests."""
+    """Incremental analysis of recorded requests."""
 
     def __init__(self, about: Wanted, *, forgets: bool = False, model_how: str = "given") -> None:
-        """`forgets`: only so much is kept as the next requests need, however many come."""
+        """`forgets`: keep only what the next requests need."""
         self.about = about
         self._model_how = model_how
         self.profile: str | None = about.profile and full_name(about.profile)
@@ -290,7 +291,7 @@ class Live:
         self._slots = Slots()
 
     def add(self, request: Recorded) -> dict[str, Any]:
-        """Everything that is to be said of one more request, as soon as it has passed."""
+        """Analyse the next request."""
         understood = self._understand(request)
         for each in self.reruns:
             each.add(understood.prompt)
@@ -298,7 +299,7 @@ class Live:
         return self._tell(understood, FAILED if best is None else best.last)
 
     def add_all(self, requests: Sequence[Recorded]) -> list[dict[str, Any]]:
-        """The same of many at once: those that were at work together are played so."""
+        """Analyse many requests; concurrent ones are replayed concurrently."""
         understood = [self._understand(each) for each in requests]
         for each in self.reruns:
             each.add_all([one.prompt for one in understood])
@@ -338,7 +339,7 @@ class Live:
         return found
 
     def check(self) -> None:
-        """Raise InputError where no server can be started as the user says."""
+        """Raise InputError if no server starts with the user's settings."""
         if self.profile is not None:
             opened(
                 self.profile, self.about.model or KINDS[0], self.about.window, self.about.options
@@ -347,7 +348,7 @@ class Live:
             preset(self.about.model)
 
     def _kin(self, request: Recorded) -> Kin:
-        """The earlier requests that it is understood by: as the recorder saw them, if it did."""
+        """The earlier requests with which it is compared, from the recorder if available."""
         if request.seen is None:
             return kin_of(request, reversed(self._recent))
         known = {each.request.number: each.request for each in self._recent}
@@ -363,7 +364,7 @@ class Live:
 
     @property
     def rerun(self) -> Rerun | None:
-        """The replay that answers most often as the server did, of those that were tried."""
+        """The replay that agrees with most of the server's answers."""
         return max(self.reruns, key=lambda each: each.agreeing, default=None)
 
     @property
@@ -376,7 +377,7 @@ class Live:
         return "assumed" if first else "computed"
 
     def _open(self, request: Recorded) -> None:
-        """Start the server that is played, as soon as it is known which one it is."""
+        """Start the simulated server once its profile is known."""
         if self.profile is None:
             played = profile_of(request)
             if played is None:
@@ -408,7 +409,7 @@ class Live:
 
 
 FEW: Final = 2_000
-"""So many requests are played on other engines too without being asked."""
+"""Most requests that are replayed on other engines by default."""
 
 
 def told_of_dump(
@@ -418,7 +419,7 @@ def told_of_dump(
     about: Wanted | None = None,
     what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Everything, as one mapping: what `--format json` prints."""
+    """The complete analysis, as `--format json` prints it."""
     about = about or Wanted()
     live = Live(about)
     entries = live.add_all(requests)
@@ -442,7 +443,7 @@ def told_of_dump(
 
 
 def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
-    """Totals after some requests, without the requests themselves."""
+    """Totals of the requests so far."""
     totals = live.totals
     return {
         "format": FORMAT,
@@ -461,7 +462,7 @@ def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
 
 
 def server_of(live: Live) -> dict[str, Any] | None:
-    """The server that is played, and how it is known."""
+    """The simulated server, with the source of its profile."""
     if live.rerun is None:
         return None
     return {
@@ -474,13 +475,13 @@ def server_of(live: Live) -> dict[str, Any] | None:
 
 
 def causes_of(live: Live) -> list[dict[str, Any]]:
-    """Causes of one kind in one part of the prompt, those that cost most first."""
+    """Causes of one kind in one part of the prompt, sorted by loss."""
     groups = live.groups.values()
     return sorted(groups, key=lambda g: (-(g["tokens"] or 0), -len(g["requests"]), g["kind"]))
 
 
 def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The same requests on other engines, releases: tokens prefilled, and requests that reuse."""
+    """The same requests on other engines: prefilled tokens, and requests with reuse."""
     if live.rerun is None or live.profile is None:
         return
     for profile in map(full_name, asked) if asked else others(live.profile):

@@ -1,4 +1,4 @@
-"""Patterns of llama-server's cache messages: a word to find, then the numbers.
+"""Patterns of llama-server's cache messages: a literal word, then the numbers.
 
 The function that a line names changed from release to release, the message hardly did: only the
 message is looked at. The documentation says which release prints what at which level.
@@ -16,7 +16,7 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A message: its name, words that every line of it has, and its numbers."""
+    """A message: its name, the literal words of its lines, and its numbers."""
 
     name: str
     words: str
@@ -206,7 +206,7 @@ TIMING_PATTERNS: Final = (
         r"eval time = +(?P<ms>\d+(?:\.\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
 )
-"""Lines of a timing block; in May's releases they name neither slot nor task."""
+"""Lines of a timing block; releases of May name neither slot nor task."""
 
 
 PYTHON_PATTERNS: Final = (
@@ -230,7 +230,7 @@ PYTHON_PATTERNS: Final = (
 
 
 def message_of(line: Line) -> tuple[str, Fields] | None:
-    """The message of a line and its numbers; None where it says nothing of caches."""
+    """The message of a line with its numbers; None for lines not about caches."""
     body = line.body
     if "Llama." in body or "llama_perf_context_print:" in body:
         return _first(PYTHON_PATTERNS, body)
@@ -242,7 +242,7 @@ def message_of(line: Line) -> tuple[str, Fields] | None:
 
 
 DIGITS, WIDEST = 12, 200
-"""Digits of a number, characters of any field: a server prints no more."""
+"""Most digits of a number, and most characters of a field."""
 
 
 def _is_sane(field: str | None) -> bool:

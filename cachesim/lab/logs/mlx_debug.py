@@ -1,4 +1,4 @@
-"""mlx-lm's log with `--log-level DEBUG`: whole requests, so it becomes recorded requests.
+"""mlx-lm's log with `--log-level DEBUG`, which has whole requests: converted to recorded requests.
 
     DEBUG - Incoming Request Body: {       a request, over many lines, up to a line that is }
     INFO - Prompt processing progress: 64/165     what of it no cache had
@@ -20,12 +20,12 @@ PROGRESS: Final = re.compile(rb"Prompt processing progress: (\d{1,12})/(\d{1,12}
 REFUSED: Final = re.compile(rb'"POST /\S{1,200} HTTP/[\d.]+" [45]\d\d')
 
 LONGEST_BODY: Final = 64 * 2**20
-"""Bytes of one request: with its whole conversation."""
+"""Most bytes of a request with its whole conversation."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A request, as far as lines have told of it."""
+    """A request, from the lines so far."""
 
     body: dict[str, Any]
     processed: int | None = None
@@ -33,7 +33,7 @@ class Call:
     usage: dict[str, Any] | None = None
 
     def fits(self, usage: dict[str, Any]) -> bool:
-        """Check whether an answer's usage says that as much was processed."""
+        """True if an answer's usage matches the processed tokens."""
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         whole = usage.get("prompt_tokens")
@@ -42,7 +42,7 @@ class Call:
         return self.processed in {None, whole - cached}
 
     def as_line(self) -> bytes:
-        """A line of recorded requests."""
+        """The request as a line of recorded requests."""
         entry: dict[str, Any] = {"request": self.body}
         if self.usage is not None:
             entry["usage"] = self.usage
@@ -52,12 +52,12 @@ class Call:
 
 
 def has_bodies(head: bytes) -> bool:
-    """Check whether a log begins like mlx-lm's at DEBUG."""
+    """True if a log begins like mlx-lm's at DEBUG."""
     return IN in head
 
 
 def as_dump(file: BinaryIO) -> BinaryIO:
-    """A log as recorded requests, one on each line."""
+    """A log as recorded requests, one per line."""
     calls: list[Call] = []
     open_: list[Call] = []
     while True:

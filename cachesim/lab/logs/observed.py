@@ -1,4 +1,4 @@
-"""Facts of a log, request by request, before any conclusion."""
+"""Facts of a log by request, before any inference."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -13,7 +13,7 @@ Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
 @dataclass(slots=True)
 class Compared:
-    """A parked conversation, as the search for a better prompt printed it."""
+    """A parked conversation, as printed by the search of the prompt cache."""
 
     n_tokens: int
     lcp: int
@@ -21,7 +21,7 @@ class Compared:
 
 @dataclass(slots=True)
 class Search:
-    """The swap with the prompt cache that comes before a request."""
+    """The swap with the prompt cache before a request."""
 
     saved: int | None = None  # tokens of the slot's prompt that was parked
     keep: str | None = None  # of the slot itself
@@ -92,7 +92,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to the server, in the order of the log."""
+    """An event of the server, in the order of the log."""
 
     what: Literal["launched", "cancelled", "released", "erased"]
     request: int = -1  # its number
@@ -122,15 +122,15 @@ class ServerLog:
 
     @property
     def engine(self) -> str:
-        """Whose lines they are: those of llama.cpp have a style for each time."""
+        """The engine of the lines; llama.cpp's have several styles."""
         return next((each for each in (IK, MLX, PYTHON) if each in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:
-        """No request was seen."""
+        """True without requests."""
         return not self.requests
 
     def holds_chats(self) -> None:
-        """Take every request for a chat: later releases print at no usual level that it is one."""
+        """Treat every request as a chat, as later releases do not log it."""
         for each in self.requests:
             each.is_chat = True

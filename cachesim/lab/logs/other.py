@@ -1,4 +1,4 @@
-"""The same workload on another release, with another patch or another flag.
+"""The same workload on another release, or with another patch or flag.
 
 A workload knows when requests came relative to each other, not how long another server would have
 taken: requests that were at work together still are, one after the other where they were not.
@@ -27,12 +27,12 @@ class Otherwise:
 
     @property
     def read(self) -> int:
-        """Tokens that were processed in all."""
+        """Total of prefilled tokens."""
         return sum(each.processed or 0 for n, each in self.replayed.items() if n >= 0)
 
 
 def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that a release has; those it lacks are left at its defaults."""
+    """The flags that a release has; others are dropped."""
     profile = Profile.parse(f"llama.cpp@{release}")
     known = {each.name: each for each in FAMILY.declared}
     return {
@@ -43,7 +43,7 @@ def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_step(settings: Settings) -> set[str]:
-    """Flags whose value in the log is the default of its release: elsewhere another is."""
+    """Flags that the log has at its release's default, and that differ elsewhere."""
     own = str(settings.release.value)
     values = settings.values
     return {
@@ -55,7 +55,7 @@ def default_step(settings: Settings) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class OnServer:
-    """Requests to a server of this profile with this model."""
+    """Requests to a server of one profile and model."""
 
     profile: str
     spec: ModelSpec
@@ -73,7 +73,7 @@ class OnServer:
 
 @dataclass(frozen=True, slots=True)
 class Workload(OnServer):
-    """Requests in the order in which they came and ended."""
+    """Requests in the order of their arrivals and ends."""
 
     asked: Mapping[int, Asked]
     order: tuple[tuple[str, int], ...]
@@ -84,7 +84,7 @@ class Workload(OnServer):
         return sum(number >= 0 for number in self.asked)
 
     def outcome(self, options: Mapping[str, Any]) -> "Outcome":
-        """Play it with these settings of its own release."""
+        """Replay with these settings on its own release."""
         played = play_workload(self, self.profile, options)
         answers = [each for number, each in played.replayed.items() if number >= 0]
         return Outcome(
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def release_of(profile: str) -> str:
-    """The release alone, of a profile in full."""
+    """The release of a profile's full name."""
     return Profile.parse(profile).release
 
 

@@ -1,4 +1,4 @@
-"""Other settings for the requests of a log: those asked for, the usual ones, the best ones."""
+"""Other settings for the requests of a log: requested, usual and best ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -9,9 +9,9 @@ from cachesim.lab.logs.tuning import Life, Trial, Tried, alone, of_log, summary,
 from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
 
 FEW: Final = 300
-"""So many requests are played on other servers too without being asked."""
+"""Most requests that are replayed on other servers by default."""
 TOKENS_OF_ONE: Final = 25_000
-"""Tokens of prompts that take as long to play as one request."""
+"""Prompt tokens that take as long to replay as one request."""
 LONG_LOG: Final = (
     "A log of this length is played with other settings on request: name a release or a flag with "
     "`--what-if`, or run `cachesim why --tune` on it."
@@ -19,7 +19,7 @@ LONG_LOG: Final = (
 
 
 Plays: TypeAlias = Callable[[Sequence[Trial]], list[Tried]]
-"""Play of trials: here, or on all cores with a line of progress."""
+"""A function that plays trials: in this process, or on all cores with progress."""
 
 
 def in_turn(trials: Sequence[Trial]) -> list[Tried]:
@@ -28,7 +28,7 @@ def in_turn(trials: Sequence[Trial]) -> list[Tried]:
 
 
 def swept(lives: Sequence[Life], play: Plays = in_turn) -> list[Tried]:
-    """Everything that was tried, the user's own settings first."""
+    """All trials, the user's own settings first."""
     first = play(alone(lives))
     if not first:
         msg = "the server refuses its own settings; name its release with --profile"
@@ -42,7 +42,7 @@ def add_other_settings(
     what_if: Sequence[str] = (),
     play: Plays = in_turn,
 ) -> None:
-    """Put in what other servers do: those asked for, and the usual ones where that is quick."""
+    """Add replays on other servers: the requested ones, and the usual ones if that is fast."""
     played = [each for each in replays if each.settings.is_played]
     totals = found["totals"]
     work = totals["requests"] + totals["prompt_tokens"] // TOKENS_OF_ONE

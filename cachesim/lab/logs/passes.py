@@ -1,4 +1,4 @@
-"""A log gone through several times: what a later request shows may concern an earlier one.
+"""Passes over a log: a later request can determine an earlier one.
 
 request 3 (cancelled)   [ prompt, length unknown ... reply )
 request 4               restores the state of 2 tokens     so 3's prompt had 6: one lies 4 before
@@ -17,7 +17,7 @@ from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, pl
 from cachesim.lab.logs.settings import Settings
 
 PASSES: Final = 4
-"""Times that a log is gone through."""
+"""Most passes over a log."""
 
 BEFORE_END: Final = 4
 """Tokens between the last checkpoint of a prompt and its end."""
@@ -30,7 +30,7 @@ def rebuild(
     passes: int = PASSES,
     progress: Callable[[int], None] | None = None,
 ) -> Replay:
-    """Play a log; again where a request shows what an earlier one must have been."""
+    """Replay a log; repeat where a request determines an earlier one."""
     best = Rebuilder(log, settings, Hints(), progress).play()
     for _ in range(passes - 1):
         no_turn = best.hints.no_turn | best.no_turn
@@ -59,12 +59,12 @@ def rebuild(
 
 
 def unplayed(log: ServerLog, settings: Settings) -> Replay:
-    """A log whose lines print all that is told of it; nothing is rebuilt or played."""
+    """A log whose lines print all reported numbers; nothing is rebuilt or replayed."""
     return Replay(log, settings, requests=[as_printed(each) for each in log.requests])
 
 
 def as_printed(request: Observed) -> Rebuilt:
-    """A request of which nothing but its own lines is told."""
+    """A request with the numbers of its own lines only."""
     lengths = lengths_of(request)
     common = request.shared
     if common is None:
@@ -75,7 +75,7 @@ def as_printed(request: Observed) -> Rebuilt:
 
 
 def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
-    """Requests that resumed from a state the replay lacks, and the text and place of it."""
+    """States from which requests resumed and which the replay lacks, by text and place."""
     for each in replay.requests:
         cached, common = each.lengths.cached.value, each.common
         if each.agrees or each.asked is None or not cached or common.value is None:
@@ -88,7 +88,7 @@ def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
 
 
 def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
-    """A message of the user begins where a state was restored that nothing else explains."""
+    """Starts of user messages, where a state was restored that nothing else explains."""
     wanted: dict[int, set[int]] = {}
     for _, text, place in _states_wanted(replay):
         wanted.setdefault(text, set()).add(place)
@@ -96,7 +96,7 @@ def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
 
 
 def _lengths_wanted(replay: Replay) -> dict[int, int]:
-    """Prompts of cancelled requests, whose length no line has: their last state shows it."""
+    """Prompt lengths of cancelled requests, from their last checkpoint, as no line has them."""
     wanted: dict[int, int] = {}
     for each, text, _ in _states_wanted(replay):
         number, use = owner_of(text)
@@ -110,11 +110,11 @@ def _lengths_wanted(replay: Replay) -> dict[int, int]:
 
 
 HEADER: Final = 3
-"""Tokens with which a template begins every chat: a mark, a role, the end of a line."""
+"""Tokens before the first text of a chat: a mark, a role, a line end."""
 
 
 def other_candidates(replay: Replay) -> Replay | None:
-    """The same log with the last instead of the first way where several agree with it.
+    """The log with the last candidate instead of the first, where several agree.
 
     Prompts that no line compares with anything begin with the same few tokens, as chats do. None
     where nothing was open, or where the log is not met as well as before.

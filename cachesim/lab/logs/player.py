@@ -1,4 +1,4 @@
-"""A server without a network that plays a rebuilt workload, and can be taken back.
+"""A server without a network that plays a rebuilt workload and can be forked.
 
 launch 3 ... launch 4 ... released 3 ... released 4      the log's order
 submit       turns, submit   turns until 3 answers       the player's
@@ -24,15 +24,15 @@ from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens
 
 MOST_TURNS: Final = 200_000
-"""Turns of the loop in which a request must come to its end."""
+"""Most turns of the loop for a request."""
 
 AT_ONCE: Final = 1 << 30
 ENDLESS_REPLY: Final = 1 << 20
-"""Tokens of a reply that is going to be cancelled."""
+"""Reply length of a request that will be cancelled."""
 
 
 def knows_messages(profile: str) -> bool:
-    """Check whether a release can be told where messages begin."""
+    """True if a release accepts message boundaries."""
     return FAMILY.has(FAMILY.option("message_spans"), Profile.parse(profile))
 
 
@@ -68,7 +68,7 @@ FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
 
 
 class Player:
-    """A server and the requests at work in it."""
+    """A server with its running requests."""
 
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
         self.profile = profile
@@ -87,7 +87,7 @@ class Player:
         self.dead = False
 
     def fork(self) -> "Player":
-        """The same server at the same moment, to try something on."""
+        """A copy of the server, for a trial."""
         twin = Player.__new__(Player)
         twin.profile, twin.knows_messages, twin.dead = self.profile, self.knows_messages, self.dead
         twin.saves_every_turn = self.saves_every_turn
@@ -105,17 +105,17 @@ class Player:
         return self.engine.conversations()
 
     def held_bytes(self) -> int:
-        """Bytes of the parked conversations and of the slots' checkpoints, as the server counts."""
+        """Bytes of parked conversations and of the slots' checkpoints, by the server's count."""
         return self.engine.held_bytes()
 
     def erase(self, slot: int) -> None:
-        """A client empties an idle slot."""
+        """Erase an idle slot."""
         if not self.dead:
             self.engine.slot_erase(slot)
             self.engine.take_in()
 
     def save(self, slot: int, name: str) -> None:
-        """A client saves an idle slot."""
+        """Save an idle slot."""
         if not self.dead:
             self.engine.slot_save(slot, name)
             self.engine.take_in()
@@ -124,7 +124,7 @@ class Player:
         return self.files.get(name) is not None
 
     def read_back(self, name: str, slot: int) -> None:
-        """Fill an idle slot from a file, if it was written and the server has such a slot."""
+        """Restore an idle slot from a file, if it was written."""
         slots = self.engine.server.slots
         if self.dead or slot >= len(slots) or slots[slot].is_processing:
             return
@@ -136,7 +136,7 @@ class Player:
         prompt.tokens = cast("list[Token]", rope)
 
     def launch(self, asked: Asked) -> None:
-        """Put a request into the queue, and have it given a slot if nobody else is at work."""
+        """Queue a request, and assign a slot to it if the server is idle."""
         if asked.file is not None and not self.dead:
             self.read_back(str(asked.file[0]), asked.file[1])
         options: dict[str, Any] | None = None
@@ -161,7 +161,7 @@ class Player:
         self.engine.take_in()
 
     def run_until(self, number: int) -> Replayed:
-        """Take turns until a request is answered (or as far as it went when it was cancelled)."""
+        """Take turns until a request is answered or cancelled."""
         if self.dead or number not in self.tickets:
             return FAILED
         ticket, asked = self.tickets[number], self.asked[number]
@@ -189,14 +189,14 @@ class Player:
         return self.engine.tokens_held_for(self.tickets[asked.number])
 
     def checkpoints_made_for(self, number: int, slot: int) -> int:
-        """Number of checkpoints that a running request has made."""
+        """Number of checkpoints that a running request saved."""
         return sum(
             isinstance(event, CheckpointCreated) and event.slot == slot
             for event in self.engine.events[self.seen[number] :]
         )
 
     def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
-        """Let those at work go on for some turns."""
+        """Take a number of turns."""
         try:
             self.engine.limit_turns(at_once)
             for _ in range(turns):
@@ -208,7 +208,7 @@ class Player:
             self.engine.limit_turns(AT_ONCE)
 
     def read_until(self, number: int, tokens: int) -> None:
-        """Let a request be read up to so many of its tokens."""
+        """Prefill a request up to a number of tokens."""
         asked = self.asked.get(number)
         if asked is None or self.dead:
             return
@@ -218,7 +218,7 @@ class Player:
             self.advance(turns=1, at_once=1)
 
     def run_prompt(self, number: int) -> None:
-        """Let a request be read to its end."""
+        """Prefill a request's whole prompt."""
         asked = self.asked.get(number)
         if asked is not None:
             self.read_until(number, len(asked.prompt))
@@ -237,7 +237,7 @@ class Player:
 
 
 def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:
-    """A reply as the replay shows it."""
+    """A reply of the replay."""
     return Replayed(
         cached=None if reply.cached is None else int(reply.cached),
         processed=None if reply.processed is None else int(reply.processed),

@@ -1,4 +1,4 @@
-"""Recorded requests as ropes of tokens: what is equal, and how long everything is.
+"""Recorded requests as ropes of tokens: common prefixes and lengths.
 
     request 3   [ message 1 ][ message 2 ] + reply        text 6, and text 7 for the reply
     request 4   [ message 1 ][ message 2 ][ the reply ][ message 4 ]
@@ -18,22 +18,22 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.known import How
 
 Anchor: TypeAlias = tuple[int, int]
-"""Characters, and the tokens they make."""
+"""Character counts, and their tokens."""
 
 PER_CHARACTER: Final = 0.27
-"""Tokens of a character of English and code, until the first request tells better."""
+"""Tokens per character of English and code, until a request was counted."""
 
 LONGEST_OPENING: Final = 512
-"""Tokens that templates put before the first text, at most: more was said by somebody."""
+"""Most tokens that templates put before the first text; more belong to other texts."""
 
 SLACK: Final = 24
 SHARE: Final = 0.03
-"""An estimate that is so near to what the server reused is taken to be that."""
+"""Tolerance within which an estimate is replaced by the server's reuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A recorded request as a server reads it."""
+    """A recorded request in tokens."""
 
     recorded: Recorded
     rope: Rope
@@ -46,7 +46,7 @@ class Prompt:
 
     @property
     def whole(self) -> Rope:
-        """Prompt and reply, as a slot holds them."""
+        """Prompt and reply, as in a slot."""
         rope = self.rope.copy()
         rope += self.reply
         return rope
@@ -54,7 +54,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Prompts:
-    """All prompts so far; each new one begins like the one that it shares most with."""
+    """All prompts so far; each new one shares a prefix with its base."""
 
     made: dict[int, Prompt] = field(default_factory=dict)
     per_character: float = PER_CHARACTER
@@ -62,7 +62,7 @@ class Prompts:
     _openers: dict[str, Prompt] = field(default_factory=dict)
 
     def add(self, request: Recorded, base: Recorded | None, equal_characters: int) -> Prompt:
-        """The rope of one more request; `base` is the earlier one that it begins like."""
+        """Add the rope of a request; `base` is the earlier one with the longest common prefix."""
         earlier = self.made.get(base.number) if base is not None else None
         if request.runs:
             rope = Rope(request.runs)
@@ -84,7 +84,7 @@ class Prompts:
         return prompt
 
     def _learn_opening(self, request: Recorded, prompt: Prompt) -> None:
-        """Learn the template's opening from reuse without any equal text.
+        """Infer the template's opening from reuse without any equal text.
 
         chat 3   <|im_start|> system <nl> Be kind ...
         chat 4   <|im_start|> system <nl> You write titles ...      cached 3, though no text matches
@@ -97,7 +97,7 @@ class Prompts:
             self._openings[first] = min(least, request.cached or 0)
 
     def forget(self, number: int) -> None:
-        """Let go of an early request."""
+        """Drop an early request."""
         self.made.pop(number, None)
 
     def _estimated(
@@ -141,12 +141,12 @@ def _opening_of(request: Recorded) -> str:
 
 
 def reply_of(request: Recorded) -> Rope:
-    """The tokens of a reply; the last one that was sampled is in no cache."""
+    """The tokens of a reply; the last sampled one is in no cache."""
     return Rope.of(2 * request.number + 1, request.generated or 0)
 
 
 def _anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
-    """Places in the text of a prompt and its reply, and among its tokens."""
+    """Anchors of a prompt's text and its reply."""
     characters = sum(each.length for each in earlier.recorded.reply)
     if not characters:
         return earlier.anchors
@@ -165,7 +165,7 @@ def _tokens_at(anchors: Sequence[Anchor], characters: int) -> int:
 
 
 def nearest(equal: int, total: int, most: int, cached: int | None) -> int:
-    """An estimate, corrected by what the server reused: so much was equal, at the least."""
+    """An estimate of matching tokens, at least those that the server reused."""
     if cached is None:
         return equal
     near = abs(cached - equal) <= SLACK + SHARE * total

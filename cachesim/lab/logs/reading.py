@@ -1,4 +1,4 @@
-"""Lines in, servers with their requests out: what happened, in the log's own numbers.
+"""Parser of logs: servers with their requests, in the log's own numbers.
 
 selected slot ...        chooses, for the next launch in that slot
 saving, looking, found   the swap that comes before it
@@ -29,7 +29,7 @@ from cachesim.lab.logs.python_calls import Calls
 from cachesim.lab.logs.styles import style_in
 
 RESTART: Final = frozenset({"build", "loading"})
-"""Facts that come once in a server's life."""
+"""Facts that occur once in a server's life."""
 
 FACTS: Final = tuple(
     (name, words, re.compile(shape))
@@ -72,11 +72,11 @@ FACTS: Final = tuple(
         ("listening", "listening on http", r"(?P<value>http\S+)"),
     )
 )
-"""Name, words of the line, shape of the value; several lines may tell the same fact."""
+"""Name, words of the line, shape of the value; several lines may have one fact."""
 
 TEXTS: Final = frozenset({"loading", "command", "model-file"})
 LONGEST, WIDEST = 4000, 40
-"""Characters of a fact: a path or a command line; a number or a word."""
+"""Most characters of a fact: a path or a command line; a number or a word."""
 
 BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft",
                 "idle", "SWA", "verbosity", "listening", "checkpoints enabled")  # fmt: skip
@@ -84,7 +84,7 @@ BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general
 
 
 def facts_of(line: Line) -> list[tuple[str, str]]:
-    """Every fact that a line tells."""
+    """Every fact of a line."""
     text = line.text
     if line.component == "slot" or not any(word in text for word in BRIEF):
         return []
@@ -98,11 +98,11 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
 
 
 FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"))
-"""Servers that are known by their lines, and cannot be replayed from them."""
+"""Servers recognised by their lines that cannot be replayed from them."""
 
 
 def foreign_in(text: str) -> set[str]:
-    """Which other server a line is of."""
+    """The foreign server of a line."""
     return {name for name, words in FOREIGN if words in text}
 
 
@@ -246,15 +246,15 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "chunk": _chunk,
     "released": _released,
 }
-"""Message -> what a request learns from it."""
+"""Message -> update of its request."""
 
 
 BACK: Final = 1.0
-"""Seconds by which the clock of one server does not go back; its threads differ by far less."""
+"""Largest difference between the clocks of a server's threads, in seconds."""
 
 
 class Reader:
-    """Takes lines one by one; `servers` is what they have told so far."""
+    """Incremental parser of lines; `servers` are those found so far."""
 
     def __init__(self) -> None:
         self.servers: list[ServerLog] = []
@@ -277,13 +277,13 @@ class Reader:
         self._calls = Calls(self.server)
 
     def take(self, lines: Iterable[Line]) -> "Reader":
-        """Read them all."""
+        """Parse all lines."""
         for line in lines:
             self.read(line)
         return self
 
     def read(self, line: Line) -> None:
-        """Read one line."""
+        """Parse a line."""
         facts = facts_of(line)
         another = self.server.engine == PYTHON and "model-file" in {name for name, _ in facts}
         if another or any(name in RESTART and self._has_begun(name) for name, _ in facts):
@@ -425,7 +425,7 @@ class Reader:
         return None if self._idle else self._search
 
     def on_saving(self, line: Line, fields: Fields) -> None:
-        """A prompt goes to host memory."""
+        """A prompt is saved to the prompt cache."""
         del line
         self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
         search = self._searching()
@@ -433,24 +433,24 @@ class Reader:
             search.saved, search.happened = int(fields["n_tokens"]), True
 
     def on_looking(self, line: Line, fields: Fields) -> None:
-        """A search begins; the slot's own ratios are the bar."""
+        """A search begins; the slot's own ratios are the threshold."""
         del line
         self._idle = False
         self._search.keep, self._search.sim = fields["keep"], fields["sim"]
         self._search.happened = True
 
     def on_found_in_slot(self, line: Line, fields: Fields) -> None:
-        """ik_llama.cpp: what the slot at work has in common with its prompt; no line of it yet."""
+        """ik_llama.cpp: the slot's common prefix with its prompt, before the launch line."""
         del line
         self._found = fields
 
     def on_post(self, line: Line, fields: Fields) -> None:
-        """mlx-lm: a request is answered from here on; who it is, later lines say."""
+        """mlx-lm: a request starts; later lines identify it."""
         if fields["status"] == "200" and self.server.engine == MLX:
             self._posts.append(line.number)
 
     def on_progress_of_one(self, line: Line, fields: Fields) -> None:
-        """mlx-lm: some of what a prompt has that no cache had; its lines name no request.
+        """mlx-lm: progress of a prompt's uncached part; its lines name no request.
 
         Two at once are told apart by how much they have to process.
         """
@@ -474,7 +474,7 @@ class Reader:
             self._reading.remove(request)
 
     def on_slot_kept(self, line: Line, fields: Fields) -> None:
-        """ik_llama.cpp: how much the chosen slot would keep; its launch comes next."""
+        """ik_llama.cpp: tokens kept by the chosen slot, before the launch line."""
         del line
         self._search.keep = fields["keep"]
 
@@ -484,7 +484,7 @@ class Reader:
         self._search.compared.append(Compared(int(fields["n_tokens"]), int(fields["lcp"])))
 
     def on_found(self, line: Line, fields: Fields) -> None:
-        """An entry is better than the slot."""
+        """An entry is a better match than the slot."""
         del line
         self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
 
@@ -505,19 +505,19 @@ class Reader:
             search.entries.append(int(fields["n_tokens"]))
 
     def on_cancel(self, line: Line, fields: Fields) -> None:
-        """A client went away."""
+        """A client disconnected."""
         del line
         for request in self._active.values():
             if request.task == int(fields["task"]):
                 request.cancelled = request.disconnected = True
 
     def on_chat(self, line: Line, fields: Fields) -> None:
-        """A chat is being rendered; it will be launched soon."""
+        """A chat is rendered, before its launch."""
         del line, fields
         self._chats.append(True)
 
     def on_too_long(self, line: Line, fields: Fields) -> None:
-        """A prompt does not fit; the slot is released at once.
+        """A prompt exceeds the context; the slot is released at once.
 
         A line without a task is of the request that was launched last.
         """
@@ -548,4 +548,4 @@ SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "chat": Reader.on_chat,
     "too-long": Reader.on_too_long,
 }
-"""Message -> what the server learns from it."""
+"""Message -> update of the server."""

@@ -1,4 +1,4 @@
-"""Prompts with exactly the common prefixes that a log proves, played as they are made.
+"""Prompts with exactly the common prefixes that a log proves, replayed in turn.
 
     held      [ text 4 ............ text 5 ..... )      what the replay's slot, or an entry, holds
     prompt    [ text 4 ..... )( text 9 ......... )      as much of it as the log says, then new
@@ -48,7 +48,7 @@ from cachesim.lab.logs.styles import prints_checkpoints, prints_depth
 def note_prefixes(
     replay: Replay, request: Observed, prompt: Rope, slots: Sequence[Rope], parked: Sequence[Rope]
 ) -> None:
-    """Note who must begin otherwise the next time that the log is gone through."""
+    """Record the requests that need another beginning in the next pass."""
     for rope, common in _said_to_share(request, slots, parked):
         at = prompt.common(rope)
         if at >= min(common, len(rope), len(prompt)):
@@ -82,12 +82,13 @@ def _said_to_share(
 
 
 Possible: TypeAlias = tuple[Rope, str, Interval, bool]
-"""A holder, its name, how much of it the prompt may begin with, and whether the cache is wanted."""
+"""A holder, its name, its largest common prefix with the prompt, and whether the cache is wanted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt that the log allows: its prefix, and the slot or entry that it shares it with."""
+    """A possible prompt: its prefix, and the slot or entry that holds it."""
 
     prompt: Rope
     common: Known
@@ -100,7 +101,7 @@ class Candidate:
 def with_entries(
     request: Observed, whole: int, parked: Sequence[Rope], exact: Known
 ) -> Iterator[Possible]:
-    """Parked conversations that the search named."""
+    """Parked conversations of the search."""
     search = request.search
     if search.found_keep is not None:
         for index in range(len(parked) - 1, -1, -1):
@@ -144,7 +145,7 @@ def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterat
 def guessed(
     rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope], *, known: int
 ) -> Iterator[Possible]:
-    """Candidates without a line in the log: any holder of as many cached tokens.
+    """Candidates without a line in the log: any holder with the cached tokens.
 
     More is cached than the prompt and its slot have in common at most (`known`): then a parked
     conversation was loaded, though the log's level does not print it.
@@ -170,7 +171,7 @@ def _narrowed(bounds: Interval, exact: Known) -> Interval:
 
 
 def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool) -> list[int]:
-    """Lengths within bounds: what ends with a text or was cached comes before what merely fits."""
+    """Lengths within bounds, sorted: ends of texts and cached lengths first."""
     likely = [whole] if one else []
     likely += [len(rope)]
     if cached is not None:
@@ -181,12 +182,12 @@ def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one:
 
 
 def joints_of(rope: Rope) -> list[int]:
-    """Offsets at which one text of a prompt ends and the next begins."""
+    """Offsets of the boundaries between a prompt's texts."""
     return list(accumulate(last - first for _, first, last in rope.runs))
 
 
 def with_moved(prompt: Rope, held: Rope, request: Observed) -> Rope:
-    """A prompt's beginning, and the chunks that were moved behind it (`--cache-reuse`).
+    """A prompt's prefix, and the chunks moved behind it (`--cache-reuse`).
 
     held      [ a ......... )( b .. )( c ......... )
     prompt    [ a ......... )( c ......... )( new  )      b is gone: c is moved to the left
@@ -199,7 +200,7 @@ def with_moved(prompt: Rope, held: Rope, request: Observed) -> Rope:
 
 
 def is_of_road(request: Observed, candidate: Candidate, held: Rope, least: float) -> bool:
-    """Check whether a slot that holds this would have been chosen by the rule that the log names.
+    """True if the slot is the choice of the rule that the log names.
 
     By age only where no slot has more than the `least` part of the prompt (0 switches that off); by
     similarity where it has no more than the printed ratio says. (It may have more than is known.)
@@ -212,7 +213,7 @@ def is_of_road(request: Observed, candidate: Candidate, held: Rope, least: float
 
 
 def declined(request: Observed, found: Sequence[Possible], *, prints_depth: bool) -> bool:
-    """Check for a request that used no cache (`cache_prompt: false`), by its lines.
+    """True for a request without a cache (`cache_prompt: false`), by its lines.
 
     Tokens were equal, and yet the prompt was begun at position 0 without a word on why: checkpoints
     were erased against 0, or (in May) no line says how deep memory reaches.
@@ -229,10 +230,10 @@ def declined(request: Observed, found: Sequence[Possible], *, prints_depth: bool
 
 
 TURN: Final = 3
-"""Tokens between what a reply leaves in the slot and the next message, or before its words."""
+"""Tokens between a reply and the next message, or before its text."""
 
 SHORTEST: Final = 6
-"""Tokens of the shortest message, with all that templates put around it."""
+"""Tokens of the shortest message with its template."""
 
 
 def starts_in(marks: Mapping[int, AbstractSet[int]], prompt: Rope) -> tuple[int, ...]:
@@ -249,7 +250,7 @@ def starts_in(marks: Mapping[int, AbstractSet[int]], prompt: Rope) -> tuple[int,
 
 
 def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, told: bool) -> None:
-    """Checkpoints that nothing else explains were taken where a user's message begins.
+    """Explain checkpoints that nothing else explains by starts of user messages.
 
     `told`: the release takes them there.
     """
@@ -285,7 +286,7 @@ def mark_turn(replay: Replay, rebuilt: Rebuilt, candidate: Candidate, *, told: b
 
 
 def mark_opening(replay: Replay, rebuilt: Rebuilt, candidate: Candidate) -> None:
-    """Chats that part in their first text have the message before it in common.
+    """Mark the message before the divergence of chats that share their first text.
 
     earlier   [ <|im_start|> system ... <|im_end|> ][ <|im_start|> user <nl> )( How ... )
     chat      [ <|im_start|> system ... <|im_end|> ][ <|im_start|> user <nl> )( Why ... )
@@ -305,7 +306,7 @@ def mark_opening(replay: Replay, rebuilt: Rebuilt, candidate: Candidate) -> None
 
 
 def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
-    """A state that the replay saved where it took a turn to begin, and that no line shows.
+    """Remove an assumed turn whose checkpoint no line shows.
 
     Where a release names every state that it saves, no message begins there.
     """
@@ -323,11 +324,11 @@ def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
 
 
 MOST_CANDIDATES: Final = 24
-"""Ways that are tried for one request."""
+"""Most candidates tried for a request."""
 
 
 class Rebuilder:
-    """Goes through a log's moments with a player."""
+    """Replay of a log's events with a player."""
 
     def __init__(
         self,
@@ -357,14 +358,14 @@ class Rebuilder:
         self._running: list[int] = []
 
     def play(self) -> Replay:
-        """Every moment in order."""
+        """Replay every event in order."""
         self.advance(whole=True)
         for number in self._running:
             self._finish(number)
         return self.replay
 
     def advance(self, *, whole: bool = False) -> list[int]:
-        """Play on, and name the requests that ended.
+        """Continue the replay, and return the requests that ended.
 
         Unless the log is `whole`, up to the first request whose lines are still being written.
         """
@@ -409,13 +410,13 @@ class Rebuilder:
         self.replay.order.append(("finish", number))
 
     def new_text(self, request: Observed, use: int, length: int) -> Rope:
-        """Tokens that nothing else has; the same ones each time a log is gone through."""
+        """Unique tokens, the same in every pass."""
         return Rope.of(text_of(request.number, use), min(length, LONGEST))
 
     # --- launching
 
     def _arrive(self, running: Sequence[int], moment: Moment) -> None:
-        """Let those at work come as far as the log says they were when the next one came."""
+        """Advance running requests to their logged progress at the next arrival."""
         now = self.log.requests[moment.request].launched_at
         batch = int(self.settings.values.get("batch_size", 2048))
         for number in running:
@@ -463,7 +464,7 @@ class Rebuilder:
         return True
 
     def _tried(self, rebuilt: Rebuilt, candidates: Sequence[Candidate]) -> Candidate:
-        """The first candidate whose answer is the log's; the first of all where none is."""
+        """The first candidate with the logged answer; else the first of all."""
         cached, slot = rebuilt.lengths.cached.value, rebuilt.observed.slot
         if cached is None:
             return candidates[0]
@@ -509,7 +510,7 @@ class Rebuilder:
         return max(1, request.held_after - prompt + 1)
 
     def _filled(self, request: Observed, prompt: Rope, holder: Rope, whole: int) -> Rope:
-        """A prompt to its whole length: what a later request showed of it, then new tokens.
+        """A prompt at its whole length: tokens determined by later requests, then new ones.
 
         Chats begin with the same token, whatever the template; where the log tells what is equal,
         it tells of that too.
@@ -581,7 +582,7 @@ class Rebuilder:
         return bounded(0, 0, min(most, len(held)))
 
     def _note_file(self, request: Observed, held: Interval | None, replayed: int) -> None:
-        """Another length than the replay's is that of a former slot: a file was read back."""
+        """Note a restored file where the length differs from the replay's."""
         if held is None or replayed in held:
             return
         earlier = self.log.requests[: request.number]

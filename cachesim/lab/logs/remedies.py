@@ -9,7 +9,7 @@ from cachesim.lab.logs.observed import IK
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
 
 DENSER: Final = ("ctx_checkpoints", "checkpoint_min_step", "ubatch_size")
-"""Flags that decide where checkpoints are: before the last ubatch of a prompt there is one."""
+"""Flags for the positions of checkpoints; one is saved before a prompt's last ubatch."""
 
 MORE_SLOTS: Final = ("parallel",)
 LARGER: Final = ("ctx_size",)
@@ -116,7 +116,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
     ),
 }  # fmt: skip
-"""Cause -> what helps."""
+"""Cause -> remedy."""
 
 IK_CHECKPOINTS: Final = Remedy(
     "flag",
@@ -129,7 +129,7 @@ IK_CURES: Final[Mapping[str, Remedy]] = {
     "full-reprocessing": IK_CHECKPOINTS,
     "memory-depth": IK_CHECKPOINTS,
 }
-"""The same for causes against which ik_llama.cpp has other flags."""
+"""Remedies for causes with other flags in ik_llama.cpp."""
 
 STATES: Final = Remedy(
     "client",
@@ -142,7 +142,7 @@ UNKNOWN_CURE: Final = Remedy("unknown", "Not known.")
 
 
 def remedy_of(cause: str, engine: str = "") -> Remedy:
-    """Remedy for a cause."""
+    """Remedy of a cause."""
     own = IK_CURES.get(cause) if engine == IK else None
     if cause == "cut-refused":
         return STATES

@@ -1,4 +1,4 @@
-"""A log that was played: each request as the log has it, as it was played, and what came of it."""
+"""A replayed log: each request as logged and as replayed, with its causes."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,14 +11,14 @@ from cachesim.lab.logs.player import FAILED, Asked, Replayed
 from cachesim.lab.logs.settings import Settings
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
-"""Texts of one request: what is new in it, its reply, what came before the log and its reply."""
+"""Texts of a request: its new part, its reply, the text before the log and its reply."""
 
 USES: Final = 8
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """A request: what the log says, how it was played, what came of it."""
+    """A request: logged numbers, replay, causes."""
 
     observed: Observed
     lengths: Lengths
@@ -36,7 +36,7 @@ class Rebuilt:
 
     @property
     def agrees(self) -> bool:
-        """True if the replay answers as the log does."""
+        """True if the replay agrees with the log."""
         if not self.is_comparable:
             return self.asked is not None
         return self.replayed.cached == self.lengths.cached.value
@@ -44,7 +44,7 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Facts about earlier requests that later ones showed in the last pass."""
+    """Facts about earlier requests, from later ones in the last pass."""
 
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
     prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
@@ -56,7 +56,7 @@ class Hints:
 
 @dataclass(slots=True)
 class Replay:
-    """A whole log, played."""
+    """The replay of a whole log."""
 
     log: ServerLog
     settings: Settings
@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def comparable(self) -> list[Rebuilt]:
-        """The requests that can be held against the log."""
+        """The requests that are comparable with the log."""
         return [each for each in self.requests if each.is_comparable]
 
     @property
@@ -87,12 +87,12 @@ def text_of(number: int, use: int) -> int:
 
 
 def owner_of(text: int) -> tuple[int, int]:
-    """Whose text it is, and which of its texts."""
+    """The owner of a text, and which of its texts it is."""
     return text // USES - 1, text % USES
 
 
 def place_of(rope: Rope, at: int) -> tuple[int, int]:
-    """The text and the place in it of one token."""
+    """The text of a token, and its place in it."""
     for text, first, last in rope.runs:
         if at < last - first:
             return text, first + at

@@ -1,4 +1,4 @@
-"""Recorded requests on a simulated server: what it would have reused, and by which rule not more.
+"""Recorded requests on a simulated server: the expected reuse, and the rules that limit it.
 
 Requests are played one after the other in the order in which they ended, but for those that were at
 work together where the times are known: these are launched before the first of them ends.
@@ -90,7 +90,7 @@ def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
 
 
 def numbered(rope: Rope) -> Tokens:
-    """The tokens of a rope as numbers of a vocabulary, the same for the same place of a text."""
+    """The tokens of a rope as vocabulary ids, equal for equal places of a text."""
     return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in rope)
 
 
@@ -98,31 +98,31 @@ LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
 
 NO_FILE: Final = "no file"
-"""The name under which nothing is ever saved."""
+"""A file name that is never saved."""
 
 LONGEST_BY_TOKEN: Final = 200_000
-"""Tokens of a workload on engines that are played token by token."""
+"""Most tokens of a workload on engines that are replayed token by token."""
 
 
 class Server(Protocol):
-    """A simulated server that is given one request after the other."""
+    """A simulated server for consecutive requests."""
 
     def play(self, prompt: Prompt) -> Replayed:
         """Play a request to its end."""
         ...
 
     def act(self, action: SlotAction) -> None:
-        """Save, restore or erase a slot, where the server has any."""
+        """Save, restore or erase a slot, if the server has slots."""
         ...
 
     def held_bytes(self) -> int:
-        """Bytes of what is parked, and of checkpoints."""
+        """Bytes of parked conversations and of checkpoints."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Simulated server, and its source."""
+    """A simulated server with its source."""
 
     profile: str
     how: str  # "printed" by the server, "given" by the user, "assumed"
@@ -134,7 +134,7 @@ def full_name(profile: str) -> str:
 
 
 def options_in(request: Recorded) -> dict[str, Any]:
-    """The flags that the recorder was given, and those that the server told it of."""
+    """The recorder's flags, and those reported by the server."""
     facts = request.server
     options: dict[str, Any] = {}
     slots, context = whole(facts.get("slots")), whole(facts.get("n_ctx"))
@@ -146,7 +146,7 @@ def options_in(request: Recorded) -> dict[str, Any]:
 
 
 def profile_of(request: Recorded) -> Played | None:
-    """The profile of a server: as the recorder was told, or by the fingerprint in its answers."""
+    """The profile of a server: the recorder's, or that of its fingerprint."""
     given = request.server.get("profile")
     if isinstance(given, str):
         return Played(full_name(given), "given")
@@ -167,14 +167,14 @@ def profile_of(request: Recorded) -> Played | None:
 
 
 def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:
-    """A preset's model; where prompts are played token by token, with a vocabulary for them."""
+    """A preset's model, with a vocabulary for token-by-token replay."""
     if Profile.parse(profile).engine != LLAMA_CPP.name:
         changes["vocabulary"] = VOCABULARY
     return preset(model, **{name: value for name, value in changes.items() if value is not None})
 
 
 def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> Server:
-    """A fresh server without arithmetic, with a preset's model."""
+    """A new server without arithmetic, with a preset's model."""
     try:
         return started(profile, spec_for(profile, model, window=window or None), options)
     except UpstreamAbort as error:
@@ -184,7 +184,7 @@ def opened(profile: str, model: str, window: int | None, options: Mapping[str, A
 
 
 def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server:
-    """A fresh server without arithmetic."""
+    """A new server without arithmetic."""
     if Profile.parse(profile).engine == LLAMA_CPP.name:
         return RopeServer(profile, Player(profile, spec, options))
     family = FAMILIES[Profile.parse(profile).engine]
@@ -201,7 +201,7 @@ def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server
 
 @dataclass(slots=True)
 class RopeServer:
-    """llama.cpp: prompts of any length in a few steps."""
+    """llama.cpp: prompts of any length in a few turns."""
 
     profile: str
     player: Player
@@ -212,7 +212,7 @@ class RopeServer:
         return self.finish(prompt)
 
     def launch(self, prompt: Prompt) -> None:
-        """Put a request to the server."""
+        """Submit a request."""
         self.player.launch(asked_of(prompt))
 
     def finish(self, prompt: Prompt) -> Replayed:
@@ -233,12 +233,12 @@ class RopeServer:
             self.player.erase(action.slot)
 
     def held_bytes(self) -> int:
-        """Bytes of what is parked, and of checkpoints."""
+        """Bytes of parked conversations and of checkpoints."""
         return self.player.held_bytes()
 
 
 def asked_of(prompt: Prompt) -> Asked:
-    """A prompt as the player takes it."""
+    """A request for the player."""
     recorded = prompt.recorded
     slot = recorded.sampling.get("id_slot", -1)
     return Asked(
@@ -254,7 +254,7 @@ def asked_of(prompt: Prompt) -> Asked:
 
 @dataclass(slots=True)
 class TokenServer:
-    """Every other engine: each token is a number of a vocabulary."""
+    """Every other engine: each token is a vocabulary id."""
 
     loop: Loop
     has_slots: bool
@@ -273,7 +273,7 @@ class TokenServer:
         return FAILED if answer is None else replayed(answer, events)
 
     def act(self, action: SlotAction) -> None:
-        """Save, restore or erase a slot; what has no slots has nothing like it."""
+        """Save, restore or erase a slot; ignored without slots."""
         engine = self.loop.engine
         if not self.has_slots or not isinstance(engine, SlotActions):
             return
@@ -289,7 +289,7 @@ class TokenServer:
         self.loop.drain()
 
     def held_bytes(self) -> int:
-        """Bytes of what is parked."""
+        """Bytes of parked conversations."""
         return sum(each.size for each in self.loop.engine.held().entries)
 
 
@@ -301,7 +301,7 @@ def _is_timed(prompt: Prompt) -> bool:
 
 
 def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
-    """Launches and ends in the order in which they happened."""
+    """Launches and ends in order."""
     found: list[tuple[float, int, str, int]] = []
     ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
     for each in prompts:
@@ -318,7 +318,7 @@ def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
 
 @dataclass(slots=True)
 class Rerun:
-    """A server that plays requests as they come, until it fails."""
+    """A server that replays requests until it fails."""
 
     profile: str
     model: str
@@ -331,7 +331,7 @@ class Rerun:
     peak_bytes: int = 0
 
     def add(self, prompt: Prompt) -> Replayed:
-        """Add a request; those that the real server refused are not played."""
+        """Add a request, unless the real server refused it."""
         self.last = self._played(prompt)
         self._weigh()
         cached = prompt.recorded.cached
@@ -339,7 +339,7 @@ class Rerun:
         return self.last
 
     def add_all(self, prompts: Sequence[Prompt]) -> None:
-        """Many requests: where the server can, those that were at work together are so again."""
+        """Add many requests; concurrent ones run concurrently if the server supports it."""
         if not isinstance(self.server, RopeServer) or not all(map(_is_timed, prompts)):
             for each in prompts:
                 self.add(each)
@@ -401,7 +401,7 @@ def elsewhere(
     options: Mapping[str, Any],
     prompts: Sequence[Prompt],
 ) -> dict[str, Any]:
-    """The same requests on another server: tokens prefilled, and requests that reuse something."""
+    """The same requests on another server: prefilled tokens, and requests with reuse."""
     try:
         rerun = Rerun(profile, model, opened(profile, model, window, known(profile, options)))
     except CachesimError as error:
@@ -423,7 +423,7 @@ COLUMNS: Final = ("processed", "cached", "hits")
 
 
 def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those flags that a server has."""
+    """The flags that a server has."""
     named = Profile.parse(profile)
     family = FAMILIES[named.engine]
     declared = {each.name: each for each in family.declared}
@@ -435,7 +435,7 @@ def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def others(own: str) -> Iterator[str]:
-    """The server's own profile, the releases beside it, and the newest of each other engine."""
+    """The server's own profile, its neighbouring releases, and the newest of each other engine."""
     yield own
     profile = Profile.parse(own)
     family = FAMILIES[profile.engine]

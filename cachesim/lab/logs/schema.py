@@ -1,4 +1,4 @@
-"""The JSON Schemas of what `cachesim why` prints and of the recorded requests that it reads."""
+"""JSON Schemas of the output of `cachesim why` and of recorded requests."""
 
 from typing import Any, Final
 

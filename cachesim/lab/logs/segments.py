@@ -1,4 +1,4 @@
-"""A request's prompt as parts, in the order in which templates put them.
+"""A request's prompt as parts, in the order of templates.
 
 [ tools ][ system ][ message 1: reasoning, text, attachment, tool calls ][ message 2 ...
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 from cachesim.typed import mapping
 
 BLOCK: Final = 64
-"""Characters that one hash stands for."""
+"""Characters per hash."""
 
 PLACES: Final = (
     "tools",
@@ -32,7 +32,7 @@ PLACES: Final = (
 """Keys of a request whose text is part of the prompt."""
 
 NOT_SHOWN: Final = frozenset(("cache_control",))
-"""Keys inside messages that steer a cache and that no template prints."""
+"""Keys of messages that steer a cache and are not printed by templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """Its characters."""
+        """Number of characters."""
         return self.characters or len(self.text)
 
     @property
     def name(self) -> str:
-        """Name in sentences."""
+        """Name for sentences."""
         where = f"{self.part} ({self.role})" if self.role else self.part
         return where if self.kind in {"text", "tool"} else f"the {self.kind} of {where}"
 
@@ -63,7 +63,7 @@ class Segment:
         return (self.kind, self.role, self.length, self.hashes or self.text)
 
     def same(self, other: "Segment") -> bool:
-        """Check whether both have the same text."""
+        """True if both texts are equal."""
         if self is other:
             return True
         if self.kind != other.kind or self.length != other.length:
@@ -86,11 +86,11 @@ def shared(one: str, other: str) -> int:
 
 
 MOST: Final = 10**12
-"""More than any request has tokens or characters: such a number is no count."""
+"""Upper bound of a token or character count."""
 
 
 def whole(*values: object) -> int | None:
-    """The first that is a number of tokens."""
+    """The first valid token count."""
     for value in values:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
             return value
@@ -98,7 +98,7 @@ def whole(*values: object) -> int | None:
 
 
 def _refuse_kept(fields: Mapping[str, Any]) -> None:
-    """Raise ValueError where a part of the prompt is not in the request, or it has several."""
+    """Raise ValueError if part of the prompt is not in the request, or it has several prompts."""
     if fields.get("previous_response_id"):
         msg = "continues a conversation that the server keeps (previous_response_id)"
         raise ValueError(msg)
@@ -113,7 +113,7 @@ def _refuse_kept(fields: Mapping[str, Any]) -> None:
 
 
 def segments_of(request: object) -> list[Segment]:
-    """The parts of a request in the order in which templates put them."""
+    """The parts of a request in the order of templates."""
     fields = mapping(request)
     _refuse_kept(fields)
     found = []
@@ -152,7 +152,7 @@ PROMPTS: Final = {
     "input_suffix": "input_suffix",
     "suffix": "suffix",
 }
-"""Keys of a request without messages, and the part of the prompt that each is."""
+"""Keys of a request without messages, and the part of the prompt under each."""
 
 
 def _images(part: str, role: str, images: object) -> Iterator[Segment]:
@@ -205,7 +205,7 @@ def _content(part: str, role: str, content: object) -> Iterator[Segment]:
 
 
 def _canonical(value: object) -> str:
-    """JSON as it was sent: the order of keys counts, for a template prints them so."""
+    """JSON with its keys in the order received, as templates print them."""
     try:
         return json.dumps(_shown(value), ensure_ascii=False, default=str)
     except RecursionError:

@@ -24,7 +24,7 @@ RELEASES: Final[Mapping[str, int]] = {
 """Releases whose rules are known, and their build numbers."""
 
 MOST_CONTEXT: Final = 1 << 22
-"""Cells of a server that is played: about 32 bytes each."""
+"""Most cells of a replayed server: about 32 bytes each."""
 
 ARCHITECTURES: Final = (
     ("hybrid-delta", r"qwen3-?next|qwen3\.?[5-9]|qwen35|kimi-?linear"),
@@ -41,7 +41,7 @@ OUTSIDE: Final = re.compile(r"^-?\d+$")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A flag or fact, and how it is known."""
+    """A flag or fact with its source."""
 
     value: Any
     how: How | str
@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def profile(self) -> str:
-        """The profile to replay on."""
+        """The profile of the replay."""
         return "+".join((f"{self.engine}@{self.release.value}", *self.patches))
 
     @property
@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model, as far as a cache is concerned."""
+        """The model's memory."""
         changes: dict[str, Any] = {}
         if self.window.value:
             changes["window"] = int(self.window.value)
@@ -94,7 +94,7 @@ def settings_of(
     window: int | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the log, then from the user, then by assumption."""
+    """Settings from the log, else from the user, else assumed."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
     if log.engine != FAMILY.name:
         return _told_only(log, build, profile, model, window)
@@ -124,7 +124,7 @@ def settings_of(
 def _told_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
-    """Another engine: its flags are hardly in its lines, and no replay needs them."""
+    """Settings of another engine, whose lines have few flags and which is not replayed."""
     family = family_of(log.engine)
     commit = log.facts.get("commit", "")[:7]
     names = [each.name for each in family.releases]
@@ -169,7 +169,7 @@ def _release(
 
 
 def kind_of(name: str) -> str | None:
-    """The preset whose memory is that of a model with this name."""
+    """The preset with the memory of a model of this name."""
     for kind in sorted(PRESETS, key=len, reverse=True):
         if name.startswith(kind):
             return kind
@@ -212,11 +212,11 @@ RECURRENT: Final = ("hybrid", "recurrent", "hybrid-delta", "hybrid-swa", "hybrid
 
 WINDOWED: Final = ("swa", "hybrid-swa")
 LIMITED: Final = ("hybrid", "swa", *RECURRENT[1:])
-"""Presets whose memory cannot go back to any position: the likeliest first."""
+"""Presets whose memory cannot roll back to any position, the likeliest first."""
 
 
 def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
-    """The presets that a log's lines allow; None where no line tells of memory.
+    """The presets that a log's lines allow; None without lines about memory.
 
     Only memory that cannot go back has checkpoints, and is re-processed in full; but b9294 is also
     where memory reaches back to position 0 and one token is equal.
@@ -321,7 +321,9 @@ def _by_bytes(log: ServerLog) -> bool:
 
 
 def _batches(log: ServerLog) -> dict[str, Setting]:
-    """The ubatch size, as the places of checkpoints show it: one lies at the end less 4 and it."""
+    """The ubatch size, inferred from checkpoints: one is saved at the prompt's end less 4 and a
+    ubatch.
+    """
     distances: Counter[int] = Counter()
     for request in log.requests:
         whole = prompt_length(request.n_tokens, request.held_after, request.generated)
@@ -338,14 +340,14 @@ def _batches(log: ServerLog) -> dict[str, Setting]:
 
 
 def _is_usual_ubatch(size: int) -> bool:
-    """A number that people give as a ubatch size, rather than the length of a message."""
+    """True for a usual ubatch size, rather than the length of a message."""
     return size >= 8 and (size & (size - 1) == 0 or size % 64 == 0)
 
 
 def prompt_length(
     n_tokens: int | None, held_after: int | None, generated: int | None
 ) -> int | None:
-    """The prompt's tokens: as printed, or what the slot held less what was generated."""
+    """The prompt's tokens: as printed, or the slot's less the generated ones."""
     if n_tokens is not None:
         return n_tokens
     if held_after is None or generated is None:
@@ -401,7 +403,7 @@ def _command(text: str) -> dict[str, Any]:
 
 
 def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) -> bool:
-    """Check whether a flag can make a difference for a release and a model."""
+    """True if a flag can matter for a release and a model."""
     if release not in family.having(family.option(name)):
         return False
     kinds = set(spec.layers)
@@ -411,7 +413,7 @@ def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) 
 
 
 def flag_of(family: Family[Any, Any], name: str, value: object, release: str = "") -> str:
-    """A flag as it stands on the server's command line; empty for what has none.
+    """A flag as on the server's command line; empty if it has none.
 
     Without a release it is spelled as the newest does.
     """

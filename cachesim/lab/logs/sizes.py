@@ -1,4 +1,4 @@
-"""The bytes of the user's model, from the log's own lines or from its GGUF file.
+"""The bytes of the user's model, from the log's lines or from its GGUF file.
 
     saving prompt with length 80000, total state size = 5149.063 MiB
     created context checkpoint ... size = 149.063 MiB
@@ -28,17 +28,18 @@ NUMBERS: Final[Mapping[int, str]] = {
 
 MOST_KEYS: Final = 1 << 16
 MOST_STRINGS: Final = 1 << 21
-"""Strings of all arrays together; the largest tokenizers have some 600,000 with their merges."""
+"""Most strings of all arrays together; the largest tokenizers have some 600,000 with their merges.
+"""
 
 LONGEST_TEXT: Final = 1 << 26
-"""Bytes of one string; a chat template has some 100,000."""
+"""Most bytes of a string; a chat template has some 100,000."""
 
 MOST_KEPT: Final = 1 << 12
-"""Elements of an array that is kept: one for each layer of a model."""
+"""Most elements of a stored array: one for each layer of a model."""
 
 
 def read_header(path: Path) -> dict[str, object]:
-    """Every key with its value; an array of strings, or a very long one, as None."""
+    """Every key with its value; arrays of strings and very long arrays as None."""
     try:
         with path.open("rb") as file:
             return _Header(str(path), file, path.stat().st_size).read()
@@ -170,7 +171,7 @@ WHOSE: Final = {
 
 
 def how_known(log: ServerLog, spec: ModelSpec) -> str:
-    """Check whether a log's own lines give the bytes, those of checkpoints only, or none."""
+    """Source of the bytes: the log's own lines, those of checkpoints only, or none."""
     if spec.sizes is None:
         return ASSUMED
     told = _rates(log, spec.sizes.state) or "attention" not in spec.layers
@@ -178,7 +179,7 @@ def how_known(log: ServerLog, spec: ModelSpec) -> str:
 
 
 def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
-    """Sizes by the log's lines; None without any, or with the preset's own."""
+    """Sizes from the log's lines; None without any, or with the preset's own."""
     recurrent = bool(set(spec.layers) & set(RECURRENT_KINDS))
     states = [mib for _, mib in log.checkpoint_mib]
     state = round(median(states) * MIB) if states and recurrent else 0
@@ -197,7 +198,7 @@ def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
 
 
 def _rates(log: ServerLog, state: int) -> list[float]:
-    """Bytes of a token, by each parked prompt that is long enough to say something of it."""
+    """Bytes of a token, by each parked prompt of sufficient length."""
     return [
         (mib * MIB - state) / tokens
         for tokens, mib in log.sizes
@@ -206,10 +207,10 @@ def _rates(log: ServerLog, state: int) -> list[float]:
 
 
 MANY: Final = 200
-"""Tokens of a parked prompt whose size says something of each."""
+"""Tokens of a parked prompt from which bytes per token are computed."""
 
 SMALL: Final = 100
-"""Steps below which a printed size is mostly rounding."""
+"""Number of steps below which a printed size is mostly rounding."""
 
 
 def _own_rate(spec: ModelSpec) -> int:
@@ -221,7 +222,7 @@ def _own_rate(spec: ModelSpec) -> int:
 
 
 def context_bytes(spec: ModelSpec, options: Mapping[str, Any]) -> int:
-    """Bytes of a server's context; a window's own cells are few, unless it is kept in full.
+    """Bytes of a server's context; a window has few cells unless `--swa-full` is set.
 
     Without `ctx_size` its memory grows with what it holds, which is counted there.
     """
@@ -235,7 +236,7 @@ def context_bytes(spec: ModelSpec, options: Mapping[str, Any]) -> int:
 
 
 def sizes_of_gguf(path: Path) -> tuple[Sizes, dict[str, Any]]:
-    """The bytes of a model's memory by its file's metadata, and the metadata."""
+    """The bytes of a model's memory from its file's metadata, and the metadata."""
     fields = read_header(path)
     name = fields.get("general.architecture")
     missing = next((key for key in NEEDED if not _is_count(fields.get(f"{name}.{key}"))), None)
@@ -247,7 +248,7 @@ def sizes_of_gguf(path: Path) -> tuple[Sizes, dict[str, Any]]:
 
 
 NEEDED: Final = ("block_count", "embedding_length")
-"""Keys that every model of language has."""
+"""Keys that every language model has."""
 
 MOST: Final = 1 << 31
 
@@ -290,7 +291,7 @@ def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
 
 
 def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> int:
-    """Layers without attention: those with no key heads, or all but every n-th."""
+    """Layers without attention: those without key heads, or all but every n-th."""
     heads = fields.get(f"{name}.attention.head_count_kv")
     if isinstance(heads, list):
         return sum(each == 0 for each in heads[:layers])
@@ -301,7 +302,7 @@ def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> int:
 
 
 def _window_layers(fields: Mapping[str, Any], name: str, attending: int) -> int:
-    """Layers with a sliding window: as the pattern says, or none without a window."""
+    """Layers with a sliding window, by the pattern; none without a window."""
     if not fields.get(f"{name}.attention.sliding_window"):
         return 0
     pattern = fields.get(f"{name}.attention.sliding_window_pattern")
@@ -316,5 +317,6 @@ PATTERNS: Final[Mapping[str, int]] = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4,
     "exaone4": 4, "lfm2": 0,
 }  # fmt: skip
-"""Each so-manyth layer sees all, where the file does not say it and upstream's loader does; with 0
-none does. Of other families every second layer is taken to."""
+"""Interval of layers with full attention, where the file has none and upstream's loader does; 0 for
+none. Other families default to 2.
+"""

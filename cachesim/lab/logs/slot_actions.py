@@ -1,4 +1,4 @@
-"""Slots that a client saved, restored or erased, and which request lay in them.
+"""Slots that a client saved, restored or erased, and their requests.
 
     done            request 3    save to f    request 4    restore f    request 5
     slot 0 holds    3            3            4            3            5, which continues 3
@@ -16,7 +16,7 @@ ACTIONS: Final[Mapping[str, str]] = {"save": "saved", "restore": "restored", "er
 """Actions of `POST /slots/N?action=...`, and their past participles."""
 
 MOST_LOST: Final = 1_000
-"""Requests that are known to have lost their slots; of more the first are forgotten."""
+"""Most requests with lost slots; older ones are dropped."""
 
 UNREADABLE: Final = 400
 
@@ -46,7 +46,7 @@ class SlotAction:
 
     @property
     def changes(self) -> bool:
-        """True if the server's slots and files are others afterwards.
+        """True if the action changes the server's slots or files.
 
         llama-server forgets what a slot holds before it answers 400 to a file that it cannot read.
         """
@@ -62,7 +62,7 @@ class SlotAction:
 
     @property
     def past(self) -> str:
-        """Result of the action for the slot."""
+        """Past participle of the action."""
         if self.action == "erase":
             return f"was erased by request {self.number}"
         if not self.was_done:
@@ -92,14 +92,14 @@ def action_from(
 
 @dataclass(slots=True)
 class Slots:
-    """Which request each slot and each file holds, as far as it is known."""
+    """The request in each slot and file, if known."""
 
     _holds: dict[int, int] = field(default_factory=dict)
     _files: dict[str, int] = field(default_factory=dict)
     _lost: dict[int, SlotAction] = field(default_factory=dict)
 
     def act(self, action: SlotAction) -> None:
-        """A slot was saved, restored or erased."""
+        """Apply a save, restore or erase."""
         if not action.changes:
             return
         held = self._holds.get(action.slot)
@@ -119,15 +119,15 @@ class Slots:
             self._lost.pop(saved, None)
 
     def ran(self, number: int, slot: int | None) -> None:
-        """A request was answered in a slot."""
+        """Assign a finished request to its slot."""
         if slot is not None:
             self._holds[slot] = number
 
     def lost(self, number: int | None) -> SlotAction | None:
-        """The action that took a request out of its slot, if one did."""
+        """The action that removed a request from its slot, if any."""
         return None if number is None else self._lost.get(number)
 
 
 def is_action(entry: Mapping[str, Any]) -> bool:
-    """Check whether a line of a recording is a call of `/slots/N`, and no request with a prompt."""
+    """True if a recorded line is a call of `/slots/N` without a prompt."""
     return "action" in entry and not any(key in entry for key in ("request", "segments"))

@@ -1,4 +1,4 @@
-"""Log formats by release: wording, and the lines that each prints.
+"""Log formats by release: wording, and the lines printed at default verbosity.
 
 A log that names no build is known by its words. Releases between two styles look like one of them;
 where their build is printed, their own rules are played.
@@ -12,16 +12,16 @@ from cachesim.lab.logs.observed import IK, LLAMA, MLX, PYTHON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Words that stand together in lines of one time alone, and what is printed unasked."""
+    """Words that occur together in one format only, and the lines printed by default."""
 
     release: str
-    """The release whose rules are played where the log names none."""
+    """The release to replay if the log names none."""
     engine: str = LLAMA
     words: tuple[tuple[str, ...], ...]
     prints_checkpoints: bool = True
     """Restores, creations and full re-processing, at the default verbosity."""
     prints_depth: bool = False
-    """Print the common prefix and the memory's depth for each prompt that may continue."""
+    """Common prefix and memory depth of each prompt that may continue."""
 
     @property
     def name(self) -> str:
@@ -80,13 +80,13 @@ STYLES: Final[tuple[Style, ...]] = (
     JUNE,
     MAY,
 )
-"""The newest first: where lines of two are in a log, it is of the newer."""
+"""Newest first: a log with lines of two formats is of the newer."""
 
 BY_NAME: Final = {each.name: each for each in STYLES}
 
 
 def style_in(text: str) -> str | None:
-    """The name of the style whose words a line has."""
+    """The name of the style of a line's words."""
     for style in STYLES:
         for words in style.words:
             if all(word in text for word in words):
@@ -95,10 +95,10 @@ def style_in(text: str) -> str | None:
 
 
 def prints_checkpoints(names: set[str]) -> bool:
-    """Check whether one of some styles has restores, creations and full re-processing unasked."""
+    """True if one of some styles prints restores, creations and full re-processing by default."""
     return any(BY_NAME[name].prints_checkpoints for name in names)
 
 
 def prints_depth(names: set[str]) -> bool:
-    """Check whether one of some styles has what is equal for each prompt that may go on."""
+    """True if one of some styles prints the common prefix of each prompt that may continue."""
     return any(BY_NAME[name].prints_depth for name in names)

@@ -18,16 +18,16 @@ ROADS: Final[Mapping[str, str]] = {
     "id": "Slot {slot} was requested by number.",
 }
 SHOWN: Final = 6
-"""Checkpoints that are listed one by one."""
+"""Most checkpoints that are listed singly."""
 
 NEARLY: Final = 0.95
-"""A part that is as good as all."""
+"""Share from which a part counts as all."""
 
 
 def says_of(
     request: Observed, common: Known, lengths: Lengths, after: int | None = None
 ) -> list[str]:
-    """Sentences of the log's lines in order; `after`: request whose slot file was restored."""
+    """Sentences of the log's lines in order; `after`: the request whose slot file was restored."""
     return [
         *_choice(request),
         *_filled(after),
@@ -120,7 +120,7 @@ def held_by(o: Observed, common: Known) -> float | None:
 
 
 def losses_of(o: Observed, common: Known, lengths: Lengths) -> list[dict[str, Any]]:
-    """The causes that the log's own lines give, from the most that was equal down to the reused."""
+    """Causes from the log's own lines, from the common prefix down to the reused tokens."""
     cached, equal = lengths.cached.value, common.value
     if cached is None:
         return []
@@ -171,7 +171,7 @@ def _none_qualifies(o: Observed, equal: int) -> str:
 
 
 def _nearly_all(o: Observed, lengths: Lengths) -> int | None:
-    """Tokens in common where the ratios say that it is as good as everything."""
+    """Common tokens if the printed ratios round to everything."""
     whole = lengths.prompt.value
     try:
         sim = float(o.sim) if o.sim is not None else 0.0
@@ -194,7 +194,7 @@ def _loss(rule: str, before: int, after: int, sentence: str) -> dict[str, Any]:
 
 
 FEWEST: Final = 2
-"""So many requests that diverge at one token make a place."""
+"""Fewest requests that diverge at one token to be reported as a place."""
 
 EITHER: Final = (
     "Either the client changes something there in every request (a date, an id, the order of "
@@ -210,7 +210,7 @@ NEAR_THE_START: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Requests that diverge at one token, or of which the log says only that they do early."""
+    """Requests that diverge at one token, or early, if the log has no token."""
 
     token: int | None  # None: near the start, no line says where
     requests: tuple[int, ...]
@@ -219,7 +219,7 @@ class Place:
     advice: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The place as JSON."""
         return {
             "token": self.token,
             "requests": list(self.requests),
@@ -230,7 +230,7 @@ class Place:
 
 
 def places_of(requests: Sequence[tuple[int, Rebuilt]], least: float) -> list[Place]:
-    """The place at which most of what was processed begins, where there is one.
+    """The place at which most reprocessing begins, if there is one.
 
     `requests` with their numbers; `least` is the part of a prompt that chooses a slot.
     """
@@ -260,7 +260,7 @@ def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
 
 
 def _diverges_at(each: Rebuilt) -> int | None:
-    """The first token that is another one than what was held, where both go on."""
+    """The first token that differs from the slot's, if both continue."""
     at, prompt = each.common, each.lengths.prompt
     cached, held = each.lengths.cached.value, held_by(each.observed, each.common)
     if at.value is None or not at.is_sure or prompt.value is None or cached is None:
@@ -291,10 +291,10 @@ def _is_early(each: Rebuilt) -> bool:
 FORMAT: Final = 1
 
 OFTEN: Final = 3
-"""Times that a clock goes back which are no accident."""
+"""Number of backward clock steps that indicates mixed logs."""
 
 LEAST: Final = 0.1
-"""The part of a prompt that a slot has to match to be chosen for it, where no flag says."""
+"""Default similarity that a slot needs to be chosen for a prompt."""
 
 
 @dataclass(slots=True)
@@ -308,7 +308,7 @@ class Group:
     engine: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The group as JSON."""
         cure = remedy_of(self.cause, self.engine)
         return {
             "cause": self.cause,
@@ -326,7 +326,7 @@ class Group:
 def told(
     replays: Sequence[Replay], *, sources: Sequence[str], lines: int, known_lines: int
 ) -> dict[str, Any]:
-    """Everything, as one mapping: what `--format json` prints."""
+    """The complete report, as `--format json` prints it."""
     requests: list[dict[str, Any]] = []
     for server, replay in enumerate(replays):
         requests += requests_of(replay, server=server, first=len(requests))
@@ -430,7 +430,7 @@ TOLD: Final[Mapping[str, str]] = {
     PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
     "and a draft model's tokens count among those of a prompt that nothing matches.",
 }
-"""Lines of other engines' logs, and the flags that print more."""
+"""Information in the lines of other engines' logs, and the flags that print more."""
 
 
 def _missing_of(replay: Replay) -> list[str]:
@@ -475,7 +475,7 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
 
 
 def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
-    """A request: the log's numbers, the replay's, and what lies between equal and reused."""
+    """A request: the log's numbers, the replay's, and the loss between matched and reused."""
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
     why, equal = causes_of(each)
@@ -530,7 +530,7 @@ def _slot_known(observed: Observed) -> str:
 
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
-    """Why fewer tokens were reused, and of how many: by the replay, or by the log's own lines."""
+    """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
     guessed = each.asked is not None and not each.asked.cache_prompt and not each.is_told
     if each.is_played and each.agrees and not guessed:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
@@ -540,12 +540,12 @@ def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
 
 @dataclass(slots=True)
 class States:
-    """Checkpoints that outlived the tokens they were made of, slot by slot."""
+    """Checkpoints that outlived their tokens, by slot."""
 
     kept: dict[int, dict[int, str]] = field(default_factory=dict)
 
     def stale(self, each: Rebuilt) -> str | None:
-        """Why one more request was answered from a state that is not the prompt's, if it was."""
+        """Reason why a request was answered from another prompt's state, if it was."""
         slot = each.replayed.slot if each.replayed.slot is not None else each.observed.slot
         found: str | None = None
         for event in each.replayed.events:
@@ -569,7 +569,7 @@ def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
-    """Sums over all requests that were not refused, as far as they are known.
+    """Known sums over all requests that were not refused.
 
     prompt tokens = reused + processed + unknown; a prompt whose length is not sure counts with what
     is known of it. A number that no request has is None.
@@ -609,7 +609,7 @@ def _again_at_most(request: Mapping[str, Any]) -> int:
 
 
 def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:
-    """Causes over all requests, largest first; a cause that wins tokens back counts against it."""
+    """Causes over all requests, largest first, net of regained tokens."""
     groups: dict[str, Group] = {}
     for each in requests:
         for loss in _net_losses(each["why"]):
@@ -621,7 +621,7 @@ def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]
 
 
 def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The losses that remain: what a later cause won back was not lost to the one before."""
+    """Net losses: tokens regained by a later cause are subtracted from the earlier one."""
     left: list[dict[str, Any]] = []
     for each in why:
         gained = each["to"] - each["from"]
@@ -639,6 +639,6 @@ def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    """The requests that read most tokens again although they were equal."""
+    """The requests with the most reprocessed matching tokens."""
     ranked = sorted(requests, key=lambda each: (-(each["again"] or 0), each["number"]))
     return [each for each in ranked if each["again"]][:count]

@@ -1,4 +1,4 @@
-"""A server with other settings: tokens that are read against bytes that are held.
+"""A server under other settings: prefilled tokens against memory.
 
 own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
 """
@@ -28,11 +28,11 @@ from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 
 CELLS: Final = 256
-"""A context is rounded up to so many tokens."""
+"""Granularity of a context's size in tokens."""
 
 
 class Subject(Protocol):
-    """Something that can be played with any settings of its server."""
+    """A workload that can be replayed under any settings of its server."""
 
     @property
     def engine(self) -> str:
@@ -55,7 +55,7 @@ class Subject(Protocol):
         ...
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
-        """Play it with these settings; raises InputError where the server refuses them."""
+        """Replay under these settings; raises InputError if the server refuses them."""
         ...
 
 
@@ -77,13 +77,13 @@ class Tuned:
 
     @property
     def requests(self) -> int:
-        """Number of requests in all."""
+        """Total number of requests."""
         return sum(each.subject.requests for each in self.lives)
 
 
 @dataclass(frozen=True, slots=True)
 class OfScenario:
-    """A scenario, with everything that its steps do."""
+    """A scenario with all its steps."""
 
     scenario: Scenario
     profile: Profile
@@ -108,7 +108,7 @@ class OfScenario:
         return sum(step.do == "complete" for step in self.scenario.step)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
-        """Play it over exact numbers: replies that later prompts repeat are the same each time."""
+        """Replay in exact arithmetic, so that replies repeated in later prompts are constant."""
         engine = replace(self.scenario.engine, options=dict(options))
         changed = replace(self.scenario, engine=engine)
         session = Session(changed, self.profile, arithmetic="ring", looks=False)
@@ -126,7 +126,7 @@ class OfScenario:
 
 @dataclass(frozen=True, slots=True)
 class OfRequests(OnServer):
-    """Recorded requests, with what was done to slots between them."""
+    """Recorded requests with the slot actions between them."""
 
     prompts: tuple[Prompt, ...]
 
@@ -136,7 +136,7 @@ class OfRequests(OnServer):
         return len(self.prompts)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
-        """Play them in the order in which they came and ended."""
+        """Replay in the order of arrivals and ends."""
         rerun = Rerun(self.profile, "", started(self.profile, self.spec, options), weighs=True)
         rerun.add_all(self.prompts)
         answers = [each for each in rerun.played.values() if each.cached is not None]
@@ -161,7 +161,7 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
 
 
 def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
-    """The assumption on prefixes that a server without a prompt cache has no line about."""
+    """The assumption about common prefixes, which a server without a prompt cache does not log."""
     for each in replays:
         options = each.settings.values
         if options.get("cache_ram") == 0 and len(each.requests) > options.get("parallel", 1):
@@ -173,7 +173,7 @@ def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
 
 
 def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
-    """Recorded requests, in the order in which they came and ended."""
+    """Recorded requests in the order of arrivals and ends."""
     live = Live(wanted)
     live.add_all(requests)
     if live.profile is None:
@@ -207,7 +207,7 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
 
 
 def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
-    """A scenario on the first of its profiles, or on the one that is named."""
+    """A scenario on the given profile, or on its first."""
     if scenario.engine.name != FAMILY.name:
         msg = f"{scenario.name}: tune sweeps the settings of llama.cpp, not {scenario.engine.name}"
         raise InputError(msg)
@@ -228,12 +228,12 @@ def _given(spec: ModelSpec) -> str:
 
 
 NEARLY: Final = 1.01
-"""A setting within this of the fewest tokens is as good, if it holds less."""
+"""Relative difference in tokens within which the setting with less memory is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A server: what differs from the user's, and what came of it."""
+    """A tried server: changed settings and results."""
 
     changes: Mapping[str, Any]
     processed: int
@@ -244,11 +244,11 @@ class Tried:
 
     @property
     def held(self) -> int:
-        """Bytes in all: parked prompts and checkpoints, and the context itself."""
+        """Total bytes: parked prompts, checkpoints and the context."""
         return self.peak_bytes + self.context_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The trial as JSON."""
         return {
             "changes": dict(self.changes),
             "processed": self.processed,
@@ -260,7 +260,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The work of one process: every life of a server with some settings changed."""
+    """The task of a process: every life of a server under changed settings."""
 
     lives: tuple[Life, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -268,7 +268,7 @@ class Trial:
 
 
 def tried(trial: Trial) -> Tried | None:
-    """Play everything with some settings; None where the server refuses them."""
+    """Replay under some settings; None if the server refuses them."""
     outcomes, context = [], 0
     for life in trial.lives:
         options = {**life.options, **trial.changes}
@@ -305,7 +305,7 @@ def alone(lives: Sequence[Life]) -> list[Trial]:
 
 
 def _change(options: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
-    """A changed setting; slots that share no cells take their part of the context with them."""
+    """A changed setting; slots with separate cells keep their context size."""
     changes = {name: value}
     context, slots = options.get("ctx_size", 0), options.get("parallel", 1)
     if name == "parallel" and isinstance(value, int) and not options.get("kv_unified") and context:
@@ -314,7 +314,7 @@ def _change(options: Mapping[str, Any], name: str, value: object) -> dict[str, A
 
 
 def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
-    """The settings that helped, in pairs and all at once."""
+    """Combinations of the settings that helped: pairs, and all together."""
     own = first[0]
     best: dict[str, Tried] = {}
     for each in first[1:]:
@@ -333,7 +333,7 @@ def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
 
 
 def front(found: Iterable[Tried]) -> list[Tried]:
-    """Those that nothing beats on both counts, fewest tokens first."""
+    """The Pareto front, fewest tokens first."""
     kept: list[Tried] = []
     for each in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
         if not kept or each.held < kept[-1].held:
@@ -342,7 +342,7 @@ def front(found: Iterable[Tried]) -> list[Tried]:
 
 
 def recommended(found: Sequence[Tried]) -> Tried:
-    """The one that holds least among those that read nearly as few tokens as the best."""
+    """The setting with the least memory among those with nearly the fewest tokens."""
     best = min(found, key=lambda each: (each.failed, each.processed))
     good = [
         each
@@ -353,14 +353,14 @@ def recommended(found: Sequence[Tried]) -> Tried:
 
 
 def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
-    """Command line that starts the server with these settings."""
+    """Command line of a server with these settings."""
     family, given = FAMILIES[engine], {**options, **changes}
     flags = (flag_of(family, name, value) for name, value in given.items())
     return " ".join([family.program, *filter(None, flags)])
 
 
 def summary(found: Sequence[Tried], life: Life) -> dict[str, Any]:
-    """A sweep as JSON has it, with the command line of the best settings."""
+    """A sweep as JSON, with the command line of the best settings."""
     best = recommended(found)
     return {
         "own": found[0].as_dict(),

@@ -19,15 +19,15 @@ from cachesim.lab.logs.tuning import Tried
 from cachesim.scenario.labels import label_of_release
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
-"""Proposals whose effect users ask for, where a release can take them."""
+"""Proposed patches to try, on releases that can take them."""
 
 MOST_JUDGED: Final = 400_000
-"""Prompt tokens of all servers together whose answers are judged: about a second."""
+"""Most prompt tokens of all servers whose answers are verified: about a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A server that the requests are played on: its profile, and flags that differ."""
+    """A server for the requests: its profile and changed flags."""
 
     name: str
     profile: str = ""  # the log's own, if none is named
@@ -40,7 +40,7 @@ class Question:
 
 
 def usual(settings: Settings) -> list[Question]:
-    """The log's own server, the other releases, and the patches that matter."""
+    """The log's own server, other releases, and relevant patches."""
     own = settings.profile.removeprefix("llama.cpp@")
     release = str(settings.release.value)
     names = [each for each in RELEASES if each != own]
@@ -49,7 +49,7 @@ def usual(settings: Settings) -> list[Question]:
 
 
 def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
-    """The log's own server, and those that the user names."""
+    """The log's own server, and those given by the user."""
     found = [Question(settings.profile.removeprefix("llama.cpp@"))]
     for text in texts:
         name, equals, value = text.partition("=")
@@ -62,7 +62,7 @@ def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
 
 
 def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dict[str, Any]]:
-    """Of the settings that were tried, own ones first, those that a cause's advice names."""
+    """Tried settings, the user's first, that a cause's remedy names."""
     own, *others = found
     named = remedy_of(cause, settings.engine).flags
     return [
@@ -78,7 +78,7 @@ def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dic
 
 
 def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
-    """The flags that help, best first, each with its best value; and those of which no value did.
+    """The flags that help, best first, with their best values; and those without any effect.
 
     A setting with which requests fail that were answered does not help.
     """
@@ -96,7 +96,7 @@ def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _name(flag: str) -> str:
-    """A flag without its value; one that is switched off has the name of the flag switched on."""
+    """A flag without its value; a switched-off flag by the name of its opposite."""
     return flag.partition(" ")[0].replace("--no-", "--", 1)
 
 
@@ -110,7 +110,7 @@ def value_of(text: str) -> object:
 
 
 def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    """An entry for each question, over all starts of the log's server; none for no question.
+    """An entry for each question, over all lives of the log's server.
 
     A usual one that the server of a log cannot be asked is left out.
     """
@@ -136,7 +136,7 @@ def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterato
 
 
 def summed(counts: Sequence[int | None]) -> int | None:
-    """All of them, where all are known."""
+    """The sum, if every number is known."""
     known = [each for each in counts if each is not None]
     return sum(known) if len(known) == len(counts) else None
 
@@ -158,7 +158,7 @@ def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> 
 def entry(
     question: Question, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
 ) -> dict[str, Any]:
-    """A row: tokens that are read, requests that reuse something, bytes at most."""
+    """A row: prefilled tokens, requests with reuse, peak bytes."""
     hits = failed = 0
     for replay, others in zip(replays, played, strict=True):
         answers = [others[0].replayed[n] for n in _numbers(replay)]

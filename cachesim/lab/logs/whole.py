@@ -1,4 +1,4 @@
-"""A log from its files to what it tells, in one call."""
+"""From log files to the report, in one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from cachesim.lab.logs.telling import told
 from cachesim.packed import HEAD_BYTES, unpacked
 
 MOST_REQUESTS: Final = 100_000
-"""Requests of one log that are replayed."""
+"""Most requests of a log that are replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ RECORD: Final = (
 
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
-    """Read logs one after the other, as one log."""
+    """Read several logs as one."""
     reader, tally = Reader(), Tally()
     for name, file in files:
         reader.take(_of_one_server(lines_of(file, tally), name))
@@ -69,7 +69,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
 
 
 def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
-    """The lines, unless those of several servers are mixed: a slot's number would mean two slots.
+    """The lines, unless several servers' are mixed, whose slot numbers collide.
 
     A server that is started again under another process number does not come back to the first.
     """
@@ -92,7 +92,7 @@ def _mixed(name: str, origins: Sequence[str]) -> str:
 def replays_of(
     read: Read, wanted: Wanted, progress: Callable[[int], None] | None = None
 ) -> list[Replay]:
-    """Play what was read."""
+    """Replay parsed logs."""
     if not read.servers:
         raise InputError(_nothing_in(read))
     replays = []

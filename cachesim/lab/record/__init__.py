@@ -1,4 +1,5 @@
-"""Between a client and its server: requests pass through unchanged, and what they share is kept.
+"""A proxy between a client and its server: requests pass unchanged, their common prefixes are
+recorded.
 
     client ── request ──> passage ── request ──> server
     client <── answer ─── passage <── answer ──── server

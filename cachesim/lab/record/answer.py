@@ -1,4 +1,4 @@
-"""Parser of passing answers: usage, timings, reply.
+"""Parser of proxied answers: usage, timings, reply.
 
     data: {"choices": [{"delta": {"content": "Four"}}]}     the reply grows
     data: {"usage": {...}, "timings": {...}}                the numbers
@@ -17,13 +17,13 @@ from cachesim.lab.logs.dialects import is_last, texts_of, usage_of
 from cachesim.typed import mapping
 
 MOST_REPLY: Final = 8 << 20
-"""Characters of a reply that are read; more are counted."""
+"""Most characters of a reply that are parsed; further ones are counted."""
 
 MOST_AT_ONCE: Final = 16 << 20
-"""Bytes of an answer that is no stream, and of one line of a stream."""
+"""Most bytes of an answer without a stream, or of a line of a stream."""
 
 BATCH: Final = 1 << 14
-"""Bytes of a stream that are gathered before they are read."""
+"""Bytes of a stream buffered before they are parsed."""
 
 DONE: Final = b"[DONE]"
 """End marker of OpenAI's streams; clients may disconnect after it."""
@@ -32,20 +32,20 @@ NUMBERS: Final = (
     b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop',
     b'"eval_count"', b'"meta_info"', b'"chat.end"', b'"finish_reason"',
 )  # fmt: skip
-"""Keys of the lines that are still parsed once the reply is long enough."""
+"""Keys of the lines that are still parsed when the reply is long enough."""
 
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
-"""The last events of streams that have no such word: of Anthropic's messages, of responses."""
+"""Last events of streams without such a word: Anthropic's messages, responses."""
 
 EVENTS: Final = "text/event-stream"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl")
-"""Content types of streams with one object on each line, as Ollama's are."""
+"""Content types of streams with an object per line, such as Ollama's."""
 
 FACTS: Final = (
     "model", "system_fingerprint", "id_slot", "tokens_evaluated", "response_id",
     "n_saved", "n_restored", "n_erased",
 )  # fmt: skip
-"""Fields of an answer that are kept besides counts and texts."""
+"""Recorded fields of an answer besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")
 """Counts in answers to `/slots/N?action=...`."""
@@ -70,7 +70,7 @@ class Said:
 
 
 class AnswerReader:
-    """Takes the bytes of an answer as they pass."""
+    """Incremental parser of an answer's bytes."""
 
     def __init__(self) -> None:
         self.said = Said()
@@ -85,7 +85,7 @@ class AnswerReader:
         self._unpack: Any = None
 
     def opened(self, content_type: str, encoding: str) -> None:
-        """The head of the answer is there."""
+        """Parse the head of the answer."""
         kind = content_type.lower()
         if kind.startswith(LINES):
             self._prefix = b""
@@ -97,7 +97,7 @@ class AnswerReader:
             self.unread = f"the answer is packed with {encoding[:20]!r}"
 
     def feed(self, chunk: bytes) -> None:
-        """Bytes that were passed on."""
+        """Parse bytes that were forwarded."""
         self.size += len(chunk)
         if self.unread:
             return
@@ -110,7 +110,7 @@ class AnswerReader:
             self._held.clear()
 
     def close(self) -> Said:
-        """Read what is left, when nothing more comes."""
+        """Parse the rest at the end."""
         if not self.unread and self.is_stream:
             self._read_stream()
             self._take_line(self._rest)
@@ -168,7 +168,7 @@ class AnswerReader:
 
 
 def take(said: Said, entry: Mapping[str, Any]) -> None:
-    """Take from one object of an answer what a recorder keeps, in the shapes of all servers."""
+    """Extract the recorded fields from an object of an answer, in the shapes of all servers."""
     message = mapping(entry.get("message"))  # Anthropic's `message_start`
     response = mapping(entry.get("response"))  # the last event of OpenAI's responses
     result = mapping(entry.get("result"))  # the last event of LM Studio's chats
@@ -193,14 +193,16 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
 
 
 def _replace_text(said: Said, text: str) -> None:
-    """SGLang's text: each event has the whole reply so far, or, as a server may be set, its end."""
+    """SGLang's text: each event has the whole reply so far or, if the server is so configured, its
+    end.
+    """
     so_far = "".join(said.text)
     said.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
     said.characters = len(said.text[0])
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Kind and text of what one object adds to the first reply."""
+    """Kind and text that an object adds to the first reply."""
     choices = entry.get("choices")
     for choice in choices if isinstance(choices, list) else []:
         fields = mapping(choice)
@@ -226,11 +228,11 @@ PIECES: Final = {
     "response.reasoning_text.delta": "reasoning",
     "response.function_call_arguments.delta": "tool call",
 }
-"""Events that bring a piece of a response."""
+"""Events with a part of a response."""
 
 
 def _of_response(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A piece of a streamed response, or the items of a whole one."""
+    """A part of a streamed response, or the items of a whole one."""
     kind = PIECES.get(str(entry.get("type")))
     if kind is not None and isinstance(entry.get("delta"), str):
         yield kind, entry["delta"]
@@ -270,7 +272,7 @@ def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _error_of(error: object) -> str:
-    """The server's short word for an error; its sentence may quote the prompt."""
+    """The server's error code; its message may quote the prompt."""
     fields = mapping(error)
     for key in ("type", "code"):
         if isinstance(fields.get(key), str | int):

@@ -23,23 +23,23 @@ from cachesim.typed import Json
 from cachesim.units import Array
 
 PATIENCE: Final = 10.0
-"""Seconds that a server may take for one question."""
+"""Seconds until a query times out."""
 
 FAILURES: Final = 3
-"""So many questions without an answer, and no more is asked."""
+"""Number of failed queries after which none is sent."""
 
 KEPT: Final = 64
-"""Prompts whose tokens are at hand."""
+"""Prompts with cached tokens."""
 
 LONGEST: Final = 4 << 20
-"""Characters of a prompt that is asked about."""
+"""Most characters of a prompt that is queried."""
 
 TEMPLATED: Final = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
     "add_generation_prompt", "reasoning_format", "response_format", "json_schema", "grammar",
     "continue_final_message", "enable_thinking", "chat_template",
 )  # fmt: skip
-"""Fields of a chat that its template looks at."""
+"""Fields of a chat that its template reads."""
 
 ONE, OTHER, THIRD = "ONE", "OTHER", "THIRD"
 
@@ -52,13 +52,13 @@ class Tokens:
     user_starts: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The tokens as JSON."""
         return {"runs": [list(run) for run in self.runs], "user_starts": list(self.user_starts)}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A prompt whose tokens are known, and those of its reply."""
+    """A prompt with its tokens, and those of its reply."""
 
     number: int
     tokens: Array
@@ -66,7 +66,7 @@ class Seen:
 
 
 class Asker:
-    """Asks one server; called from the recording thread, it lets the event loop do the talking."""
+    """Queries to a server, called from the recording thread and run on the event loop."""
 
     def __init__(
         self, upstream: str, session: ClientSession, loop: asyncio.AbstractEventLoop
@@ -96,7 +96,7 @@ class Asker:
         return self.facts
 
     def tokens_of(self, path: str, request: Mapping[str, Any], own: Recorded) -> Tokens | None:
-        """The tokens of a request; None where the server cannot tell, or tells otherwise."""
+        """The tokens of a request; None if the server cannot count them, or contradicts itself."""
         if own.characters > LONGEST or self._failures >= FAILURES:
             return None
         self.learn()
@@ -136,7 +136,7 @@ class Asker:
         return None
 
     def _tokenized(self, text: str | list[int], *, first: bool = True) -> Array | None:
-        """The tokens of a text; `first`: of one that a prompt begins with."""
+        """The tokens of a text; `first`: of one at a prompt's start."""
         if isinstance(text, list):
             return np.asarray(text, dtype=np.int64)
         body = {"content": text, "add_special": first, "parse_special": True}
@@ -198,7 +198,7 @@ def _places_of(mark: Array, ids: Array) -> tuple[int, ...]:
 
 
 def _mark_in(text: str) -> str:
-    """The text before the first user's message that also stands before the second."""
+    """The text before the first user's message that also precedes the second."""
     first, _, rest = text.partition(ONE)
     between = rest.partition(OTHER)[2].partition(THIRD)[0]
     size = 0

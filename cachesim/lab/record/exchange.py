@@ -1,4 +1,4 @@
-"""A request and its answer, as they went through: what the passage hands over when it is done."""
+"""A proxied request with its answer."""
 
 import re
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ RECORDED: Final = (
 """Ends of paths whose requests hold a prompt."""
 
 NAMELESS: Final = re.compile(r"[^/]{24,}")
-"""Parts of paths that may be keys or identifiers of users."""
+"""Parts of paths that may be keys or user ids."""
 
 
 def path_shown(path: str) -> str:
-    """A path that may be printed: without a query, and without parts that may be secret."""
+    """A printable path: without a query, and without parts that may be secret."""
     return printable(NAMELESS.sub("*", path[:200]))
 
 
@@ -37,7 +37,7 @@ SLOT: Final = re.compile(r"/slots/(\d{1,4})/?$")
 
 
 def holds_prompt(method: str, path: str) -> bool:
-    """Check whether a call is one that is recorded; all others only pass."""
+    """True if a call is recorded; others are only forwarded."""
     return method == "POST" and path.rstrip("/").endswith(RECORDED)
 
 
@@ -50,14 +50,14 @@ def slot_action(method: str, path: str, query: Mapping[str, str]) -> tuple[str, 
 
 @dataclass(slots=True)
 class Body:
-    """The bytes of a request that went by, kept up to the longest that is recorded."""
+    """The bytes of a request, up to the longest that is recorded."""
 
     chunks: list[bytes] = field(default_factory=list)
     size: int = 0
     encoding: str = ""
 
     def add(self, chunk: bytes) -> None:
-        """Bytes that were passed on."""
+        """Add forwarded bytes."""
         self.size += len(chunk)
         if self.size <= LONGEST_REQUEST:
             self.chunks.append(chunk)
@@ -88,7 +88,7 @@ class Exchange:
     broken: str = ""  # what went wrong between server and recorder
 
     def saw(self, chunk: bytes, seconds: float) -> None:
-        """A piece of the answer was passed on."""
+        """Note a forwarded part of the answer."""
         if self.first_byte is None:
             self.first_byte = seconds
         self.answer.feed(chunk)

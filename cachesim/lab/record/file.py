@@ -1,4 +1,4 @@
-"""The file that requests are written to: one line each, whole or not at all.
+"""The file of recorded requests: a line each, written atomically.
 
 A line goes out in one write, at the end of a file that only its owner can read. Where a write
 fails or is cut short, what it left is taken back, so that the file always ends with a whole line.
@@ -16,7 +16,7 @@ OWNER_ONLY: Final = 0o600
 
 
 class RecordFile:
-    """Takes lines until it is closed, or until there is no more room."""
+    """A writer of lines until it is closed, or the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class RecordFile:
             raise not_writable(path, "--output", error) from None
 
     def write(self, entry: Mapping[str, Any]) -> bool:
-        """Add a line; False where it could not be written, and none is from then on."""
+        """Write a line; False once a write failed."""
         if self._file is None:
             return False
         text = json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
@@ -55,7 +55,7 @@ class RecordFile:
         return True
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""Text as a chain of keyed hashes: who shares a beginning is seen, what it says is not.
+"""Text as a chain of keyed hashes: common prefixes are visible, the text is not.
 
     text      [ 64 characters ][ 64 characters ][ the rest ]
     hashes     h1 = H(key, "", 1st)  h2 = H(key, h1, 2nd)  h3 = H(key, h2, rest)
@@ -14,14 +14,14 @@ from typing import Final
 from cachesim.lab.logs.segments import BLOCK, Segment
 
 DIGEST: Final = 6
-"""Bytes of a hash: two of a million million texts are taken for equal by chance."""
+"""Bytes of a hash, large enough against collisions of a million million texts."""
 
 MOST_KNOWN: Final = 64 << 20
-"""Characters of parts whose hashes are remembered, because clients send them again and again."""
+"""Most characters of parts with cached hashes, as clients repeat them."""
 
 
 class Hasher:
-    """Hashes parts of prompts with one key."""
+    """Hasher of prompt parts with one key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -29,7 +29,7 @@ class Hasher:
         self._size = 0
 
     def hashed(self, segment: Segment) -> Segment:
-        """The same part of a prompt, without its text."""
+        """A part of a prompt without its text."""
         text = segment.text
         known = self._known.get(text)
         if known is None:

@@ -1,4 +1,4 @@
-"""The way through: each request goes to the server as it came, each answer back as it came.
+"""The proxy: requests go to the server and answers come back unchanged.
 
 Nothing is held back: a piece of a body is passed on before it is looked at, a slow reader slows
 the server (`drain`), and a client that leaves closes the connection to the server.
@@ -38,10 +38,10 @@ HOP_BY_HOP: Final = frozenset(
         "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     )
 )  # fmt: skip
-"""Headers that speak of one connection and not of the message (RFC 9110, 7.6.1)."""
+"""Headers of a connection, not of a message (RFC 9110, 7.6.1)."""
 
 OURS: Final = frozenset(("host", "expect"))
-"""Headers of a request that name the recorder, or that it has answered itself."""
+"""Headers of a request that name the proxy, or that it handled itself."""
 
 LONGEST_HEADER: Final = 1 << 16
 MOST_PATHS, OTHER_PATHS = 50, "other paths"
@@ -49,14 +49,14 @@ SECONDS_TO_CONNECT: Final = 30
 WAITS: Final = 0.05
 LOOKS: Final = 0.25
 STRIKES: Final = 2
-"""So often a connection is seen closed before its answer counts as broken."""
+"""Polls of a closed connection after which its answer counts as broken."""
 NAMES: Final = re.compile(r"[A-Za-z][\w .+-]{0,40}(/[\w.+-]{1,20})?")
 
 Take = Callable[[Exchange], None]
 
 
 class Passage:
-    """Passes requests on, and tells `take` of each one with a prompt when it is over."""
+    """A proxy that calls `take` for each finished request with a prompt."""
 
     def __init__(self, upstream: str, take: Take, wait: Callable[[], bool]) -> None:
         self._upstream = upstream
@@ -78,7 +78,7 @@ class Passage:
 
     @property
     def session(self) -> ClientSession:
-        """The side that speaks to the server.
+        """The connection to the server.
 
         Every request has a connection of its own: one that was kept open may be closed by the
         server at the moment in which the next request is sent, and the client would get an error
@@ -98,12 +98,12 @@ class Passage:
         return self._session
 
     async def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection to the server."""
         if self._session is not None:
             await self._session.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """A request, from its first byte to the last of its answer."""
+        """Forward a request and its answer."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return refusal(501, "websocket_refused", "the recorder passes no WebSockets")
         self.passed += 1
@@ -189,7 +189,7 @@ class Passage:
         response: web.StreamResponse | None,
         error: ClientError,
     ) -> web.StreamResponse:
-        """The server went away: before its answer a 502, in the middle of it the same break."""
+        """Handle a server's failure: a 502 before the answer, a broken connection within it."""
         why = _reason_of(error)
         if exchange is not None:
             exchange.broken = why
@@ -202,7 +202,7 @@ class Passage:
         return refusal(502, "upstream_unreachable", f"{self._upstream}: {why}")
 
     async def _only_theirs(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Leave out the headers that our side of HTTP adds to the server's of its own accord."""
+        """Remove headers that our HTTP client adds by itself."""
         theirs = self._theirs.get(response)
         for name in ("Content-Type", "Date", "Server"):
             if theirs is not None and name not in theirs:
@@ -223,11 +223,11 @@ async def _sent(request: web.Request, exchange: Exchange | None) -> AsyncIterato
 
 
 class ClientLeftError(Exception):
-    """Whoever asked is gone."""
+    """The client disconnected."""
 
 
 async def _to_client(response: web.StreamResponse, chunk: bytes) -> None:
-    """Pass a piece on, once the client has taken most of those before it."""
+    """Forward bytes, once the client has received most of the earlier ones."""
     try:
         await response.write(chunk)
     except ConnectionError as error:
@@ -236,7 +236,7 @@ async def _to_client(response: web.StreamResponse, chunk: bytes) -> None:
 
 @contextmanager
 def _watched(answer: ClientResponse) -> Iterator[None]:
-    """Notice that an answer will never end: its bytes are no HTTP, and the connection is given up.
+    """Detect an answer without an end: its bytes are not HTTP, and the connection is closed.
 
     aiohttp closes the connection where a chunk has no size, and does not tell whoever reads.
     """
@@ -277,7 +277,7 @@ def _passed_on(headers: CIMultiDictProxy[str], others: frozenset[str]) -> CIMult
 
 
 def refusal(status: int, kind: str, why: str) -> web.Response:
-    """An answer of the recorder itself, in the shape that clients of OpenAI's API read."""
+    """An answer of the proxy itself, in the shape of OpenAI's API."""
     error = {"message": f"cachesim record: {why}", "type": kind, "code": status}
     text = json.dumps({"error": error})
     return web.Response(status=status, text=text, content_type="application/json")
@@ -291,7 +291,7 @@ def _reason_of(error: ClientError) -> str:
 
 
 def _client_of(request: web.Request) -> str:
-    """The program that asks, by its own word, and its machine where that is another."""
+    """The client's program by its user agent, and its machine if remote."""
     found = NAMES.match(request.headers.get("User-Agent", ""))
     name = found.group() if found else "unknown"
     return name if request.remote in {None, "127.0.0.1", "::1"} else f"{name} at {request.remote}"

@@ -14,7 +14,7 @@ LOOPBACK: Final = ("localhost", "ip6-localhost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A recorder's settings, checked."""
+    """A proxy's validated settings."""
 
     upstream: str  # without a slash at its end
     host: str
@@ -25,7 +25,7 @@ class Plan:
 
 
 def upstream_of(text: str) -> str:
-    """The server that requests go to, as scheme, host, port and the path before theirs."""
+    """The upstream server's scheme, host, port and path prefix."""
     if "://" not in text:
         text = f"http://{text}"
     parts = _split(text, "--upstream")
@@ -42,7 +42,7 @@ def upstream_of(text: str) -> str:
 
 
 def place_of(text: str, *, public: bool) -> tuple[str, int]:
-    """Host and port to listen on; `8081`, `127.0.0.1:8081` and `[::1]:8081` are all fine."""
+    """Host and port to listen on: `8081`, `127.0.0.1:8081` or `[::1]:8081`."""
     parts = _split(f"//{text}" if not text.isdigit() else f"//127.0.0.1:{text}", "--listen")
     host, port = parts.hostname or "", parts.port
     if not host or port is None or parts.path or parts.username:
@@ -58,7 +58,7 @@ def place_of(text: str, *, public: bool) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Check whether only this machine reaches an address."""
+    """True if an address is reachable from this machine only."""
     if host.lower() in LOOPBACK:
         return True
     try:
@@ -68,7 +68,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_no_circle(upstream: str, host: str, port: int) -> None:
-    """Refuse to pass requests on to the recorder itself."""
+    """Refuse to forward requests to the proxy itself."""
     parts = urlsplit(upstream)
     theirs = parts.port or (443 if parts.scheme == "https" else 80)
     here = parts.hostname == host or (is_loopback(parts.hostname or "") and is_loopback(host))

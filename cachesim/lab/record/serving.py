@@ -1,4 +1,4 @@
-"""The recorder from its start to its end: it listens, and on Ctrl-C or SIGTERM stops cleanly."""
+"""The proxy's life: it listens, and stops cleanly on Ctrl-C or SIGTERM."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ from cachesim.lab.record.plan import Plan
 from cachesim.lab.record.session import Session
 
 GRACE: Final = 0.2
-"""Seconds that answers under way are given when the recorder is told to stop."""
+"""Seconds for running answers after a stop."""
 
 TURN: Final = 0.00005
-"""Seconds for which the recording thread may hold the interpreter while answers are passing.
+"""Seconds for which the recording thread may hold the interpreter while answers are forwarded.
 
 A request and its answer wake the passage some ten times. With 0.5 ms a recorder whose thread is
 never idle added 0.6 ms to what a bare hop costs; with this, 0.1.
@@ -31,7 +31,9 @@ Open: TypeAlias = Callable[[Passage, asyncio.AbstractEventLoop], Session]
 
 
 class Faults(logging.Handler):
-    """Counts what HTTP's libraries log, and prints none of it: errors quote headers with keys."""
+    """Counter of the HTTP libraries' log records, which are not printed: errors quote headers with
+    keys.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +44,14 @@ class Faults(logging.Handler):
             logger.handlers[:] = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count an error by its class, everything else not at all."""
+        """Count an error by its class; ignore other records."""
         kind = record.exc_info[0] if record.exc_info else None
         if kind is not None:
             self.counts[kind.__name__] += 1
 
 
 async def serve(plan: Plan, open_session: Open, listening: Callable[[str], None]) -> Faults:
-    """Pass requests on until a signal comes; what is under way then counts as cancelled."""
+    """Forward requests until a signal; running ones count as cancelled."""
     faults = Faults()
     sys.setswitchinterval(TURN)
     loop = asyncio.get_running_loop()
@@ -64,7 +66,7 @@ async def serve(plan: Plan, open_session: Open, listening: Callable[[str], None]
 
 @asynccontextmanager
 async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
-    """A recorder that listens; the address that clients are given."""
+    """A listening proxy; yields its address for clients."""
     sessions: list[Session] = []
 
     def take(exchange: Exchange) -> None:

@@ -37,7 +37,7 @@ SAMPLING: Final = (
     "num_ctx", "num_keep", "num_predict", "think", "max_new_tokens", "max_length",
     "max_context_length", "max_output_tokens", "context_length",
 )  # fmt: skip
-"""Fields of a request that change what a server keeps or reuses, or what it says."""
+"""Fields of a request that affect the cache or the sampling."""
 
 KEPT_TEXT: Final = (*PLACES, "model", "stream", "tool_choice", "input_extra")
 """Further fields of a request that `--keep-text` keeps."""
@@ -48,7 +48,7 @@ LONGEST_WORD: Final = 200
 
 
 def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
-    """The request as JSON, and where that cannot be had, why."""
+    """The request as JSON, or the reason why it is not available."""
     body = exchange.body
     if not body.is_whole:
         return {}, f"the request is longer than {LONGEST_REQUEST >> 20} MiB"
@@ -71,7 +71,7 @@ def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
 
 
 def reply_of(said: Said) -> tuple[Segment, ...]:
-    """Reply in the parts that the next request repeats."""
+    """Reply in the parts repeated by the next request."""
     parts = (("reasoning", said.reasoning), ("text", said.text), ("tool call", said.calls))
     return tuple(
         Segment("reply", "assistant", kind, "".join(texts)) for kind, texts in parts if any(texts)
@@ -79,7 +79,7 @@ def reply_of(said: Said) -> tuple[Segment, ...]:
 
 
 def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """All of a line but for the texts."""
+    """The line without the texts."""
     said = exchange.answer.said
     entry: dict[str, Any] = {
         "format": 1,
@@ -120,7 +120,7 @@ def action_entry(
     request: Mapping[str, Any],
     hasher: Hasher | None,
 ) -> dict[str, Any]:
-    """The line of a call of `/slots/N`: a file's name is hashed as texts are."""
+    """The line of a call of `/slots/N`: a file's name is hashed like texts."""
     action, slot = called
     name = str(request.get("filename") or "")[:LONGEST_WORD]
     facts = exchange.answer.said.facts
@@ -140,7 +140,7 @@ def with_texts(
     reply: tuple[Segment, ...],
     hasher: Hasher | None,
 ) -> dict[str, Any]:
-    """A line with the prompt and the reply: as hashes, or, where there is no hasher, as text."""
+    """A line with the prompt and the reply: hashed, or as text without a hasher."""
     if hasher is None:
         kept = {key: request[key] for key in (*KEPT_TEXT, *SAMPLING) if key in request}
         parts = [{"kind": each.kind, "text": each.text} for each in reply]
@@ -155,13 +155,13 @@ def with_texts(
 def with_own_texts(
     entry: Mapping[str, Any], request: Mapping[str, Any], reply: tuple[Segment, ...]
 ) -> Recorded:
-    """The request as the differ reads it, its texts in memory only."""
+    """The request for the comparison, with texts in memory only."""
     found = recorded_from({**entry, "request": dict(request)}, line=0, number=0)
     return replace(found, number=int(entry["number"]), reply=reply)
 
 
 def shown(segment: Segment) -> dict[str, Any]:
-    """A part of a prompt as JSON has it."""
+    """A part of a prompt as JSON."""
     return {
         "part": segment.part,
         "role": segment.role,
@@ -172,7 +172,7 @@ def shown(segment: Segment) -> dict[str, Any]:
 
 
 def _sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that matter for a cache, where they are numbers, yes or no, or a short word."""
+    """Fields that affect a cache: numbers, booleans or short words."""
     nested = ("chat_template_kwargs", "options", "sampling_params")
     inner = {key: value for name in nested for key, value in mapping(request.get(name)).items()}
     fields = {**inner, **request}
@@ -184,7 +184,7 @@ def _sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers alone, those of inner objects too."""
+    """Numbers alone, nested ones included."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -197,7 +197,7 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Seconds, fine enough to tell what came before what."""
+    """Seconds, rounded, fine enough for an order."""
     return None if seconds is None else round(seconds, 6)
 
 
@@ -207,10 +207,10 @@ def short(value: object) -> str:
 
 
 MOST_WAITING: Final = 256 << 20
-"""Bytes of exchanges that wait to be written."""
+"""Most bytes of exchanges waiting to be written."""
 
 MOST_STORED: Final = 256
-"""Conversations of LM Studio's that may still be continued."""
+"""Most conversations of LM Studio that may be continued."""
 
 QUOTES: Final = ("before", "after", "sentence", "advice")
 """Fields of a divergence that quote the prompt or repeat its kind."""
@@ -232,7 +232,7 @@ class Row:
 
 
 class Session:
-    """Takes exchanges, one after the other, in a thread of its own."""
+    """Recorder of exchanges in a thread of its own."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class Session:
         self._thread.start()
 
     def take(self, exchange: Exchange) -> None:
-        """An exchange is over."""
+        """Queue a finished exchange."""
         with self._lock:
             self._waiting += exchange.body.size
         self._queue.put(exchange)
@@ -270,7 +270,7 @@ class Session:
         return self._waiting > MOST_WAITING
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining lines."""
         self._queue.put(None)
         self._thread.join()
         self._file.close()
@@ -314,7 +314,7 @@ class Session:
     def _write_action(
         self, exchange: Exchange, called: tuple[str, int], request: Mapping[str, Any]
     ) -> None:
-        """A slot was saved, restored or erased: the next request finds it so."""
+        """Write a slot's save, restore or erasure, before the next request."""
         entry = action_entry(exchange, called, request, self._hasher)
         action = acted(entry, number=exchange.number)
         self._actions.append(action)

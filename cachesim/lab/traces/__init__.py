@@ -1,1 +1,1 @@
-"""Production traces: requests as blocks of tokens, played in order on any engine."""
+"""Production traces: requests as blocks of tokens, replayed on any engine."""

@@ -1,4 +1,4 @@
-"""A request of a trace, whatever form the trace has."""
+"""A request of a trace, in any format."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from cachesim.errors import InputError
 
 
 class TraceError(InputError):
-    """A trace that is wrong; the message says in which line."""
+    """An invalid trace; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Limits in bytes: which of a server's flags are such, and whose bytes they count.
+"""Limits in bytes: the flags that set them, and the sizes they count.
 
     a trace, 32 tokens as one    | 32 | 32 | 32 | 9 |      4 tokens as played
     cache_ram counts of it       4 x the small network's bytes of a token, or
@@ -35,7 +35,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Bytes of the user's model, for a token of the trace, and who gave them."""
+    """Bytes of the user's model per token of the trace, with their source."""
 
     sizes: Sizes
     by: str  # as --gguf model.gguf
@@ -50,7 +50,7 @@ class Measured:
         return cls(sizes=sizes, by=f"--gguf {path}", window=length)
 
     def over(self, spec: ModelSpec, scale: int) -> ModelSpec:
-        """A preset with these bytes, where `scale` tokens of the trace are played as one."""
+        """A preset with these bytes, where `scale` tokens of the trace are replayed as one."""
         self._check(spec)
         sizes = replace(
             self.sizes, token=self.sizes.token * scale, window=self.sizes.window * scale
@@ -59,7 +59,7 @@ class Measured:
         return replace(spec, sizes=sizes, window=window)
 
     def _check(self, spec: ModelSpec) -> None:
-        """Refuse a preset whose kinds of layers are not those that were measured."""
+        """Refuse a preset with other kinds of layers than the measured ones."""
         given = {name for name in KINDS if getattr(self.sizes, name)}
         wrong = sorted(given ^ kinds_of(spec))
         if not wrong:
@@ -84,7 +84,7 @@ def kinds_of(spec: ModelSpec) -> set[str]:
 
 
 def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """The flags that limit bytes at a server with these options, each in bytes."""
+    """The byte limits of a server with these options."""
     named = Profile.parse(profile)
     family = family_of(named.engine)
     read = family.read(named, options)
@@ -104,7 +104,7 @@ def _limits(option: Option) -> bool:
 def bytes_of(
     profile: str, limits: Mapping[str, int], spec: ModelSpec, scale: int, measured: Measured | None
 ) -> dict[str, Any]:
-    """Whose bytes were counted, as plain data."""
+    """Source of the counted bytes, as plain data."""
     own = family_of(Profile.parse(profile).engine).describes_model
     token, window, state = sizes_of(spec)
     found: dict[str, Any] = {

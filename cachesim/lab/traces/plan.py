@@ -1,4 +1,4 @@
-"""A plan of a sweep: which traces on which servers with which flags, as a TOML file.
+"""A plan of a sweep: traces, servers and flags, as a TOML file.
 
     format = 1
 
@@ -55,7 +55,7 @@ SERVER_KEYS: Final = {"profile", "model", "set", "gguf", "sizes"}
 
 
 class PlanError(InputError):
-    """A plan that is wrong; the message says where."""
+    """An invalid plan; the message names the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Plan:
 
 
 def read_plan(path: Path, traces: Path | None = None) -> Plan:
-    """A plan from its file; its traces lie in a folder, or beside it."""
+    """The plan of a file; its traces lie in a folder, or beside it."""
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -80,7 +80,7 @@ def read_plan(path: Path, traces: Path | None = None) -> Plan:
 
 
 def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
-    """A plan from a mapping, as the file has it."""
+    """The plan of a mapping, in the form of the file."""
     _known(told, {"format", "trace", "server"}, name)
     if told.get("format") != 1:
         msg = f"{name}: format is {told.get('format')!r}; write format = 1"

@@ -1,4 +1,4 @@
-"""Traces from files, in three forms, told apart by the first line; one request or batch a line.
+"""Trace files in three formats, recognised by the first line; a request or batch per line.
 
     blocks   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
     texts    {"timestamp": 0, "prompt": [[0, 0, 6758]], "reply": [[1, 0, 500]]}
@@ -33,13 +33,13 @@ MOST_RUNS: Final = 1 << 20
 
 
 class Chains:
-    """Numbers runs by all that is before them: equal numbers are equal prefixes."""
+    """Numbers of runs with all that precedes them: equal numbers are equal prefixes."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int, int], int] = {}
 
     def of(self, runs: Iterable[Run]) -> tuple[tuple[int, int], ...]:
-        """Each run as a block, and how many tokens it has."""
+        """Each run as a block with its number of tokens."""
         found, parent, before = [], -1, 0
         for text, first, last in runs:
             key = (parent, before, text, first)
@@ -52,7 +52,7 @@ class Chains:
 def asked_of(
     told: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
 ) -> Asked:
-    """A request from its line."""
+    """The request of a line."""
     prompt = _runs(told.get("prompt"), f"{place}: prompt")
     reply = _runs(told.get("reply", []), f"{place}: reply")
     if not prompt:
@@ -74,7 +74,7 @@ def asked_of(
 
 
 def line_of(time: float, prompt: Sequence[Run], reply: Sequence[Run]) -> str:
-    """A request as a line of such a file."""
+    """The line of a request."""
     told = {"timestamp": time, "prompt": prompt, "reply": reply}
     return json.dumps(told, separators=(",", ":")) + "\n"
 
@@ -111,7 +111,7 @@ FIELDS: Final = (
     *("block_hashes", "parent_block_hash", "token_ids"),
     *("block_size", "lora_id", "medium", "lora_name", "extra_keys"),
 )
-"""The order of a stored block's fields where events are lists."""
+"""The order of a stored block's fields, for events encoded as lists."""
 
 WHOLE: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of groups that keep every token."""
@@ -120,13 +120,13 @@ RANKS: Final = ("data_parallel_rank", "attn_dp_rank")
 """The keys of a batch's rank in vLLM and in SGLang; the third value where a batch is a list."""
 
 NAMESPACE: Final = ("cache_salt", "lora_name", "lora_id")
-"""Fields of a stored block that keep equal hashes apart. vLLM's hashes have a salt in them."""
+"""Fields of a stored block that separate equal hashes; vLLM's hashes include a salt."""
 
 Block: TypeAlias = tuple[Hashable, ...]
 """A block's namespace and its hash."""
 
 PATIENCE: Final = 4096
-"""Batches after which a request that got no block any more has ended."""
+"""Number of batches without a block after which a request has ended."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Stream:
-    """Blocks by their hashes, and the requests that are at work."""
+    """Blocks by their hashes, and the running requests."""
 
     unit: int = 0
     rank: int | None = None  # the only one whose requests are wanted; all if None
@@ -158,7 +158,7 @@ class Stream:
     _turns: Counter[int] = field(default_factory=Counter)  # batches of each rank
 
     def add(self, told: Json, place: str) -> Iterator[Asked]:
-        """Take in one batch; requests that have ended come out, the one that began first first."""
+        """Add a batch; return ended requests, sorted by their start."""
         time, events, rank = _batch_of(told, place)
         self._batch += 1
         self._turns[rank] += 1
@@ -186,7 +186,7 @@ class Stream:
         yield from self._ended(self._batch - PATIENCE)
 
     def end(self) -> Iterator[Asked]:
-        """All that is left."""
+        """Return the remaining requests."""
         yield from self._ended(self._batch + 1)
 
     def _store(self, fields: dict[str, Any], rank: int, place: str) -> tuple[int, list[int]]:
@@ -241,14 +241,14 @@ class Stream:
 
 
 def is_batch(told: object) -> bool:
-    """Check whether a line is one of such a stream."""
+    """True for a line of KV events."""
     if isinstance(told, list):
         return len(told) > 1 and isinstance(told[1], list)
     return isinstance(told, dict) and "events" in told
 
 
 def _batch_of(told: Json, place: str) -> tuple[float, list[Json], int]:
-    """A batch's time, events and rank; the rank is 0 where a server has one cache."""
+    """A batch's time, events and rank; the rank is 0 on a server with one cache."""
     if isinstance(told, dict):
         ranks = [told[key] for key in RANKS if told.get(key) is not None]
         told = [told.get("ts"), told.get("events"), *ranks]
@@ -295,7 +295,7 @@ def _scalar(told: object, key: str, place: str) -> Hashable:
 
 
 def _is_main(fields: dict[str, Any]) -> bool:
-    """Attention's own blocks on the GPU: not a window's, a state's, or those of another tier."""
+    """True for attention's own blocks on the GPU: not a window's, a state's, or another tier's."""
     kind, medium = fields.get("kv_cache_spec_kind"), fields.get("medium")
     if medium is not None and str(medium).upper() != "GPU":
         return False
@@ -310,10 +310,10 @@ def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[As
 
 
 UNITS: Final = {"Mooncake": 512, "Bailian": 16}
-"""Tokens that an id stands for, by who publishes such files."""
+"""Tokens per id, by publisher of such files."""
 
 CHATS: Final = frozenset({"chat_id", "parent_chat_id"})
-"""Keys that only Bailian's lines have."""
+"""Keys of Bailian's lines only."""
 
 Clock: TypeAlias = Literal["s", "ms"]
 """Unit of timestamps."""
@@ -321,7 +321,7 @@ Clock: TypeAlias = Literal["s", "ms"]
 MOST_TOKENS: Final = 1 << 24
 MOST_ID: Final = 1 << 36
 MOST_CHARACTERS: Final = 1 << 26
-"""Characters of a line: no request is longer, and a file without line ends is not read whole."""
+"""Most characters of a line, which bounds files without line ends."""
 
 
 def open_trace(
@@ -332,7 +332,8 @@ def open_trace(
     clock: Clock | None = None,
     rank: int | None = None,
 ) -> tuple[int, Iterator[Asked]]:
-    """A trace's block size, given or found in its first request, and its requests; 1: exact runs.
+    """A trace's block size, given or inferred from its first request, and its requests; 1: exact
+    runs.
 
     `name` replaces the path in messages, `clock` what the form's timestamps count in. Of a stream
     of events, `rank` keeps the requests of one data-parallel rank.
@@ -376,7 +377,7 @@ def _of_events(
 
 
 def _unit_of(first: Asked, name: str, *, chats: bool) -> int:
-    """The block size with which the first request has as many blocks as it has ids."""
+    """The block size for which the first request has as many blocks as ids."""
     found = [unit for unit in UNITS.values() if -(-first.length // unit) == len(first.blocks)]
     if chats and UNITS["Bailian"] in found:
         return UNITS["Bailian"]

@@ -1,4 +1,4 @@
-"""A trace on an engine, counts only.
+"""A trace on an engine, without arithmetic.
 
     trace        | block 7: 512 | block 9: 512 | block 12: 86 |       reply: 500
     scaled by 32 |      16      |      16      |      3       |       reply:  15
@@ -33,7 +33,7 @@ from cachesim.verify.explain import lost_below
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A request before it is served."""
+    """A request before it is submitted."""
 
     number: int
     time: float  # milliseconds since the trace began
@@ -43,13 +43,13 @@ class Coming:
     trace: Asked  # the request as the trace has it
 
     def request(self) -> Request:
-        """As a client sends it, with the reply it is to get."""
+        """The engine's request, with its forced reply."""
         return Request(prompt=self.prompt, predict=len(self.reply), reply=self.reply)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request, and what came back; no answer where the server refused it, or has ended."""
+    """A request with its reply; None if the server refused it or has ended."""
 
     asked: Coming
     answer: Reply | None
@@ -57,7 +57,7 @@ class Served:
 
 
 def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iterator[Served]:
-    """Requests as they are finished; in order if a turn takes no time."""
+    """Requests as they finish; in order if turns take no time."""
     return _on_time(engine, requests, turn) if turn else _in_order(engine, requests)
 
 
@@ -103,7 +103,7 @@ def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterato
 
 
 MOMENTS: Final = 32
-"""At most so many are kept, and half of them at least once so many requests were played."""
+"""Most recorded moments; at least half of them once as many requests were replayed."""
 
 
 @dataclass(slots=True)
@@ -114,18 +114,18 @@ class Timeline:
     moments: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
     def wants(self, requests: int) -> bool:
-        """Check whether the moment after so many requests is one of them."""
+        """True if the moment after a number of requests is recorded."""
         return requests % self.every == 0
 
     def add(self, requests: int, held: dict[str, int]) -> None:
-        """Keep a moment; where there are too many, every second one goes."""
+        """Record a moment; at the limit every second one is dropped."""
         self.moments.append((requests, held))
         if len(self.moments) > MOMENTS:
             self.every *= 2
             self.moments = [each for each in self.moments if each[0] % self.every == 0]
 
     def as_dict(self) -> dict[str, Any]:
-        """The requests, and for each kind that was ever held the bytes after each of them."""
+        """The requests, and the bytes of each kind after each of them."""
         kinds = dict.fromkeys(kind for _, held in self.moments for kind in held)
         columns = {kind: [held.get(kind, 0) for _, held in self.moments] for kind in kinds}
         shown = {kind: column for kind, column in columns.items() if any(column)}
@@ -133,15 +133,15 @@ class Timeline:
 
 
 REPLIES: Final = 1 << 37
-"""The first text that is a reply: nobody asks for it again, for traces do not tell replies."""
+"""The first text of a reply; no prompt repeats it, as traces have no replies."""
 
 BOUND: Final = "bound"
-"""In the place of a profile: what no cache can beat."""
+"""Name of the upper bound in place of a profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A trace on one server."""
+    """A trace on a server."""
 
     source: Source
     profile: str
@@ -150,7 +150,7 @@ class Cell:
     measured: Measured | None = None  # bytes of the user's model; the small network's if None
 
     def check(self) -> None:
-        """Say whatever is wrong with it, before anything is played."""
+        """Raise for anything invalid, before the replay."""
         spec = preset(self.model)
         if self.measured is not None and self.profile != BOUND:
             self.measured.over(spec, 1)
@@ -167,7 +167,7 @@ class Cell:
     def engine(
         self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
     ) -> Engine:
-        """The server; without a network, where nobody asks for answers."""
+        """The server, without a network unless answers are verified."""
         profile = Profile.parse(self.profile)
         if profile.engine not in FAMILIES:
             msg = f"{self.profile}: there is no engine {profile.engine!r}"
@@ -184,20 +184,20 @@ class Cell:
         return made
 
     def spec(self) -> ModelSpec:
-        """The model, with the bytes of the user's where these are given."""
+        """The model, with the user's bytes if given."""
         spec = preset(self.model)
         if self.measured is None:
             return spec
         return self.measured.over(spec, self.source.scaling(self.source.open()[0]))
 
     def coming(self) -> Iterator[Coming]:
-        """The requests, as clients send them."""
+        """The requests as clients send them."""
         unit, requests = self.source.open()
         return _coming(requests, unit, self.source)
 
     @property
     def settings(self) -> str:
-        """The flags that are not the server's own."""
+        """The flags with other values than the server's defaults."""
         return ", ".join(f"{name}={value}" for name, value in self.options)
 
 
@@ -217,11 +217,11 @@ class Replayed:
 
     @property
     def rate(self) -> float:
-        """The share of the prompts' tokens that came from the cache."""
+        """The cached share of the prompts' tokens."""
         return self.cached / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as plain data; the largest loss first."""
+        """The account as plain data, largest loss first."""
         return {
             "requests": self.requests,
             "refused": self.refused,
@@ -237,7 +237,7 @@ class Replayed:
         }
 
     def add_trace(self, asked: Asked) -> None:
-        """Count what the trace leaves open of a request."""
+        """Count the open assumptions about a request."""
         self.requests += 1
         self.silent += asked.silent
         self.seconds = asked.seconds
@@ -265,7 +265,7 @@ class Replayed:
 
 
 def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Play a cell; `hear` is called with the number of finished requests."""
+    """Replay a cell; `hear` is called with the number of finished requests."""
     engine = None if cell.profile == BOUND else cell.engine()
     limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
     found, over, evictions = Replayed(), Timeline(), 0
@@ -291,7 +291,7 @@ def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, 
 
 
 def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
-    """The running account, after each request; on an engine that one may look into meanwhile."""
+    """The running account after each request."""
     unit, requests = cell.source.open()
     if cell.profile == BOUND:
         return _bound(requests, unit, cell.source)
@@ -316,7 +316,7 @@ def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Co
 def scaled(
     requests: Iterable[Asked], unit: int, scale: int, replies: int | None = None
 ) -> Iterator[tuple[Asked, Rope, Rope]]:
-    """Requests with their prompts and replies, every block a text of its own."""
+    """Requests with their prompts and replies; each block is its own text."""
     for number, each in enumerate(requests):
         *whole, last = _blocks_of(each, unit, scale)
         runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
@@ -326,7 +326,7 @@ def scaled(
 
 
 def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
-    """A prompt's blocks, and how many tokens each has; the last one may be partly filled."""
+    """The blocks of a prompt with their tokens; the last one may be partly filled."""
     if asked.sizes is not None:
         return list(zip(asked.blocks, asked.sizes, strict=True))
     size = unit // scale
@@ -351,7 +351,7 @@ def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
 
 
 def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
-    """Add a reply: what was known is reused, lost to a rule, or was no longer held.
+    """Add a reply: known tokens are reused, lost to a rule, or no longer held.
 
     |<---------------- known ---------------->|
     |<-- cached -->|<-- causes -->|<- not held ->|     equal: what the server found of it
@@ -397,7 +397,7 @@ class Known:
 
 
 def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Replayed]:
-    """A cache that keeps every token for ever; the last of a prompt is computed all the same."""
+    """An unlimited cache; a prompt's last token is always computed."""
     found, known = Replayed(), Known(source.remember)
     for asked in requests:
         blocks = _blocks_of(asked, unit, source.scaling(unit))

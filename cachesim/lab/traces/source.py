@@ -19,23 +19,23 @@ from cachesim.lab.traces.reading import Clock, open_trace
 UNIT: Final = 512
 
 SYSTEMS: Final = 16
-"""System prompts, `1 / (n + 1)` as often the n-th."""
+"""Number of system prompts; the n-th has the weight `1 / (n + 1)`."""
 
 CHATS: Final = 400
-"""Chats that go on at a time."""
+"""Concurrent chats."""
 
 TURNS: Final = 6
-"""Turns of a chat on average."""
+"""Mean turns of a chat."""
 
 GROWTH: Final = 3
-"""Blocks that a turn adds at most."""
+"""Most blocks added by a turn."""
 
 LONGEST: Final = 240
-"""Blocks after which a chat ends."""
+"""Number of blocks after which a chat ends."""
 
 
 def made_requests(count: int, seed: int = 0) -> Iterator[Asked]:
-    """So many requests; the same ones for the same seed."""
+    """Generated requests, reproducible by seed."""
     draw = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(SYSTEMS)]
     chats: list[list[int]] = []
@@ -65,7 +65,7 @@ MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A trace, and how it is read."""
+    """A trace and its reading options."""
 
     name: str
     unit: int = 0  # tokens of a block; 0: as the first request has it
@@ -103,7 +103,7 @@ class Source:
             raise TraceError(msg)
 
     def open(self) -> tuple[int, Iterator[Asked]]:
-        """The tokens of a block, and the requests."""
+        """The block size, and the requests."""
         made = MADE.fullmatch(self.name)
         if made:
             unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
@@ -122,7 +122,7 @@ class Source:
         return Path(self.file or self.name)
 
     def scaling(self, unit: int) -> int:
-        """The tokens that become one: a block of 512 is played as 16, where nobody says."""
+        """The scale in tokens: by default a block of 512 is replayed as 16."""
         return max(1, unit // 16) if self.scale is None else self.scale
 
     def digest(self) -> str:

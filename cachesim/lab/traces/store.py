@@ -1,4 +1,4 @@
-"""Results of cells in a file that survives an interruption.
+"""Results of cells in a file that survives interruptions.
 
 SQLite, because it is part of Python, one file, and whole after a process was killed: a cell is in
 it or is not. One process writes, those that play do not know of it.
@@ -23,7 +23,7 @@ from cachesim.lab.traces.replay import Cell
 TABLE: Final = "CREATE TABLE IF NOT EXISTS cells (key TEXT PRIMARY KEY, cell TEXT, outcome TEXT)"
 
 ROOMS: Final = ("engines", "model", "lab/traces")
-"""Whose code decides an outcome."""
+"""Packages whose code affects a result."""
 
 
 EVERYTHING: Final = (".",)
@@ -31,7 +31,7 @@ EVERYTHING: Final = (".",)
 
 @cache
 def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
-    """A digest of the source that plays a cell, or of other rooms."""
+    """A digest of the source that replays a cell, or of other packages."""
     home = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for room in rooms for path in (home / room).rglob("*.py")):
@@ -40,14 +40,14 @@ def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
 
 
 def key_of(cell: Cell, digest: str) -> str:
-    """The address of a cell's outcome; where the file of the trace lies plays no part."""
+    """The key of a cell's result, independent of the trace file's place."""
     told = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
     text = json.dumps([code_digest(), told], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Store:
-    """The outcomes that are known."""
+    """The stored results."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, cell: Cell, outcome: dict[str, Any]) -> None:
-        """Keep what came of a cell; it is on the disk when this returns."""
+        """Store a cell's result; it is on disk when this returns."""
         told = json.dumps(asdict(cell), sort_keys=True, default=str)
         with self._connection:
             self._connection.execute(
@@ -72,7 +72,7 @@ class Store:
 
 @contextmanager
 def open_store(path: Path | None) -> Iterator[Store]:
-    """The store in a file, or one that is forgotten at the end."""
+    """The store in a file, or a temporary one."""
     try:
         connection = sqlite3.connect(path or ":memory:")
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""All cells of a plan, played by as many processes or machines as there are.
+"""All cells of a plan, replayed by processes or machines.
 
 A cell knows nothing of the others, so it may be played anywhere, at any time, and more than once:
 what comes of it is the same. Outcomes are kept as they come and told in the order of the plan. A
@@ -20,22 +20,22 @@ from cachesim.lab.traces.replay import Cell, play, told
 from cachesim.lab.traces.store import Store, key_of, open_store
 
 Hands: TypeAlias = Callable[[], AbstractContextManager[Executor]]
-"""Opens whatever plays cells: processes of this machine, or a cluster."""
+"""Context of the workers: processes of this machine, or a cluster."""
 
 ATTEMPTS: Final = 3
-"""So often a cell may take its process with it."""
+"""Most attempts for a cell that ends its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A cell that could not be played, and why."""
+    """A cell that could not be replayed, with the reason."""
 
     complaint: str
     of_trace: bool = False  # wrong for every cell that plays it
 
 
 def attempt(cell: Cell) -> dict[str, Any] | Failed:
-    """Play a cell; wrong input is returned as a value, for it may be remote."""
+    """Replay a cell; invalid input is returned as a value, since workers may be remote."""
     try:
         return play(cell)
     except InputError as error:
@@ -48,7 +48,7 @@ def sweep(
     store: str | Path | None = None,
     processes: int = 1,
 ) -> list[dict[str, Any]]:
-    """Play a plan (a file or a mapping): a flat row for each cell.
+    """Replay a plan (a file or a mapping): a flat row for each cell.
 
     `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was played before
     with the same code is not played again.
@@ -61,7 +61,7 @@ def sweep(
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without tables in it: each flag, each cause and each kind held becomes a column.
+    """A row without nested tables: each flag, cause and kind becomes a column.
 
     Of what is held over time, what there was of each kind at most.
     """
@@ -105,7 +105,7 @@ def play_cells(
 def _play_all(
     waiting: dict[str, Cell], store: Store, hands: Hands, hear: Callable[[], None]
 ) -> None:
-    """Play what waits; each that is done is kept at once, and waits no longer."""
+    """Replay pending cells; each result is stored at once."""
     with hands() as pool:
         played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
         for future in as_completed(played):
@@ -120,5 +120,5 @@ def _play_all(
 
 
 def default_store(plan: Path) -> Path:
-    """Beside the plan."""
+    """The store's default path, beside the plan."""
     return plan.with_suffix(".results")

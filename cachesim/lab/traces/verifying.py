@@ -1,4 +1,4 @@
-"""A sample of a replay's answers, computed: from cache as the server has it, and cold.
+"""Verification of sampled answers: computed from the server's cache, and cold.
 
     counts   1  2  3  4  5  6  7 ...        which requests reuse something, and how much
     ring     1  2  3  4  5  6  7 ...        the same server with arithmetic, the same requests
@@ -23,15 +23,15 @@ from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
 VOCABULARY: Final = 65_536
-"""Tokens that a toy knows at most."""
+"""Largest vocabulary of a toy network."""
 
 STRIDE: Final = 40_503
-"""Between two tokens of a block: odd, so that a block has no token twice."""
+"""Distance of a block's consecutive tokens; odd, so that none repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """A request that was not answered as it would have been without a cache."""
+    """A request whose answer differs from the cold one."""
 
     number: int
     prompt_tokens: int
@@ -73,16 +73,16 @@ class Verified:
 
     @property
     def right(self) -> bool:
-        """True if nothing speaks against the replay."""
+        """True without a wrong answer."""
         return not self.wrong and not self.otherwise
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The verdicts as plain data."""
         return {**asdict(self), "wrong": [asdict(each) for each in self.wrong]}
 
 
 def verified(cell: Cell, count: int) -> Verified:
-    """Play a cell with arithmetic and hold a sample of its answers against cold ones."""
+    """Replay a cell with arithmetic, and compare sampled answers with cold ones."""
     if count < 1:
         msg = f"--verify is {count}; write how many requests are to be computed, from 1"
         raise InputError(msg)
@@ -116,7 +116,7 @@ def verified(cell: Cell, count: int) -> Verified:
 
 
 def spread(numbers: list[int], count: int) -> list[int]:
-    """So many of them, the first and the last among these, as evenly as can be."""
+    """Evenly spaced samples, the first and the last included."""
     if len(numbers) <= count:
         return numbers
     if count == 1:
@@ -134,7 +134,7 @@ def _cached(answer: Reply | None) -> int | None:
 
 
 def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
-    """The first requests, in tokens that a network knows."""
+    """The first requests, in tokens of a network's vocabulary."""
     spelling = Spelling()
     requests = (
         replace(each, prompt=spelling.of(each.prompt), reply=spelling.of(each.reply))
