@@ -464,14 +464,18 @@ class Runner:
     def _check_decodes(self, step: Step) -> None:
         """End as Mamba layers in mode all do where a decode is handed no block of the last step.
 
-        V2 hands them none, V1 none in a step without drafts. Rows as in `_first_decodes`.
+        V2 hands them none, V1 none in a step without drafts. The last token of a prompt counts as
+        a decode, a longer rest does not.
         """
         spec = self._state.speculative_blocks
         if not spec or self._state.mode != "all" or (self.v1 and self.drafting):
             return
-        short = [chunk.count <= 1 + spec for chunk in step.chunks if chunk.start]
-        fresh = [chunk.count <= 1 + spec for chunk in step.chunks if not chunk.start]
-        if any(short) or (self.v1 and all(short) and any(fresh[:1])):
+        if any(
+            chunk.count <= 1 + spec
+            if chunk.start >= chunk.request.num_prompt
+            else chunk.start and chunk.count == 1
+            for chunk in step.chunks
+        ):
             where = "MambaMixer2.conv_ssm_forward"
             raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
 
