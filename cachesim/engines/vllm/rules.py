@@ -275,6 +275,10 @@ class RunnerRules:
     drafts or padded with them, for a decode: it begins from what another request left in its
     block. Without it a padded one is a prefill, which no refused draft can be taken from."""
 
+    padded_tail_decodes: bool = True
+    """0.31, in Model Runner V2: the last token of a prompt that is padded with drafts runs as a
+    decode; before, Mamba layers ran it as a prefill, which no refused draft can be taken from."""
+
     peels_decodes: bool = True
     """0.23: gated-delta layers run the decodes of a step with prefills apart; before, all its rows
     went through the prefill kernel, which begins a prompt from nothing."""
@@ -360,7 +364,7 @@ RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none"),
     state=replace(RULES_0310.state, tail="prompt-eagle"),
-    runner=replace(RULES_0310.runner, first_token_reads_block=True),
+    runner=replace(RULES_0310.runner, first_token_reads_block=True, padded_tail_decodes=False),
 )
 
 RULES_0290 = replace(
