@@ -192,6 +192,25 @@ def test_a_one_token_prompt_padded_with_drafts_leaves_one_state_behind_all_of_th
     assert (reads, states) == (initial is not None, len(targets))
 
 
+@pytest.mark.parametrize(("release", "kind", "states"), [
+    ("0.29.0", "ssm", 1), ("0.29.0", "delta", 3), ("0.30.0", "ssm", 3),
+])  # fmt: skip
+def test_until_029_mamba_layers_prefill_a_prompt_tail_that_is_padded_with_drafts(
+    release: str, kind: str, states: int
+) -> None:
+    asked = workload(
+        {"prompt": "1-17", "generate": 9, "reply": "21-29", "accept": [0]},
+        {"prompt": "1-17", "generate": 1, "reply": "20"},
+        {"prompt": "1-17", "generate": 3, "reply": "31-33", "accept": [0]},
+        max_seqs=2,
+    )
+    rows = [step["rows"]["2"] for step in steps_of(asked, release) if "2" in step["rows"]]
+    first: Mapping[str, Any] = rows[0]
+
+    assert [16, 19] == first["chunk"]
+    assert states == len(first[kind]["1"][1])
+
+
 @pytest.mark.parametrize(("release", "reads"), [("0.22.1", False), ("0.23.0", True)])
 def test_until_022_a_one_token_prompt_beside_a_prefill_begins_from_nothing(
     release: str, reads: bool

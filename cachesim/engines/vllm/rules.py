@@ -276,8 +276,8 @@ class RunnerRules:
     block. Without it a padded one is a prefill, which no refused draft can be taken from."""
 
     padded_tail_decodes: bool = True
-    """0.31, in Model Runner V2: the last token of a prompt that is padded with drafts runs as a
-    decode; before, Mamba layers ran it as a prefill, which no refused draft can be taken from."""
+    """0.30: the last token of a prompt that is padded with drafts runs as a decode; before, Mamba
+    layers ran it as a prefill, which no refused draft can be taken from."""
 
     peels_decodes: bool = True
     """0.23: gated-delta layers run the decodes of a step with prefills apart; before, all its rows
@@ -364,7 +364,7 @@ RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none"),
     state=replace(RULES_0310.state, tail="prompt-eagle"),
-    runner=replace(RULES_0310.runner, first_token_reads_block=True, padded_tail_decodes=False),
+    runner=replace(RULES_0310.runner, first_token_reads_block=True),
 )
 
 RULES_0290 = replace(
@@ -372,7 +372,7 @@ RULES_0290 = replace(
     retention=replace(RULES_0300.retention, boundaries="prompt-end"),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
     scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
-    runner=replace(RULES_0300.runner, model_runner_v1="n-grams"),
+    runner=replace(RULES_0300.runner, model_runner_v1="n-grams", padded_tail_decodes=False),
 )
 
 RULES_0280 = replace(

@@ -484,7 +484,7 @@ class Runner:
 
         Trap: the last token of a prompt that the scheduler has padded with drafts is a prefill for
         Mamba layers, without context for gated-delta layers too: its one state has all drafts in
-        it. Since 0.31 it is one without context only.
+        it. Since 0.30 it is one without context only.
 
         prompt, drafts      t0 | d1 d2 d3
         decode              s0   s1 s2 s3     a refused draft leaves the states before it
@@ -493,8 +493,7 @@ class Runner:
         if chunk.start < chunk.request.num_prompt and chunk.drafts:
             decodes = self.kind == "delta" and self.rules.first_token_reads_block
             if chunk.start:
-                tail = self.rules.padded_tail_decodes and not self.v1
-                decodes = self.kind == "delta" or tail
+                decodes = self.kind == "delta" or self.rules.padded_tail_decodes
             return 1 + len(chunk.drafts) if decodes else 1
         resumed = chunk.start >= chunk.request.num_prompt and not chunk.drafts
         if (

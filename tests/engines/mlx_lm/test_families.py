@@ -101,7 +101,7 @@ def test_a_class_stands_in_the_files_of_the_recipe_and_nowhere_else(name: str) -
         if re.search(rf"\b{name}\b", file.read_text())
     ]
 
-    assert 4 == len(listed)
+    assert 3 == len(listed)
     assert sorted(listed) == sorted(naming)
 
 
