@@ -62,7 +62,7 @@ class SlotAction:
 
     @property
     def past(self) -> str:
-        """Past participle of the action."""
+        """A phrase such as `was erased by request 3`."""
         if self.action == "erase":
             return f"was erased by request {self.number}"
         if not self.was_done:
