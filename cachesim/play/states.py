@@ -185,6 +185,8 @@ def part_of(piece: Piece, start: int, end: int) -> Piece:
     if "tokens" in piece:
         return {"tokens": piece["tokens"][start:end]}
     count = min(end, piece["count"]) - start
+    if "step" not in piece:
+        return piece | {"count": count}
     return {"step": piece["step"], "at": piece["at"] + start, "count": count}
 
 

@@ -403,7 +403,7 @@ def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
             value, **{name: _spelled_out(each, texts, steps) for name, each in parts.items()}
         )
     if isinstance(value, dict):
-        if "count" in value and value["step"] >= steps:
+        if {"count", "step"} <= value.keys() and value["step"] >= steps:
             return {"tokens": list(texts.tokens(value))}
         return {key: _spelled_out(each, texts, steps) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -299,6 +299,12 @@ def test_a_chain_without_its_beginning_names_the_hash_that_is_missing() -> None:
     assert all(row.kind == "window" for row in cut)
 
 
+def test_a_block_of_tokens_that_were_not_watched_is_drawn() -> None:
+    rows = story(watched("vllm-55600-wrong-unit", "vllm@0.30.0")).rows
+
+    assert any(row.branch is not None and row.branch.stem for row in rows)
+
+
 def test_a_run_without_a_step_to_draw_has_an_empty_story() -> None:
     run = watched(THREE, "llama.cpp@b11549")
 
