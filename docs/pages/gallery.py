@@ -60,14 +60,14 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
     if not label and any(each["result"] == "agrees" for each in played):
         facts.append("same counts")
-    links = [f'<a href="reports/{name}.html">report</a>']
-    links += [f'<a href="{escape(playground_link(scenario))}">playground</a>']
+    links = [f'<a href="{escape(playground_link(scenario))}">playground</a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return (
         f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
         f"<p><strong>{escape(plain_text(shows.symptom or scenario.about))}</strong></p>"
-        f"<p>{'<br>'.join(facts)}</p><p><code>{name}</code></p><p>{' '.join(links)}</p></div>"
+        f"<p>{'<br>'.join(facts)}</p>"
+        f'<p><a href="reports/{name}.html">{code(name)}</a></p><p>{" ".join(links)}</p></div>'
     )
 
 

@@ -11,6 +11,7 @@ from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
 from cachesim.lab.real.llama_cpp_python import settings as python
+from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm import server as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.lab.real.playing import show_overrides
@@ -118,5 +119,6 @@ def test_an_argument_that_differs_without_a_reason_is_a_failure(
 
 
 @pytest.mark.wheel
+@pytest.mark.skipif(not binding_environment_for("0.3.36").is_ready(), reason="not built here")
 def test_each_argument_of_the_real_package_that_differs_has_a_reason() -> None:
     assert 0 == show_overrides("llama-cpp-python 0.3.36", python.overrides("0.3.36"))
