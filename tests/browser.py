@@ -33,6 +33,8 @@ FLAGS: Final = (
     "--disable-background-networking",
     "--disable-component-update",
 )
+SLOW: Final = 180_000
+"""Milliseconds until a page or an element has to be there."""
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SIZES: Final = {"wide": (1280, 900), "phone": (390, 844)}
 THREE: Final = "llama.cpp-three-requests"
@@ -365,11 +367,17 @@ def write_pages(folder: Path) -> dict[str, Path]:
     return paths
 
 
+def new_tab(browser: Any, **options: Any) -> Any:
+    """A page in a fresh profile, patient with a machine that installs packages meanwhile."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(SLOW)
+    return context.new_page()
+
+
 @contextmanager
 def opened(browser: Any, path: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
     """A page in a fresh profile; what it complains of or asks for gathers in the list."""
-    context = browser.new_context(**options)
-    tab = context.new_page()
+    tab = new_tab(browser, **options)
     trouble: list[str] = []
     tab.on("console", lambda message: trouble.append(f"console: {message.text}"))
     tab.on("pageerror", lambda error: trouble.append(f"error: {error}"))
@@ -383,7 +391,7 @@ def opened(browser: Any, path: Path, **options: Any) -> Iterator[tuple[Any, list
     )
     tab.goto(path.as_uri())
     yield tab, trouble
-    context.close()
+    tab.context.close()
 
 
 def looked_at(browser: Any, paths: dict[str, Path]) -> int:

@@ -21,19 +21,19 @@ from cachesim.scenario.shipped import shipped_file, shipped_files
 from tests.browser import (
     FLAGS,
     SIZES,
+    SLOW,
     THREE,
     axe_script,
     browser_path,
     equal,
     holds,
+    new_tab,
     text,
     violations,
 )
 
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = "window.playground.result()"
-SLOW: Final = 60_000
-"""Milliseconds that loading may take on a busy machine."""
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -378,10 +378,8 @@ def looked_at(browser: Any, address: str, pictures: Path | None, *, engine: bool
     axe = axe_script()
     for size, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
-            tab = context.new_page()
+            screen = {"width": width, "height": height}
+            tab = new_tab(browser, viewport=screen, color_scheme=scheme)
             tab.goto(address)
             wait(
                 tab,
@@ -391,7 +389,7 @@ def looked_at(browser: Any, address: str, pictures: Path | None, *, engine: bool
                 tab.screenshot(path=pictures / f"playground-{size}-{scheme}.png", full_page=True)
             holds(tab.evaluate("document.documentElement.scrollWidth") <= width, f"{size} is wider")
             equal([], violations(tab, axe))
-            context.close()
+            tab.context.close()
     say("it fits 1280 and 390 pixels, light and dark; axe finds nothing")
 
 
@@ -406,10 +404,9 @@ def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int,
     engine = built(folder)
     with served(folder) as address:
         if engine:
-            context = browser.new_context()
+            tab = new_tab(browser)
             asked: list[str] = []
-            context.on("request", lambda request: asked.append(request.url))
-            tab = context.new_page()
+            tab.context.on("request", lambda request: asked.append(request.url))
             tab.on("pageerror", lambda error: asked.append(f"error: {error}"))
             tab.goto(address)
             played(tab)
@@ -423,13 +420,13 @@ def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int,
             home = address.rpartition("playground")[0]
             equal([], [each for each in asked if not each.startswith((home, "blob:", "data:"))])
             say("nothing is fetched from elsewhere")
-            context.close()
+            tab.context.close()
         else:
             sys.stdout.write("SKIPPED the run in the browser: the engine is not in this build\n")
         looked_at(browser, address, pictures, engine=engine)
         manifest = folder / "playground" / "manifest.json"
         manifest.write_text(json.dumps({"why": "npm is not installed"}), encoding="utf-8")
-        tab = browser.new_page()
+        tab = new_tab(browser)
         tab.goto(address)
         wait(tab, "!document.getElementById('trouble').hidden")
         holds("npm is not installed" in text(tab, "#trouble"), text(tab, "#trouble"))

@@ -14,7 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
+from tests.browser import (
+    FLAGS,
+    SIZES,
+    axe_script,
+    browser_path,
+    equal,
+    holds,
+    new_tab,
+    text,
+    violations,
+)
 from tests.docs.conftest import SITE  # puts the folder of the docs on the path
 from tests.playground import ROOT, say, served, wait
 from tests.playground import built as playground_in
@@ -59,10 +69,8 @@ def looked_at(browser: Any, home: str, pictures: Path | None) -> None:
     for name in PAGES:
         for size, (width, height) in SIZES.items():
             for scheme in ("light", "dark"):
-                context = browser.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=scheme
-                )
-                tab = context.new_page()
+                screen = {"width": width, "height": height}
+                tab = new_tab(browser, viewport=screen, color_scheme=scheme)
                 trouble: list[str] = []
                 tab.on("pageerror", lambda error, found=trouble: found.append(str(error)))
                 holds(tab.goto(home + name).ok, f"no page {name}")
@@ -74,7 +82,7 @@ def looked_at(browser: Any, home: str, pictures: Path | None) -> None:
                 )
                 equal([], [f"{name} {size} {scheme}: {each}" for each in violations(tab, axe)])
                 equal([], trouble)
-                context.close()
+                tab.context.close()
     say(f"{len(PAGES)} pages fit 1280 and 390 pixels, light and dark; axe finds nothing")
 
 
@@ -179,12 +187,12 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
             with served(site) as address:
                 home = address.removesuffix("playground/index.html")
                 looked_at(browser, home, pictures)
-                equal([], list(too_wide(browser.new_page(), home, site)))
+                equal([], list(too_wide(new_tab(browser), home, site)))
                 say("no table is wider than its page")
-                taken(browser.new_page(), home)
+                taken(new_tab(browser), home)
                 if playground_in(site):
                     make_lessons.main(site)
-                    ran(browser.new_page(), home)
+                    ran(new_tab(browser), home)
                 else:
                     sys.stdout.write("SKIPPED code in lessons: the engine is not in this build\n")
         except Exception as error:
