@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
-from cachesim.lab.real.prompts import unspell
+from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.playing import play
@@ -66,8 +66,8 @@ TAILS: Final = ((1407, 12), (1680, 20), (1823, 16), (1953, 16))
 NEAR_THE_END: Final = 2
 """Lengths of the context that are kept for each workload."""
 
-FINE_STORES: Final = 120
-"""Workloads beside a store that are drawn; those whose hits end inside a block are kept."""
+FINE: Final = {"store": 120, "eagle": 60, "ngram": 60}
+"""Drawn workloads of each kind; those whose hits may end inside a block are kept."""
 
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
@@ -182,11 +182,11 @@ def scarce(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
 
 
 def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
-    """Neighbours in the length of the context, which replies and drafts reach; fine stores."""
+    """Neighbours in the length of the context, which replies and drafts reach; hits in blocks."""
     for number in range(len(VLLM_KINDS)):
         base, seen = draw_vllm(SEED + 5, number, rules), list[Any]()
         sent = [each for group in base["steps"] for each in group if "prompt" in each]
-        prompts = [len(unspell(each["prompt"])) for each in sent]
+        prompts = [len(read_row(each["prompt"])) for each in sent]
         longest = max(at + each["generate"] for at, each in zip(prompts, sent, strict=True))
         for max_len in range(longest, max(prompts), -1):
             workload = {**base, "config": base["config"] | {"max_len": max_len}}
@@ -196,13 +196,14 @@ def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                 yield {**workload, "id": f"{base['id']}-max_len-{max_len}", "results": results}
             if len(seen) == NEAR_THE_END:
                 break
-    for turn in range(FINE_STORES):
-        number = VLLM_KINDS.index("store") + turn * len(VLLM_KINDS)
-        workload = draw_vllm(SEED + 5, number, rules)
-        if workload["config"].get("hash_block"):
-            results = real.play(workload)
-            if not any("error" in each for each in results):
-                yield {**workload, "results": results}
+    for kind, turns in FINE.items():
+        for turn in range(turns):
+            number = VLLM_KINDS.index(kind) + turn * len(VLLM_KINDS)
+            workload = draw_vllm(SEED + 5, number, rules)
+            if workload["config"].get("hash_block"):
+                results = real.play(workload)
+                if not any("error" in each for each in results):
+                    yield {**workload, "results": results}
 
 
 def main(engine: str, release: str, path: Path) -> None:

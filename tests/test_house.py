@@ -4,6 +4,8 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +235,31 @@ def test_no_two_files_of_tests_share_a_name() -> None:
         if not (path.parent / "__init__.py").exists()
     ]
     assert [] == sorted({name for name in names if names.count(name) > 1})
+
+
+def imported_from_the_package(path: Path) -> Iterable[tuple[str, str]]:
+    """Modules and names that the imports of a file at its top level name."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cachesim"):
+            yield from ((node.module or "", each.name) for each in node.names)
+
+
+def has(module: str, name: str) -> bool:
+    """True if a module has a name, which may be a module below it."""
+    found = import_module(module)
+    below = hasattr(found, "__path__") and find_spec(f"{module}.{name}") is not None
+    return below or hasattr(found, name)
+
+
+def test_names_that_programs_beside_the_package_import_exist() -> None:
+    programs = [
+        path for folder in ("tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    missing = [
+        f"{path.relative_to(ROOT)}: {module}.{name}"
+        for path in programs
+        for module, name in imported_from_the_package(path)
+        if not has(module, name)
+    ]
+
+    assert [] == missing

@@ -33,6 +33,8 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     rng = Random(f"vllm {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     config = config_of(rng, kind, rules)
+    if kind in {"eagle", "ngram"} and rules.lookup.partial_hits:
+        _hash_finely(Random(f"vllm fine {seed} {number}"), config)
     tight = kind in {"pressure", "priority"}
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
@@ -138,6 +140,17 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         unit = math.lcm(*(each["block"] for each in groups))
         config["retention"] = rng.choice((None, 0, 0, unit, 4 * unit))
     return config
+
+
+def _hash_finely(rng: Random, config: dict[str, Any]) -> None:
+    """Hashes of a part of each block, as beside states, for servers that verify drafts."""
+    groups, unit = config["groups"], config["groups"][0]["block"]
+    if any(each["kind"] == "mamba" for each in groups) and rng.random() < 0.5:
+        config["hash_block"] = unit
+        times = rng.choice((2, 4))
+        config["groups"] = [each | {"block": times * unit} for each in groups]
+        if config.get("retention"):
+            config["retention"] *= times
 
 
 def _as_of_layers(
