@@ -8,7 +8,8 @@ vLLM's, which nearly all differ, one of twelve. Another seed records other workl
 `vllm-runner` records what the model runner reads, writes and copies, for models with states, and
 `vllm-between` workloads that a release plays otherwise than the one before or after it, and
 `vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks; `vllm-ends`
-texts that meet the end of the context, and stores beside hits that end inside a block.
+texts that meet the end of the context, and `vllm-fine` stores and drafts beside blocks that have
+several hashes.
 """
 
 import gzip
@@ -182,13 +183,14 @@ def scarce(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
 
 
 def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
-    """Neighbours in the length of the context, which replies and drafts reach; hits in blocks."""
+    """Neighbours in the length of the context, which replies and drafts reach."""
     for number in range(len(VLLM_KINDS)):
         base, seen = draw_vllm(SEED + 5, number, rules), list[Any]()
         sent = [each for group in base["steps"] for each in group if "prompt" in each]
         prompts = [len(read_row(each["prompt"])) for each in sent]
         longest = max(at + each["generate"] for at, each in zip(prompts, sent, strict=True))
-        for max_len in range(longest, max(prompts), -1):
+        least = max(prompts) + 1
+        for max_len in (least, *range(longest, least, -1)):
             workload = {**base, "config": base["config"] | {"max_len": max_len}}
             results = real.play(workload)
             if results not in seen and not any("error" in each for each in results):
@@ -196,6 +198,10 @@ def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                 yield {**workload, "id": f"{base['id']}-max_len-{max_len}", "results": results}
             if len(seen) == NEAR_THE_END:
                 break
+
+
+def fine(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Stores and drafts beside blocks that have several hashes."""
     for kind, turns in FINE.items():
         for turn in range(turns):
             number = VLLM_KINDS.index(kind) + turn * len(VLLM_KINDS)
@@ -214,6 +220,7 @@ def main(engine: str, release: str, path: Path) -> None:
         "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),
         "vllm-ends": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, ends),
+        "vllm-fine": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, fine),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
     }[engine]
     with start(release) as real:

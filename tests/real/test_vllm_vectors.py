@@ -79,9 +79,14 @@ def test_a_recorded_read_that_was_changed_is_found() -> None:
     assert mismatch(line) is not None
 
 
-@pytest.mark.parametrize(("part", "count"), [("scarce", 69), ("ends", 44)])
-def test_few_blocks_a_short_context_and_stores_are_scheduled_alike(part: str, count: int) -> None:
-    lines = lines_of(f"{part}-0.33.0")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("scarce-0.33.0", 69), ("ends-0.33.0", 23), ("fine-0.31.0", 57), ("fine-0.33.0", 57)],
+)
+def test_few_blocks_a_short_context_and_parts_of_blocks_are_scheduled_alike(
+    name: str, count: int
+) -> None:
+    lines = lines_of(name)
 
     found = {line["id"]: mismatch(line) for line in lines}
 
