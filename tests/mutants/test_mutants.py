@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.mutants import suite
 from tests.mutants.hunt import caught, control
 from tests.mutants.llama_cpp import LLAMA_CPP
 from tests.mutants.others import OTHERS
-from tests.mutants.subtle import SUBTLE, TESTS, Subtle
 from tests.mutants.switches import Mutant
 
 ALL = LLAMA_CPP + OTHERS
@@ -16,9 +14,6 @@ HUNTED = [
     for number, each in enumerate(ALL)
 ]
 """A quarter of them in `make test`, all in `make check`."""
-
-SAMPLE = SUBTLE[:: len(SUBTLE) // 2]
-"""Each takes a process of its own; `python -m tests.mutants` tries all of them."""
 
 CRASHES = frozenset({"list-drops-nothing-for-its-length"})
 """Mutants that break a contract before a count is compared."""
@@ -41,22 +36,5 @@ def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:
 
 
 def test_there_are_enough_of_them_and_no_two_share_a_name() -> None:
-    names = [each.name for each in (*ALL, *SUBTLE)]
     assert len(ALL) >= 30
-    assert len(SUBTLE) >= 30
-    assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("subtle", SUBTLE, ids=lambda subtle: subtle.name)
-def test_a_subtle_bug_changes_its_source_in_one_place(subtle: Subtle) -> None:
-    source = subtle.path.read_text()
-    assert source != subtle.changed()
-    file, _, test = subtle.test.partition("::")
-    name = test.partition("[")[0]
-    assert f"def {name}(" in (suite.ROOT / TESTS / file).read_text()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("subtle", SAMPLE, ids=lambda subtle: subtle.name)
-def test_the_ordinary_suite_notices_a_subtle_bug(subtle: Subtle) -> None:
-    assert suite.noticed(subtle) is not None
+    assert len({each.name for each in ALL}) == len(ALL)
