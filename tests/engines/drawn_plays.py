@@ -7,17 +7,22 @@ refreshes it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Profile, family_of
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.errors import CachesimError, ContractError, UpstreamAbort, UpstreamEndless
+from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, draw_workload
+from cachesim.lab.real.vectors.mlx_server import spec_of
 from cachesim.model.presets import PRESETS
 from tests.engines.plays import Play, digest, in_runs
 
 FILE: Final = Path(__file__).with_suffix(".txt")
-COUNT: Final = {"ik_llama.cpp": 420, "sglang": 360}
+COUNT: Final = {"ik_llama.cpp": 420, "llama.cpp": 300, "mlx-lm": 240, "sglang": 360}
 """Plays of each engine."""
 
 WORDS: Final = range(265, 510)
@@ -123,6 +128,128 @@ def ik_llama(rng: Random) -> dict[str, Any]:
         "model": {key: value for key, value in given.items() if value is not None},
         "options": options,
         "calls": [*calls(rng, request, slots=options["parallel"], files=files, most=7)],
+    }
+
+
+def llama_cpp(rng: Random) -> dict[str, Any]:
+    """A play on llama.cpp's server."""
+    release = profile(rng, "llama.cpp")
+    model = rng.choice((*PRESETS, "dense", "hybrid"))
+    window = {"window": rng.choice((4, 32))} if "swa" in model else {}
+    context = rng.choice((256, 256, 512, 1024))
+    slots = rng.choice((1, 1, 2, 3, -1))
+    adapters = rng.random() < 0.15
+    companion = "draft-mtp" if "mtp" in model else "draft-simple"
+    kind = rng.choice(("none", "none", "ngram-cache", companion, companion))
+    options: dict[str, Any] = {
+        "ctx_size": context,
+        "parallel": slots,
+        "kv_unified": rng.random() < 0.4,
+        "kv_unified_per_slot": rng.choice((0, 0, 100)),
+        "batch_size": rng.choice((7, 16, 64, 2048)),
+        "ubatch_size": rng.choice((0, 2, 8, 64, 512)),
+        "ctx_checkpoints": rng.choice((0, 1, 2, 4, 32)),
+        "checkpoint_min_step": rng.choice((0, 16, 64)),
+        "checkpoint_every_nt": rng.choice((-1, 16, 64)),
+        "slot_prompt_similarity": rng.choice((0.0, 0.1, 0.5)),
+        "cache_ram": rng.choice((-1, 0, 1, 8192)),
+        "cache_reuse": rng.choice((0, 0, 2, 16)),
+        "context_shift": rng.random() < 0.6,
+        "cache_idle_slots": rng.random() < 0.6,
+        "swa_full": rng.random() < 0.2,
+        "cache_prompt": rng.random() < 0.9,
+        "cont_batching": rng.random() < 0.8,
+        "keep": rng.choice((-1, 0, 0, 20)),
+        "embedding": rng.random() < 0.2,
+        "pooling": rng.choice(("none", "none", "last", "rank", "mean")),
+        "spec_type": kind,
+        "spec_draft_n_max": rng.choice((1, 3, 6)),
+        "spec_draft_n_min": rng.choice((0, 0, 2)),
+        "lora": "A,B" if adapters else "",
+    }
+    if kind == "draft-simple":
+        options["model_draft"] = rng.choice(("dense", "swa", "hybrid"))
+    talk = Talk(rng, rng.choice((60, context // 3, context - 30, context + 20)))
+    scales = [[], [{"id": 0, "scale": 0.5}], [{"id": 1, "scale": 1.0}]]
+
+    def request() -> dict[str, Any]:
+        asked = talk.request(rng.choice((1, 6, 30)))
+        fields: dict[str, Any] = {}
+        if rng.random() < 0.1:
+            asked |= {"cache_prompt": False}
+        if rng.random() < 0.2:
+            asked |= {"slot": rng.randrange(3)}
+        if rng.random() < 0.3:
+            asked |= {"predict": rng.choice((0, 1, 3, 9))}
+        if slots > 1 and rng.random() < 0.1:
+            asked |= {"completions": 2}
+        if rng.random() < 0.3:
+            fields |= rng.choice(
+                ({"n_keep": rng.choice((-1, 0, 10))}, {"n_discard": rng.choice((1, 7, 30))},
+                 {"n_cache_reuse": rng.choice((0, 1, 8))}, {"cache_prompt": rng.random() < 0.5})
+            )  # fmt: skip
+        if options["embedding"] and rng.random() < 0.3:
+            fields["endpoint"] = "rerank" if options["pooling"] == "rank" else "embedding"
+        elif rng.random() < 0.05:
+            fields |= {"endpoint": "infill", "input_suffix": talk.new(rng.randint(0, 20))}
+        elif rng.random() < 0.2 and family.has(family.option("message_spans"), named):
+            starts = sorted(rng.choices(range(talk.longest), k=rng.randint(1, 4)))
+            fields["message_spans"] = [
+                {"role": rng.choice(("user", "user", "assistant")), "start": start}
+                for start in starts
+                if start < len(talk.known[-1]) - len(asked["reply"].split())
+            ]
+        if adapters and rng.random() < 0.4:
+            fields["lora"] = rng.choice(scales)
+        if kind.startswith("draft") and rng.random() < 0.7:
+            asked["drafts"] = list(drafts(rng, talk.known[-1], len(asked["reply"].split())))
+        return asked | {"options": fields}
+
+    family, named = family_of("llama.cpp"), Profile.parse(f"llama.cpp@{release}")
+    options = {name: v for name, v in options.items() if family.has(family.option(name), named)}
+    files = ("slot_save", "slot_restore", "slot_restore", "slot_erase")
+    return {
+        "profile": f"llama.cpp@{release}",
+        "model": {"preset": model, **window},
+        "options": options,
+        "calls": [*calls(rng, request, slots=4 if slots < 0 else slots, files=files, most=7)],
+    }
+
+
+def mlx_lm(rng: Random) -> dict[str, Any]:
+    """A play on mlx-lm's server: what real servers are compared on, with patches and all steps."""
+    release = profile(rng, "mlx-lm")
+    drawn = draw_workload(release.partition("+")[0], 0, rng.randrange(10**6), groups=6)
+    tokenizer, spec = WordTokenizer(drawn["template"], VOCABULARY), spec_of(drawn["model"])
+    profiled = Profile.parse(f"mlx-lm@{release}")
+    options = {
+        name: value
+        for name, value in drawn["options"].items()
+        if FAMILY.has(FAMILY.option(name), profiled)
+    }
+    asked: list[list[Any]] = []
+    for group in drawn["steps"]:
+        for each in group:
+            if "at" in each:
+                asked.append(["step", each["at"]])
+            given = {"predict": each["max_tokens"], "reply": in_runs(each["reply"])}
+            if "text" in each:
+                given["prompt"] = in_runs(map(int, tokenizer.encode(each["text"])))
+            else:
+                given["messages"] = [(one["role"], one["content"]) for one in each["messages"]]
+            if "drafts" in each:
+                given["drafts"] = [in_runs(draft) for draft in each["drafts"]]
+            named = {field.name for field in FAMILY.fields} & each.keys()
+            asked.append(["submit", given | {"options": {name: each[name] for name in named}}])
+            if "leaves_after" in each:
+                number = sum(call[0] == "submit" for call in asked) - 1
+                asked += [["step", each["leaves_after"]], ["cancel", number]]
+        asked.append(["run"])
+    return {
+        "profile": f"mlx-lm@{release}",
+        "model": {"preset": "dense", **{one.name: getattr(spec, one.name) for one in fields(spec)}},
+        "options": {"tokenizer": "words", "chat_template": drawn["template"], **options},
+        "calls": asked,
     }
 
 
@@ -233,7 +360,12 @@ def calls(
             yield [action, *([rng.randrange(slots)] if slots else []), *name]
 
 
-DRAW: Final = {"ik_llama.cpp": ik_llama, "sglang": sglang}
+DRAW: Final = {
+    "ik_llama.cpp": ik_llama,
+    "llama.cpp": llama_cpp,
+    "mlx-lm": mlx_lm,
+    "sglang": sglang,
+}
 
 
 def case(engine: str, number: int) -> dict[str, Any]:

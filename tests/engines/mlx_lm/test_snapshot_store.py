@@ -128,11 +128,15 @@ def test_snapshots_count_for_the_limit_and_the_oldest_goes() -> None:
     assert [list(range(6)), list(range(9))] == [tokens for _, tokens, _ in it.trie.items()]
 
 
-def test_a_key_that_is_taken_is_overwritten_and_counted() -> None:
-    it = store()
-    it.move_cache(MODEL, [1, 2], conversation(2))
-    newer = conversation(2)
-    it.move_cache(MODEL, [1, 2], newer)
+def test_a_key_that_is_taken_is_overwritten_and_handed_out_as_often_as_it_came() -> None:
+    it, left = store(), []
+    for _ in range(3):
+        newest = conversation(2)
+        it.move_cache(MODEL, [1, 2], newest)
     entry = it.trie.get(MODEL, [1, 2])
 
-    assert (newer, 2, 1) == (entry.prompt_cache, entry.count, len(it))
+    assert (newest, 3, 1) == (entry.prompt_cache, entry.count, len(it))
+    for _ in range(3):
+        assert newest is it.fetch(MODEL, [1, 2]).prompt_cache
+        left.append(len(it))
+    assert [1, 1, 0] == left

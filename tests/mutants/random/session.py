@@ -13,7 +13,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -50,11 +50,16 @@ class ControlError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An example in the control: whether it held, its time, the mutants whose line it reached."""
+    """An example in the control: its answer, its time, the mutants whose line it reached."""
 
-    holds: bool
+    answer: bool | str  # False, too, where it raised
     seconds: float
     reached: frozenset[int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether a mutant can be found by another answer."""
+        return self.answer is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,10 @@ def _control(
     for number in range(part, len(examples), jobs):
         reached.clear()
         began = time.process_time()
-        how = _fails(examples[number], 0.0)
-        seconds = time.process_time() - began
-        found[number] = Played(how == "", seconds, frozenset(reached))
+        answer: bool | str = False
+        with suppress(Exception):  # as a mutant would be found by it
+            answer = examples[number].plays()
+        found[number] = Played(answer, time.process_time() - began, frozenset(reached))
     return found
 
 
@@ -118,7 +124,7 @@ def judge(
 
 def _chosen(
     number: int, examples: Sequence[Example], known: Mapping[int, Played], share: float
-) -> list[tuple[Example, float]]:
+) -> list[tuple[Example, Played]]:
     """Examples that reach the line: of each means the cheap ones, as many as its share of time."""
     chosen = []
     for means in MEANS:
@@ -131,31 +137,31 @@ def _chosen(
         for seconds, at in sorted(reaching):
             if seconds <= left:
                 left -= seconds
-                chosen.append((examples[at], seconds))
+                chosen.append((examples[at], known[at]))
     return chosen
 
 
-def _judge(mutant: RandomMutant, chosen: list[tuple[Example, float]]) -> Outcome | PlantingError:
+def _judge(mutant: RandomMutant, chosen: list[tuple[Example, Played]]) -> Outcome | PlantingError:
     began = time.process_time()
     try:
         ports.plant(mutant)
     except Exception as error:  # noqa: BLE001 - sent to the parent, which ends
         return PlantingError(f"{mutant.function.file}:{mutant.line}: {error!r}")
     tried = dict.fromkeys(MEANS, 0)
-    for example, seconds in chosen:
+    for example, played in chosen:
         tried[example.means] += 1
-        how = _fails(example, max(PATIENCE, SLOWER * seconds))
+        how = _fails(example, played)
         if how:
             taken = time.process_time() - began
             return Outcome(example.means, example.name, how, taken, tried)
     return Outcome(seconds=time.process_time() - began, tried=tried)
 
 
-def _fails(example: Example, limit: float) -> str:
-    """How an example fails; empty if it holds. `limit`: processor seconds, 0 for no limit."""
+def _fails(example: Example, played: Played) -> str:
+    """The difference from the control; empty if there is none."""
     try:
-        with _limited(limit):
-            return "" if example.holds() else "differs"
+        with _limited(max(PATIENCE, SLOWER * played.seconds)):
+            return "" if example.plays() == played.answer else "differs"
     except HangError:
         return "hangs"
     except Exception as error:  # noqa: BLE001 - whatever a mutant raises is what it is found by

@@ -42,6 +42,12 @@ def test_a_state_is_the_same_after_a_round_trip(preset: str, whole: bool) -> Non
     assert pack(blob) == pack(again)
 
 
+def test_the_convolutions_of_both_layers_stand_before_their_states() -> None:
+    rows = [part.row_bytes for part in saved("recurrent").fields if isinstance(part, RowBlock)]
+
+    assert [576, 576, 1024, 1024] == rows
+
+
 def test_a_cut_state_stays_cut() -> None:
     blob = saved("dense")
 
