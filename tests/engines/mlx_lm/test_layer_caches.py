@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachesim.engines import Engine, Request
@@ -18,10 +18,11 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     Causal,
     UpstreamAttributeError,
     UpstreamNotImplementedError,
+    UpstreamValueError,
 )
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility
+from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility, as_visible
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
 from cachesim.errors import OptionError, SpecError
@@ -142,6 +143,7 @@ def test_some_columns_of_a_row_see_what_the_written_mask_shows_them(
 
 
 @given(CAUSAL, st.integers(0, 3), st.integers(-3, 3), st.none() | st.integers(1, 8))
+@example(Causal(3, 2), 0, 0, 3)
 def test_columns_are_shown_what_they_should_see_only_where_the_written_mask_does(
     mask: Causal, first: int, ahead: int, window: int | None
 ) -> None:
@@ -294,6 +296,15 @@ def test_the_last_of_several_marks_opens_the_tail_and_none_before_eleven_tokens(
 
     assert 9 == tail_start(as_tokens([9]), prompt)
     assert 20 == tail_start(as_tokens([9]), as_tokens([*[1] * 8, 9, *[1] * 11]))
+
+
+def test_a_mask_of_one_row_is_every_rows_and_one_of_other_keys_is_refused() -> None:
+    shown = as_visible(Causal(2, 1, None, (1,)), 3, 2, 3)
+
+    assert isinstance(shown, np.ndarray)
+    assert [[[False, True, False], [False, True, True]]] * 3 == shown.tolist()
+    with pytest.raises(UpstreamValueError):
+        as_visible(Causal(2, 3), 1, 2, 7)
 
 
 def test_a_view_is_taken_again_under_the_same_mask_only() -> None:
