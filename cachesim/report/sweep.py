@@ -28,7 +28,7 @@ KINDS: Final = {
     "window": "windows, in use or cached",
     "states": "recurrent states, live or cached",
     "checkpoints": "checkpoints of slots",
-    "parked": "parked conversations",
+    "parked": "prompt-cache entries",
 }
 """The kinds in drawing order, with their descriptions."""
 

@@ -159,6 +159,7 @@ def test_of_each_cause_the_flags_in_its_advice_are_shown(
         "On these requests `--ubatch-size 1024` saves 1,552 tokens; other values of "
         "`--ctx-checkpoints`, `--checkpoint-min-step` save none."
     )
+    assert cause["cure"] == "Have the client keep its history."
 
 
 def test_servers_that_are_named_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.tuning import Life, Trial, Tried, alone, of_log, summary, together, tried
 from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
@@ -61,5 +62,7 @@ def add_other_settings(
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
+            if flags:  # what was played is known better than the advice about flags
+                cause["cure"] = remedy_of(cause["cause"], played[0].settings.engine).client
     elif played and not what_if:
         found["log"]["long"] = LONG_LOG

@@ -20,14 +20,17 @@ class Remedy:
     """A cause's kind, advice, and the report upstream where there is one.
 
     `flags` are those that the advice names. `tune` plays other values of each: advice that holds of
-    most logs need not hold of this one.
+    most logs need not hold of this one. `client` is the part of the advice that names no flag.
     """
 
     kind: Kind
     advice: str
     upstream: str = ""
     flags: tuple[str, ...] = ()
+    client: str = ""
 
+
+KEEP_HISTORY: Final = "Have the client keep its history."
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
     "last-token": Remedy("design", "Nothing: one token is always processed for its logits."),
@@ -51,32 +54,32 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "f-keep": Remedy(
         "defect",
-        "Nothing to set: a slot that keeps half of its tokens is taken even where a parked "
-        "conversation would be better.",
+        "Nothing to set: a slot that keeps half of its tokens is chosen even where an entry of the "
+        "prompt cache shares more.",
         "ggml-org/llama.cpp#28276",
     ),
     "cache-keep": Remedy(
-        "design", "Nothing to set: less than a quarter of the parked conversation would be kept."
+        "design", "Nothing to set: less than a quarter of the prompt-cache entry would be kept."
     ),
     "cache-not-better": Remedy(
         "design",
         "More slots (`--parallel`), so that conversations do not share one.",
         flags=MORE_SLOTS,
     ),
-    "cache-better-entry": Remedy("design", "Nothing: another parked conversation was better."),
+    "cache-better-entry": Remedy("design", "Nothing: another prompt-cache entry was better."),
     "cache-obsolete-entry": Remedy(
-        "design", "Nothing: the longer conversation was parked instead."
+        "design", "Nothing: an entry with the longer conversation replaced it."
     ),
     "cache-making-room": Remedy(
         "flag",
-        "Give the prompt cache more room (`--cache-ram`).",
+        "Raise the prompt cache's limit (`--cache-ram`).",
         flags=("cache_ram",),
     ),
     "cache-load-failed": Remedy(
-        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
     ),
     "slot-cleared": Remedy(
-        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
     ),
     "slot-tokens": Remedy(
         "client",
@@ -85,17 +88,19 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     "memory-depth": Remedy(
         "flag",
         "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
-        "try another `--ubatch-size`; and have the client keep its history.",
+        f"try another `--ubatch-size`. {KEEP_HISTORY}",
         "ggml-org/llama.cpp#24055",
         DENSER,
+        KEEP_HISTORY,
     ),
     "full-reprocessing": Remedy(
         "flag",
         "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
-        "try another `--ubatch-size`; with a sliding window `--swa-full` also helps. Have the "
-        "client keep its history.",
+        "try another `--ubatch-size`; with a sliding window `--swa-full` also helps. "
+        f"{KEEP_HISTORY}",
         "ggml-org/llama.cpp#24055",
         (*DENSER, "swa_full"),
+        KEEP_HISTORY,
     ),
     "checkpoint-restored": Remedy(
         "flag",
@@ -113,7 +118,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "unknown": Remedy("unknown", "Start the server with `-lv 4`: then the log says why."),
     "request-refused": Remedy(
-        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
+        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
     ),
 }  # fmt: skip
 """Cause -> remedy."""

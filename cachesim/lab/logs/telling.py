@@ -54,7 +54,7 @@ def _choice(o: Observed) -> Iterator[str]:
         yield ROADS[o.road].format(slot=o.slot)
     if o.search.found_keep is not None:
         yield (
-            f"A parked conversation was loaded: {o.search.found_keep} of it is kept, "
+            f"A prompt-cache entry was loaded: {o.search.found_keep} of it is kept, "
             f"{o.search.found_sim} of the prompt."
         )
 
