@@ -9,7 +9,7 @@ vLLM's, which nearly all differ, one of twelve. Another seed records other workl
 `vllm-between` workloads that a release plays otherwise than the one before or after it, and
 `vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks; `vllm-ends`
 texts that meet the end of the context, and `vllm-fine` stores and drafts beside blocks that have
-several hashes.
+several hashes; `sglang-hosts` queues for a scarce device with a host and a storage.
 """
 
 import gzip
@@ -69,6 +69,10 @@ NEAR_THE_END: Final = 2
 
 FINE: Final = {"store": 120, "eagle": 60, "ngram": 60}
 """Drawn workloads of each kind; those whose hits may end inside a block are kept."""
+
+HOSTS: Final = 700
+SCARCE: Final = 200
+"""Workloads that are drawn; those with a host beside a device of fewer tokens are kept."""
 
 STEPS: Final = 14
 """Neighbours of each workload, in each of its pools."""
@@ -212,10 +216,21 @@ def fine(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                     yield {**workload, "results": results}
 
 
+def hosts(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
+    """Queues for a scarce device, whose host and storage are scarce or slow, too."""
+    for number in range(HOSTS):
+        workload = draw(SEED + 6, number, rules)
+        if "host" in workload["config"] and workload["config"]["tokens"] < SCARCE:
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                yield {**workload, "results": results}
+
+
 def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
     scheduler, start, record = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
+        "sglang-hosts": (SCHEDULER, SCHEDULER.start, hosts),
         "vllm": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, of_vllm),
         "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),

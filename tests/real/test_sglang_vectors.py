@@ -45,6 +45,17 @@ def test_a_scheduler_with_a_host_or_with_scarce_pools_takes_the_real_ones_decisi
     assert len(lines) > 40
 
 
+def test_a_queue_for_a_scarce_device_with_a_host_takes_the_real_ones_decisions() -> None:
+    lines = lines_of("hosts-0.5.23")[::3]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert {"host", "host-parts", "host-back", "storage"} == {
+        line["id"].rpartition("-")[0] for line in lines
+    }
+
+
 def test_a_recorded_value_that_was_changed_is_found() -> None:
     line = lines_of("0.5.23")[0]
     line["results"][1]["requests"][0]["cached"] += 1

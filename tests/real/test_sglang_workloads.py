@@ -14,6 +14,7 @@ from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
+from cachesim.lab.real.sglang.scheduler_worker import Playing
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.play.session import Session
@@ -32,6 +33,19 @@ def test_every_kind_of_tree_is_drawn() -> None:
 
     assert set(KINDS) == {each["id"].rpartition("-")[0] for each in drawn}
     assert {"full", "window", "mamba"} <= {each["config"]["kind"] for each in drawn}
+
+
+def test_hosts_are_drawn_beside_scarce_devices_too() -> None:
+    """Queues of several requests for a device that holds little more than one of them."""
+    numbers = [n for n in range(160) if draw(1, n, NEWEST)["config"].get("host")]
+    drawn = [draw(1, number, NEWEST) for number in numbers]
+    scarce = [each for each in drawn if each["config"]["tokens"] < 200]
+
+    assert len(drawn) // 4 < len(scarce) < len(drawn)
+    assert any(
+        len(group) > each["config"]["max_running"] for each in scarce for group in each["steps"]
+    )
+    assert not any("error" in play(each, NEWEST)[-1] for each in scarce[:8])
 
 
 def test_slots_that_059_counts_beyond_its_nodes_end_no_comparison() -> None:
@@ -125,6 +139,33 @@ def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None
     [told] = play({"config": config, "steps": [group]}, NEWEST)
 
     assert [0, 0, 1, 1, 1, 1] == [each["retracted"] for each in told["requests"]]
+
+
+def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
+    """The real scheduler drops the last request that finds no memory, and forms no batch."""
+    request = SimpleNamespace(rid="000000", retraction_count=0, finished=lambda: True)
+
+    def plan() -> None:
+        request.retraction_count = 1
+
+    scheduler = SimpleNamespace(
+        waiting_queue=[],
+        running_batch=SimpleNamespace(is_empty=lambda: True),
+        _add_request_to_queue=lambda _: None,
+    )
+    core = SimpleNamespace(
+        rust=None,
+        tree=None,
+        root=SimpleNamespace(children={}),
+        scheduler=scheduler,
+        plan=plan,
+        request=lambda *_: request,
+        free=dict,
+    )
+
+    told = Playing(lambda _: core, {}).play([{"prompt": "1-9"}])
+
+    assert 1 == told["requests"][0]["retracted"]
 
 
 def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:

@@ -132,6 +132,8 @@ class Playing:
                     told[name]["aborted"] = True
                     self.core.abort(name)
             batch = self.core.plan()
+            for name, request in requests.items():
+                _count_retractions(request, told[name], back)
             scheduler.cur_batch = batch
             if batch is None:
                 scheduler.last_batch = None
@@ -146,8 +148,6 @@ class Playing:
             idle = 0
             self._run(batch, wanted, told)
             scheduler.last_batch = batch
-            for name, request in requests.items():
-                _count_retractions(request, told[name], back)
         return {"error": "too many steps"}
 
     def _run(self, batch: Real, wanted: dict[str, Json], told: dict[str, Json]) -> None:

@@ -39,19 +39,26 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     rng = Random(f"sglang {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice((40, 90, 200, 400) if kind != "pressure" else (20, 40, 90))
-    stored = kind == "storage" and rules.tree.trees == "unified"
-    if stored:  # more than one piece of a transfer has
+    tiered = kind in TIERED and rules.tree.trees == "unified"
+    scarce, stored = tiered and rng.random() < 0.5, tiered and kind == "storage"
+    if scarce:
+        longest = rng.choice((16, 24, 32))
+    elif stored:  # more than one piece of a transfer has
         longest = max(longest, 200)
     config = config_of(rng, kind, longest, rules)
+    if scarce:
+        _shrink(rng, config, longest)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
     steps = []
     groups = rng.randint(3, 10)
     if kind in TIERED:  # what comes back after the device has given it up
-        writer.recent, writer.novelty, groups = 40, 0.35, groups + 8
+        writer.recent, writer.novelty, groups = 40, 0.35, groups if scarce else groups + 8
     if stored:
         writer.novelty = 0.2
+    if scarce:
+        writer.replies = (1, 1, 2, 4, 12)
     for _ in range(groups):
-        way = rng.choice(WAYS) if stored else kind
+        way = rng.choice(WAYS) if stored or scarce else kind
         together = rng.choice((1, 1, 1, 2, 3, 5) if way not in CROWDS else (2, 3, 5, 8))
         steps.append(writer.group(together, way))
         if stored and rng.random() < 0.3:
@@ -189,13 +196,34 @@ def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> 
     }
 
 
+def _shrink(rng: Random, config: dict[str, Any], longest: int) -> None:
+    """Room for little more than one request with a short reply; the others queue for it."""
+    page = config["page"] = min(config["page"], 4)
+    config["max_running"] = min(config["max_running"], rng.choice((1, 2, 3)))
+    config["chunk"] = page * rng.choice((4, 8, 2048))
+    tokens = 2 * longest + 16 + 3 * page + rng.randint(0, longest)
+    config["tokens"] = -(-tokens // page) * page
+    if "states" in config:
+        config |= _states(rng, config["strategy"], config["max_running"], few=True)
+    if "window" in config["kind"]:
+        config["window"] = rng.choice((3, 5, 8, 16))
+        least = -(-(config["window"] + 16) // page) * page + 3 * page
+        config["window_tokens"] = rng.randrange(least, config["tokens"] + 1, page)
+    storage = config["host"].get("storage")
+    if storage is not None:
+        storage["threshold"] = rng.choice((1, 4, 12))
+        storage["timeout_per_ki_token"] = 1023.5 / rng.randint(1, longest)  # ends beside a pass
+
+
 class _Writer(Writer):
     """Requests with a key and a priority."""
+
+    replies: tuple[int, ...] = (1, 1, 2, 5, 20, 40)
 
     def request(self, *, long: bool) -> dict[str, Any]:
         """Draw a request, with its reply, its key and its priority."""
         rng = self.rng
-        wanted = self.ask((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
+        wanted = self.ask((40, 120, 120) if long else self.replies)
         if rng.random() < 0.1:
             wanted["salt"] = rng.choice(("a", "b"))
         if rng.random() < 0.2:
