@@ -1,4 +1,4 @@
-"""A package per server family, all behind `Engine` and events; loaded at its first use."""
+"""A package per server family, imported at first use; `Engine` and events are the interface."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +38,7 @@ ROOMS: Final = {
     "sglang": "sglang",
     "marconi": "marconi",
 }
-"""The room of each engine that is built in; its `family.py` says everything else of it."""
+"""The package of each built-in engine; its `family.py` declares the rest."""
 
 for name, room in ROOMS.items():
     FAMILIES.announce(name, f"{__name__}.{room}.family")

@@ -1,4 +1,4 @@
-"""The interface of all engines: requests go in, replies and events come out."""
+"""`Engine`, the interface of all engines: requests in, replies and events out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ __all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]
 class Request:
     """A client's request.
 
-    `reply` holds tokens that are taken instead of sampled ones (teacher forcing): a reply shorter
-    than `predict` ends the generation there, a longer one is cut. `drafts` forces what a companion
-    proposes, one tuple per drafting step. Fields that an engine does not have are refused by it.
+    `reply` forces the sampled tokens (teacher forcing): a shorter reply than `predict` ends the
+    generation, a longer one is cut. `drafts` forces a companion's proposals, one tuple per drafting
+    step. Engines refuse fields that they do not have.
     """
 
     prompt: Tokens
@@ -47,30 +47,30 @@ class Reply:
 
     prompt: Tokens
     generated: Tokens
-    logits: Array  # (len(generated), ...): the row each generated token was taken from
+    logits: Array  # (len(generated), ...): the row that each token was sampled from
     cached: Count | None
     processed: Count | None
-    equal: Count = Count(0)  # tokens equal to the best thing in memory, whatever it was
-    equal_with: str = "nothing"  # what that was, in words: "slot 0", "prompt cache entry 2", ...
+    equal: Count = Count(0)  # the longest prefix in common with a slot, an entry, ...
+    equal_with: str = "nothing"  # its holder: "slot 0", "prompt cache entry 2", ...
     losses: tuple[Loss, ...] = ()
     slot: int | None = None
     truncated: bool = False
-    error: str | None = None  # the server's own word for a refusal
-    message: str = ""  # its sentence
-    strengths: tuple[float, ...] = ()  # of the adapters that it was to be computed under
-    drafted: Count | None = None  # tokens that a companion proposed, as the server counts them
-    accepted: Count | None = None  # and how many of them it says were right
-    approximated: str | None = None  # set when the server knowingly kept values of another context
+    error: str | None = None  # the error's type, as the server names it
+    message: str = ""  # the error's message
+    strengths: tuple[float, ...] = ()  # adapter strengths of the request
+    drafted: Count | None = None  # number of draft tokens, as the server counts them
+    accepted: Count | None = None  # number of accepted ones among them, as the server counts them
+    approximated: str | None = None  # why the server's values are approximate by design
 
     @classmethod
     def empty(cls, prompt: Tokens = (), **said: Any) -> "Reply":
-        """A reply without tokens: to a refused request, or to an action on a slot."""
+        """A reply without tokens, for a refused request or a slot action."""
         logits = said.pop("logits", np.zeros((0, 0)))
         return cls(prompt=prompt, generated=(), logits=logits, cached=None, processed=None, **said)
 
 
 class Ticket(int):
-    """Names a submitted request; its reply is asked for by it."""
+    """The id of a submitted request."""
 
 
 class Engine(ABC):
@@ -79,7 +79,7 @@ class Engine(ABC):
     profile: Profile
     network: Network
     padding: ClassVar[Token | None] = None
-    """The token that the server fills shorter rows of a batch with, if it does."""
+    """The token that pads shorter rows of a batch, or None."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Engine(ABC):
         self._open(self.family.rules(profile), self.family.read(profile, options), store)
 
     def _open(self, rules: Rules, options: Value, store: "ByteStore | None") -> None:
-        """Start the server with its rules and options, unless its class is made otherwise."""
+        """Start the server with its rules and options."""
         raise NotImplementedError
 
     def _fields(self, request: Request) -> dict[str, Any]:
@@ -112,10 +112,10 @@ class Engine(ABC):
         store: "ByteStore | None" = None,
         family: Family[Any, Any] | None = None,
     ) -> "Engine":
-        """Build the server that a profile names, around a model or a network already built.
+        """Build the server of a profile, around a model or a network.
 
-        `family` replaces what is registered for the engine: a copy with a release or a patch more
-        plays rules that no release has.
+        `family` replaces the registered one, for instance by a copy with further releases or
+        patches.
         """
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
@@ -131,20 +131,20 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, request: Request) -> Ticket:
-        """Put a request into the server's queue; nothing runs yet."""
+        """Queue a request; nothing runs yet."""
 
     @abstractmethod
     def step(self) -> bool:
-        """Take a turn of the real server's loop; False when there was nothing to do."""
+        """Run an iteration of the server's loop; False if there was nothing to do."""
 
     def run(self) -> None:
-        """Take turns until the server is idle."""
+        """Step until the server is idle."""
         while self.step():
             pass
 
     @abstractmethod
     def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply to a request, once it is finished."""
+        """The reply to a finished request, else None."""
 
     @abstractmethod
     def forget(self, ticket: Ticket) -> None:
@@ -164,7 +164,7 @@ class Engine(ABC):
         return {name: found[name] for name in ("slots", "prompt_cache")}
 
     def held(self) -> Held:
-        """The server's content, with its owners where the network is traced."""
+        """The server's content; with token owners if the network is traced."""
         return Held()
 
     def texts(self) -> Texts:
@@ -172,34 +172,34 @@ class Engine(ABC):
         return self.held().texts
 
     def amounts(self) -> Amounts:
-        """The amounts of each kind of content: quick enough for every turn of a trace."""
+        """The amount of each kind of content, cheap enough for every step of a trace."""
         return Amounts()
 
     def after_each_event(self, hear: Callable[[], None]) -> None:
-        """Call `hear` after every event, including inside a turn."""
+        """Call `hear` after every event, also within a step."""
         if isinstance(self.events, EventLog):
             self.events.hear = hear
 
     def limit_turns(self, most: int) -> None:
-        """Batch at most `most` decode turns into one, where replies are given."""
-        del most  # most servers never do
+        """Batch at most `most` decode steps of forced replies into one."""
+        del most  # no batching by default
 
     def remember(self, most: int) -> None:
-        """Keep the computed tokens of the last `most` sequences only."""
-        del most  # most servers keep no such books
+        """Limit the record of computed tokens to about the last `most` sequences."""
+        del most  # most servers keep no such record
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raise ContractError where the server's own books disagree."""
+        """Raise ContractError if the server's accounts are inconsistent."""
 
 
 class ByteStore(Protocol):
-    """The store for the bytes of saved slots; handed in, so the core knows no files."""
+    """A store for the bytes of saved slots, injected, so that the core has no file access."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep bytes under a name."""
+        """Store bytes under a name."""
         ...
 
     def get(self, name: str) -> bytes | None:
-        """The bytes kept under a name, or None."""
+        """The bytes under a name, or None."""
         ...

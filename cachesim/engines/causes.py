@@ -1,7 +1,7 @@
-"""Causes: why a request reuses fewer tokens, as declared values that bring their own sentence.
+"""Causes of lost reuse, as declared values with their sentences.
 
-Each engine has a module `causes` with one `Cause` per branch that lowers the number. The branch
-names its cause and hands over the numbers of the test it really made (`Ledger.apply`).
+Each engine has a module `causes` with one `Cause` per branch that lowers the number of reusable
+tokens. The branch passes its cause and the numbers of its test to `Ledger.apply`.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from cachesim.units import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A reason of lost reuse in an engine.
+    """A cause of lost reuse in an engine.
 
     `sentence` is a template over `fields`: lower case, no full stop, true of the numbers alone.
-    `about` is for readers who want more: when it happens, and what can be done.
+    `about` explains when the cause occurs, and its remedy.
     """
 
     id: str
@@ -42,9 +42,9 @@ class Cause:
 class Loss:
     """A cause that changed the number of reusable tokens.
 
-    Emitted where the engine takes the branch. Over one request, the losses add up: what matched
-    the best thing there was, minus what was reused. A cause that wins tokens back (a checkpoint
-    after a refused cut) has `after > before`.
+    Emitted where the engine takes the branch. The losses of a request add up to its best match
+    minus the reused tokens. A cause that regains tokens (a checkpoint after a refused cut) has
+    `after > before`.
     """
 
     cause: Cause
@@ -91,7 +91,7 @@ NO_STATE: Final = "no state was saved between {found} and {wanted} tokens"
 
 
 def last_computed(about: str) -> Cause:
-    """The cause of engines that compute the last token of a prompt that is all known."""
+    """The cause for computing the last token of a fully known prompt."""
     return Cause(
         id="last-token",
         sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
@@ -101,10 +101,9 @@ def last_computed(about: str) -> Cause:
 
 
 class Ledger:
-    """Holds the running number of reusable tokens; every change goes through a declared cause.
+    """The running number of reusable tokens; every change names a declared cause.
 
-    `equal - usable` is the sum over `losses` at any moment, because nothing else can move the
-    number: the explanation of a miss adds up by construction.
+    `equal - usable` is always the sum over `losses`, as only `apply` changes the number.
     """
 
     __slots__ = ("equal", "equal_with", "losses", "usable")
@@ -116,9 +115,9 @@ class Ledger:
         self.losses: tuple[Loss, ...] = ()
 
     def apply(self, cause: Cause, usable: int, **detail: Any) -> None:
-        """Only `usable` tokens remain, and why; an unchanged number leaves no entry.
+        """Set the number of reusable tokens; an unchanged number adds no loss.
 
-        `detail` holds the numbers of the test that was made, one for each field of the cause.
+        `detail` holds the numbers of the branch's test, one for each field of the cause.
         """
         after = Count(usable)
         if after != self.usable:
@@ -127,35 +126,35 @@ class Ledger:
 
 
 class Holdings:
-    """The reusable tokens by holder: an elimination that leaves one.
+    """The reusable tokens by holder, eliminated until one holder is left.
 
     A request could have reused the best of all slots and prompt-cache entries. Each branch of the
-    slot choice rules some of them out; where that lowers the best there is, the ledger learns which
-    rule it was.
+    slot choice rules out some of them; if that lowers the maximum, the ledger records the branch's
+    cause.
     """
 
     __slots__ = ("_common", "ledger")
 
     def __init__(self, common: Mapping[object, tuple[str, Count]]) -> None:
-        """`common` says for every holder its name and how much it shares with the prompt."""
+        """`common` maps a holder to its name and its number of tokens in common with the prompt."""
         self._common = {holder: count for holder, (_, count) in common.items()}
         name, equal = max(common.values(), key=lambda each: each[1], default=("nothing", Count(0)))
         self.ledger = Ledger(equal, name if equal > 0 else "nothing")
 
     def common(self, holder: object) -> Count:
-        """The number of tokens that a holder shares with the prompt; 0 once it is ruled out."""
+        """Number of tokens that a holder has in common with the prompt; 0 once it is ruled out."""
         return self._common.get(holder, Count(0))
 
     def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:
-        """A branch decided against a holder."""
+        """Eliminate a holder for a cause."""
         if self._common.pop(holder, 0) >= self.ledger.usable > 0:
             self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
 
     def takes_over(self, holder: object, other: object) -> None:
-        """A holder got what another one had."""
+        """Move the content of another holder to a holder."""
         self._common[holder] = self._common.pop(other, Count(0))
 
     def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
-        """Only one is left; whatever is still in the race goes by one cause."""
+        """Eliminate all other holders for one cause."""
         for other in [each for each in self._common if each is not holder]:
             self.rule_out(other, cause, **detail)

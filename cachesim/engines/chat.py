@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from cachesim.errors import OptionError, TemplateError, TokenError
 from cachesim.units import Count, Token, Tokens
 
-# Chat templates: how a list of messages becomes one text.
+# Chat templates, which render a list of messages as one text.
 #
-# Three are enough for what people report: the plain one, one that drops the reasoning of earlier
-# turns (the most frequent cause of a miss, across all engines), and one that refuses a conversation
-# without a user message (which defeats servers that render a system message alone to find its end).
+# Three cover the reported misses: the plain one, one that drops the reasoning of earlier turns (the
+# most frequent cause of a miss, across all engines), and one that refuses a conversation without a
+# user message (which defeats servers that render a system message alone to find its end).
 
 TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
@@ -42,12 +42,12 @@ class Template:
 
 
 def turn(role: str, content: str) -> str:
-    """A message between its marks."""
+    """A message between its special tokens."""
     return f"{TURN_START}{role}\n{content}{TURN_END}\n"
 
 
 def without_reasoning(content: str) -> str:
-    """The text behind the closing think mark; all of it where there is none."""
+    """The text after the closing think token, or all of it without one."""
     return content.rpartition(THINK_END)[2].lstrip("\n")
 
 
@@ -69,7 +69,7 @@ def show_without_old_reasoning(messages: Sequence[Message]) -> tuple[tuple[str, 
 
 
 def show_if_a_user_speaks(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
-    """The messages as written; one from a user is required (as by Qwen 3.5)."""
+    """The messages as written; at least one user message is required (as by Qwen 3.5)."""
     if not any(each.role == "user" for each in messages):
         msg = "the chat template 'needs-user' found no user message; add one with role = \"user\""
         raise TemplateError(msg)
@@ -106,25 +106,25 @@ TEMPLATES: Final = {
 
 @runtime_checkable
 class ChatTokenizer(Protocol):
-    """A tokenizer with a chat template; token texts are unique, so texts and ids match alike."""
+    """A tokenizer with a chat template; token texts are unique, so equal texts have equal ids."""
 
     @property
     def eos(self) -> Token:
-        """The token that ends a turn; a server that samples it stops there."""
+        """The token that ends a turn and stops the generation."""
         ...
 
     @property
     def think_start(self) -> Token | None:
-        """The mark that opens a reasoning part, if the template knows one."""
+        """The token that opens a reasoning part, or None."""
         ...
 
     @property
     def think_end(self) -> Token | None:
-        """The mark that closes a reasoning part."""
+        """The token that closes a reasoning part, or None."""
         ...
 
     def encode(self, text: str) -> Tokens:
-        """Read a text; special tokens are recognised by their text."""
+        """Tokenize a text; special tokens are recognised by their text."""
         ...
 
     def decode(self, tokens: Tokens) -> str:
@@ -138,31 +138,31 @@ class ChatTokenizer(Protocol):
         ...
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
-        """Role and first token of every message in the rendered prompt, where they are known."""
+        """Role and start of every message in the rendered prompt, if known."""
         ...
 
 
 @runtime_checkable
 class TemplateArguments(Protocol):
-    """A tokenizer whose template reads more of a request than its messages."""
+    """A tokenizer whose template takes tools and arguments of the request."""
 
     def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
-        """The prompt with tools, which stand before the messages, and arguments of the template."""
+        """A copy that renders `tools` before the messages, with arguments of the template."""
         ...
 
 
 @runtime_checkable
 class LongMarks(Protocol):
-    """A tokenizer whose thinking mark may be several tokens."""
+    """A tokenizer with an opening think mark of one or several tokens."""
 
     @property
     def think_start_tokens(self) -> Tokens:
-        """The tokens that open a reasoning part, none if the template does not think."""
+        """The tokens that open a reasoning part; empty if the template has none."""
         ...
 
 
 def thinks_on(arguments: Mapping[str, Any]) -> bool:
-    """True if a reasoning part is left open; arguments that no template reads are refused."""
+    """The value of `enable_thinking`, True by default; other arguments are refused."""
     for name, value in arguments.items():
         if name != "enable_thinking" or not isinstance(value, bool):
             msg = f"no chat template here reads {name} = {value!r}; write enable_thinking = false"
@@ -176,15 +176,15 @@ def thinks_on(arguments: Mapping[str, Any]) -> bool:
 #     259 <|im_start|>  260 <|im_end|>    261..264  system, user, assistant, newline
 #     265..511  words of no meaning, whose texts are "[265]" to "[511]"
 #
-# A template that thinks gives the last two words another text: 510 is `<think>`, 511 `</think>`.
-# What has no token of its own becomes its UTF-8 bytes. Texts are unique but for the newline, whose
-# byte (13) is never written: so equal texts are equal tokens.
+# Templates with reasoning use the last two words: 510 is `<think>`, 511 `</think>`. Other text is
+# encoded as UTF-8 bytes. Token texts are unique except for the newline, whose byte (13) is never
+# produced: so equal texts are equal tokens.
 
 VOCABULARY: Final = 512
 FIRST_BYTE: Final = 3
 BYTES: Final = 256
 FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
-"""Bytes as marks of a gap to fill: before its prefix, before its suffix, and at the end."""
+"""Bytes as the marks of a gap to fill: before its prefix, before its suffix, and at the end."""
 
 END_OF_TURN: Final = Token(260)
 FIRST_WORD: Final = Token(265)
@@ -192,7 +192,7 @@ THINK_MARKS: Final = (Token(510), Token(511))
 
 
 class ByteTokenizer:
-    """Reads and writes the 512 tokens, and renders conversations with one chat template."""
+    """Tokenizer of the 512 tokens, with one chat template."""
 
     def __init__(self, template: str | Template = "chatml") -> None:
         if isinstance(template, str) and template not in TEMPLATES:
@@ -200,26 +200,23 @@ class ByteTokenizer:
             raise TokenError(msg)
         self.template = TEMPLATES[template] if isinstance(template, str) else template
         self.tools: tuple[str, ...] = ()
-        self.thinks = True  # a reasoning part is left open
+        self.thinks = True  # the generation prompt leaves the reasoning part open
 
     @property
     def eos(self) -> Token:
-        """The token that ends a turn."""
         return END_OF_TURN
 
     @property
     def think_start(self) -> Token | None:
-        """The mark that opens a reasoning part, if the template knows one."""
         return THINK_MARKS[0] if self.template.thinks else None
 
     @property
     def think_end(self) -> Token | None:
-        """The mark that closes a reasoning part."""
         return THINK_MARKS[1] if self.template.thinks else None
 
     @cached_property
     def texts(self) -> dict[Token, str]:
-        """The tokens that have a text of their own, bytes left out."""
+        """The texts of all tokens except bytes."""
         marks = (TURN_START, TURN_END, "system", "user", "assistant", "\n")
         texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
         texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
@@ -238,7 +235,7 @@ class ByteTokenizer:
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def encode(self, text: str) -> Tokens:
-        """Read a text; tokens with a text of their own are recognised, the rest are bytes."""
+        """Tokenize a text: longest special texts first, bytes for the rest."""
         found: list[Token] = []
         for piece in self._word.split(text):
             token = self._tokens.get(piece)
@@ -250,7 +247,7 @@ class ByteTokenizer:
         return tuple(found)
 
     def decode(self, tokens: Sequence[Token]) -> str:
-        """The text of tokens; bytes that are no UTF-8 survive a round trip."""
+        """The text of tokens; invalid UTF-8 survives a round trip."""
         return b"".join(map(self._raw, tokens)).decode("utf-8", "surrogateescape")
 
     def _raw(self, token: Token) -> bytes:
@@ -264,7 +261,6 @@ class ByteTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> Tokens:
-        """The prompt of a conversation."""
         text = self._tools_turn + "".join(shown for _, shown in self.template.show(messages))
         prompt = self.template.generation_prompt
         if self.template.thinks and not self.thinks:
@@ -272,7 +268,6 @@ class ByteTokenizer:
         return self.encode(text + prompt * add_generation_prompt)
 
     def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
-        """The prompt of a request with tools and arguments of the template."""
         bound = copy(self)
         bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
         return bound
@@ -282,7 +277,6 @@ class ByteTokenizer:
         return turn("system", "\n".join(self.tools)) if self.tools else ""
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
-        """Role and first token of every message in the rendered prompt."""
         starts: list[tuple[str, Count]] = []
         at = len(self.encode(self._tools_turn))
         for role, shown in self.template.show(messages):

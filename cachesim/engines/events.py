@@ -1,4 +1,4 @@
-"""Events: what happened, as small frozen values; an engine's only output besides replies.
+"""Events: small frozen values, an engine's only output besides replies.
 
 Each class is declared once: its tone, its sentence as the docstring, its fields:
 
@@ -8,7 +8,7 @@ Each class is declared once: its tone, its sentence as the docstring, its fields
 
         n_tokens: int
 
-Reports, pages and lessons render both and know no event by name.
+Reports, pages and lessons render tone and sentence, without a list of events.
 """
 
 import re
@@ -20,13 +20,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 from cachesim.engines.words import filled
 
 Tone: TypeAlias = Literal["loss", "gain", "warn", "plain", "quiet"]
-"""Tokens were lost; something was saved or brought back; something stayed or was handed on that
-is not what it should be; a decision; routine."""
+"""Loss; save or restore; stale or wrong content that is kept or passed on; decision; routine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event. Engines derive their own; the name is the class's, in kebab-case."""
+    """An event; engines derive their own, named after the class in kebab-case."""
 
     tone: ClassVar[Tone] = "plain"
     says: ClassVar[str] = ""
@@ -41,12 +40,12 @@ class Event:
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
     def loudness(self) -> Tone:
-        """The tone of this very event; classes whose numbers decide it say so."""
+        """The tone of this event, for classes whose numbers decide it."""
         return self.tone
 
     @property
     def for_bytes(self) -> bool:
-        """True where a limit in bytes evicted something, or kept it from being saved."""
+        """True if a limit in bytes caused an eviction, or prevented a save."""
         return False
 
     @property
@@ -90,17 +89,17 @@ class ChunkEvent(Event):
 
 
 class EventLog(list[Event]):
-    """A list of events; whoever wants to look at the server after each of them may."""
+    """A list of events, with a callback after each of them."""
 
     hear: Callable[[], None] | None = None
 
     def append(self, event: Event) -> None:
-        """Keep an event, and say that it happened."""
+        """Append an event, and call `hear`."""
         list.append(self, event)  # `super()` would take longer than the rest
         if self.hear is not None:
             self.hear()
 
     def extend(self, events: Iterable[Event]) -> None:
-        """Keep several, one after the other."""
+        """Append several events."""
         for event in events:
             self.append(event)

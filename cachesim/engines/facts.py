@@ -1,7 +1,7 @@
-"""All causes and events of an engine, found where each engine declares its own.
+"""All causes and events of an engine, collected from its modules.
 
-Every engine's package has a module `causes`, and modules whose names end in `events` that derive
-from `Event`: a tool that lists them needs no list.
+Every engine's package has a module `causes`, and modules with names in `events` whose classes
+derive from `Event`, so that no list is needed.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ def engines() -> tuple[str, ...]:
 
 
 def shipped() -> tuple[str, ...]:
-    """The engines that come with cachesim: others may be registered beside them."""
+    """The built-in engines, without registered ones."""
     return tuple(
         each for each in engines() if _package(each).startswith(f"{__name__.split('.')[0]}.")
     )
 
 
 def causes_of(engine: str) -> tuple[Cause, ...]:
-    """Every reason for which an engine reuses less."""
+    """Every cause of an engine."""
     return declared(vars(import_module(f"{_package(engine)}.causes")))
 
 
@@ -40,12 +40,11 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 
 
 def _package(engine: str) -> str:
-    """`cachesim.engines.llamacpp`: where an engine lives."""
     return family_of(engine).room
 
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
-    """The classes that nothing is derived from; of the twins that `slots=True` makes, the last."""
+    """The leaf classes; of the two that `slots=True` creates, the last."""
     found = {(each.__module__, each.__name__): each for each in cls.__subclasses__()}
     for each in found.values():
         if each.__subclasses__():

@@ -1,11 +1,11 @@
-"""The facts about an engine for all tools, as one value: `Family`.
+"""`Family`: the facts about an engine that tools use, as one value.
 
-It says where a server family lives, what it can do, and holds the tables of its releases and
-patches (`family.py`) and of its options (`option.py`).
+Package and features of a server family, its releases and patches (`family.py`) and its options
+(`option.py`).
 
-An engine's package holds its value in `family.py`; `cachesim.engines` registers it. Nothing else
-keeps a list of engines, releases, patches or options. These values are plain data: no array and
-no engine is loaded for them.
+An engine's package declares its value in `family.py`; `cachesim.engines` registers it. There is no
+other list of engines, releases, patches or options. The values are plain data: they import neither
+arrays nor an engine.
 """
 
 import importlib
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, alike: float = 0.7) -> str:
-    """`did you mean 'x'?` where a known name is so near that it must have been meant."""
+    """`did you mean 'x'?` for a similar known name, else an empty text."""
     near = get_close_matches(name, list(known), n=1, cutoff=alike)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def near_release(name: str, known: tuple[str, ...]) -> str:
-    """The releases beside an unknown one, where both are numbered alike, else all of them."""
+    """The releases next to an unknown one if numbered alike; else a similar name, or all."""
     neighbours = list(_beside(name, known))
     if neighbours:
         return (
@@ -63,7 +63,7 @@ def _form(name: str) -> str:
 
 
 R = TypeVar("R")
-"""An engine's value of rules."""
+"""The type of an engine's rules."""
 
 Rules: TypeAlias = Any
 """The rules of any engine, a part or a field of them."""
@@ -79,7 +79,7 @@ class PatchedRelease(Protocol):
 
     @property
     def patches(self) -> tuple[str, ...]:
-        """The patches in order, with the sign of one that is taken back."""
+        """The patches in order; reverted ones begin with `-`."""
         ...
 
     def __hash__(self) -> int: ...
@@ -121,22 +121,22 @@ class Release(Generic[R]):
 class Patch(Generic[R]):
     """A proposed, foreign or merged change, laid over the rules of a release.
 
-    One that was merged can be taken back from the releases that have it: `b11549-28302`.
+    A merged patch can be reverted on the releases that have it: `b11549-28302`.
     """
 
     name: str
     about: str
     fits: tuple[str, ...]
     lay: Callable[[R], R]
-    pull: int = 0  # its number where it was proposed; 0: our own, or unknown where it landed
-    perhaps: tuple[int, ...] = ()  # numbers that may be its own, where none could be confirmed
+    pull: int = 0  # pull request; 0: cachesim's own, or unknown
+    perhaps: tuple[int, ...] = ()  # candidate pull requests, if none is confirmed
     landed: str = ""  # the first release that has it
-    back: Callable[[R], R] | None = None  # the rules without it, where it was merged
-    cures: str = ""  # the wrong answers that there are without it, by their cause
+    back: Callable[[R], R] | None = None  # reverts a merged patch
+    cures: str = ""  # the wrong answers that it fixes, by cause
 
 
 def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:
-    """A release whose tag is its number, and which a package of that number plays."""
+    """A release whose tag and package version are its number."""
     return Release(
         name=name,
         about=about,
@@ -148,7 +148,7 @@ def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[
 
 
 def laying(**changes: Rules) -> Callable[[Rules], Rules]:
-    """A patch that sets fields of the rules; a mapping sets fields of the part that it names."""
+    """A patch that sets fields of the rules; a mapping sets fields of the named part."""
 
     def lay(rules: Rules) -> Rules:
         return replace(
@@ -165,7 +165,7 @@ def _replaced(before: Rules, change: Rules) -> Rules:
 
 
 def switching(landed: str, **changes: Rules) -> dict[str, Any]:
-    """The fields of a merged patch and their former values, where all are booleans."""
+    """The fields of a merged patch that flips boolean rules."""
     return {"landed": landed, "lay": laying(**changes), "back": laying(**_switched(changes))}
 
 
@@ -177,70 +177,70 @@ def _switched(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Server: TypeAlias = Any
-"""An `Engine`: no table loads its class."""
+"""An `Engine`; untyped, so that tables do not import its class."""
 
 S = TypeVar("S")
-"""An engine's options, as a dataclass whose fields are written with `option`."""
+"""The type of an engine's options: a dataclass whose fields are made by `option`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corner:
-    """A place where chance seldom leads a search: what each of these does alone is not enough."""
+    """A combination of settings that a random search seldom draws."""
 
     flags: Mapping[str, Any] = field(default_factory=dict)
-    layers: frozenset[str] = frozenset()  # for models that have one of these; empty: for all
-    window: int = 0  # of layers that have one; 0: the preset's own
-    replies: int = 0  # tokens of the longest reply; 0: as everywhere
-    steps: int = 0  # requests of the longest workload; 0: as everywhere
-    crowd: bool = False  # most requests come together
+    layers: frozenset[str] = frozenset()  # for models with one of these kinds of layers; empty: all
+    window: int = 0  # window size; 0: the preset's own
+    replies: int = 0  # maximum tokens of a reply; 0: the default
+    steps: int = 0  # maximum requests of a workload; 0: the default
+    crowd: bool = False  # most requests arrive together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family(Generic[R, S]):
-    """A server family, with everything that tools ask about it."""
+    """A server family, with all facts that tools use."""
 
     name: str
     about: str
     repository: str
-    room: str  # the package that holds the engine
-    engine: str | Callable[..., Any]  # its class, or "module:Class", so that a list loads none
+    room: str  # the engine's package
+    engine: str | Callable[..., Any]  # its class, or "module:Class" for an import at first use
     releases: tuple[Release[R], ...]  # oldest first
     options: type[S]
     patches: tuple[Patch[R], ...] = ()
     fields: tuple[Option, ...] = ()  # further fields of its requests
-    kin: tuple[str, ...] = ()  # engines whose code this one is built from
+    kin: tuple[str, ...] = ()  # engines that this one is built on
 
     has_slots: bool = True  # requests may name a slot
-    may_decline: bool = True  # a request may ask that nothing be reused (`cache_prompt`)
-    renders_chats: bool = False  # it is handed messages and renders them with its own template
-    check_model: Callable[["ModelSpec"], object] | None = None  # where model classes have own rules
-    plays_chunks: bool = False  # a layer's window may be the chunk that a token lies in
-    groups_layers: bool = False  # how many layers of a kind there are decides how a pool is shared
-    interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
-    records_provenance: str = ""  # the option that switches off its account of what states hold
-    drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
-    draft_flag: str = ""  # the flag that names who drafts: a search then brings drafts of its own
-    adapter_flag: str = ""  # the flag that names adapters; requests bring strengths in such a field
-    asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on
+    may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
+    renders_chats: bool = False  # it takes messages and renders them with its own chat template
+    check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
+    plays_chunks: bool = False  # a layer's window may be the chunk of a token
+    groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared
+    interrupts: bool = False  # publishes blocks before it writes them: searches abort requests
+    records_provenance: str = ""  # option that disables its record of state contents
+    drafting: Mapping[str, Any] = field(default_factory=dict)  # options that enable an MTP head
+    draft_flag: str = ""  # flag that names the drafter: searches then force drafts
+    adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
+    asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set
     elsewhere: Mapping[str, str] = field(
         default_factory=dict
-    )  # real flags: why none of them is here
+    )  # unsupported real flags, and the reason for each
     reply_cost: tuple[float, float] = (0.0, 0.0)
-    """Seconds that a token of a reply takes in any arithmetic, and more for each token before it:
-    about, for an engine that plays replies token by token."""
-    program: str = ""  # how it is started
+    """Estimated seconds per token of a reply in any arithmetic, and further seconds for each token
+    before it, for an engine that plays replies token by token."""
+    program: str = ""  # the command that starts it
     swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Flag -> values to try for a workload that reads too much; see `cachesim why --tune`."""
+    """Flag -> values to try for a workload that reprocesses too much; see `cachesim why --tune`."""
     swept_factors: Mapping[str, int] = field(default_factory=dict)
-    """Flag -> by what the user's own value is multiplied, to be tried too."""
-    hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
-    corners: tuple[Corner, ...] = ()  # where half of a search's workloads are put
-    incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
-    exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
-    describes_model: tuple[str, ...] = ()  # options that give the model whose bytes it counts
+    """Flag -> factor; the user's own value times the factor is tried too."""
+    hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
+    corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
+    incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
+    exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature
+    describes_model: tuple[str, ...] = ()  # options with the sizes of the model that it counts
 
     def check(self, spec: "ModelSpec") -> None:
-        """Refuse a model whose layers the server has no rules for."""
+        """Refuse a model with layers that the server has no rules for."""
         if self.check_model is not None:
             self.check_model(spec)
         elif spec.chunked and not self.plays_chunks:
@@ -254,7 +254,7 @@ class Family(Generic[R, S]):
         return tuple(each.name for each in self.releases)
 
     def since(self, first: str = "", last: str = "") -> tuple[str, ...]:
-        """The releases from one on, up to another; both ends may be left open."""
+        """The releases from `first` to `last`; an empty end is open."""
         names = self.names()
         begin = names.index(first) if first else 0
         end = names.index(last) + 1 if last else len(names)
@@ -265,7 +265,7 @@ class Family(Generic[R, S]):
         return tuple(each.name for each in self.releases if each.package is not None)
 
     def current_name(self, name: str) -> str:
-        """A release's own name, where this is another name of it."""
+        """The release's name, also for an alias."""
         return next((each.name for each in self.releases if name in each.aliases), name)
 
     def release(self, name: str) -> Release[R]:
@@ -290,7 +290,7 @@ class Family(Generic[R, S]):
         raise ProfileError(msg)
 
     def upstream_of(self, patch: Patch[R]) -> str:
-        """The pull request of a patch, as far as it is known; empty if it is cachesim's own."""
+        """The pull request of a patch, if known; empty for a patch of cachesim."""
         if patch.pull:
             return f"{self.repository}#{patch.pull}"
         if not patch.landed:
@@ -299,11 +299,11 @@ class Family(Generic[R, S]):
         return f"no pull request confirmed{perhaps and f' (perhaps {perhaps})'}"
 
     def fitting(self, release: str) -> tuple[str, ...]:
-        """The patches that may be laid over a release."""
+        """The patches that fit a release."""
         return tuple(each.name for each in self.patches if release in each.fits)
 
     def cures(self, profile: PatchedRelease) -> tuple[Patch[R], ...]:
-        """Patches without which a profile gives wrong answers: what was merged comes first."""
+        """Patches that fix wrong answers of a profile, merged ones first."""
         fits = self.fitting(profile.release)
         found = (each for each in self.patches if each.cures and each.name in fits)
         left = (each for each in found if each.name not in profile.patches)
@@ -314,7 +314,7 @@ class Family(Generic[R, S]):
         return cast("R", _laid(self, profile))
 
     def lay(self, profile: PatchedRelease) -> R:
-        """The rules of a profile, made anew."""
+        """The rules of a profile, without the cache of `rules`."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
         for sign in profile.patches:
@@ -339,7 +339,7 @@ class Family(Generic[R, S]):
         return f"patch {patch.name!r} does not fit {self.name}@{release}; it fits {fits}"
 
     def range_of(self, releases: tuple[str, ...]) -> str:
-        """Releases in words: `b9093, b9538`, or `b8672 to b10809` where there are many."""
+        """Releases in words: `b9093, b9538`, or `b8672 to b10809` for a longer range."""
         if len(releases) > 3 and releases == self.since(releases[0], releases[-1]):
             return f"{releases[0]} to {releases[-1]}"
         return ", ".join(releases)
@@ -361,20 +361,20 @@ class Family(Generic[R, S]):
 
     @property
     def declared(self) -> tuple[Option, ...]:
-        """The server's options, those among them that only programs hand in."""
+        """The server's options, internal ones included."""
         made: Any = self.options
         return options_of(made)
 
     def option(self, name: str) -> Option:
-        """An option, or a further field of a request, by its name."""
+        """An option or a request field by its name."""
         return next(each for each in (*self.declared, *self.fields) if each.name == name)
 
     def table(self) -> tuple[Option, ...]:
-        """The server's options, those that only programs hand in left out."""
+        """The server's options without internal ones."""
         return tuple(each for each in self.declared if not each.internal)
 
     def read(self, profile: PatchedRelease, given: Mapping[str, Any]) -> S:
-        """The options of a server: what is given, checked, and the release's own defaults."""
+        """The options of a server: the given ones, checked, over the release's defaults."""
         made: Any = self.options
         known = options_by_name(made)
         values = dict(_defaults(self, profile.release))
@@ -393,14 +393,14 @@ class Family(Generic[R, S]):
         }
 
     def refuse_internal(self, profile: PatchedRelease, given: Mapping[str, Any]) -> None:
-        """Refuse options that only programs hand in, as if there were none of that name."""
+        """Refuse internal options, with the error for an unknown name."""
         shown = {each.name: each for each in self.table()}
         for name in given:
             if any(each.name == name and each.internal for each in self.declared):
                 self._read_one(profile, shown, name, given[name], "option")
 
     def default(self, option: Option, release: str) -> Value:
-        """An option's default at a release: the last one that came in until then."""
+        """An option's default at a release: the latest change up to it."""
         names = self.names()
         at = names.index(self.release(release).name)
         value = option.default
@@ -424,7 +424,7 @@ class Family(Generic[R, S]):
         if option.patch:
             return option.patch in profile.patches
         if not (option.since or option.until or option.arrived):
-            return True  # it came and went with no release
+            return True  # in every release
         return self.current_name(profile.release) in self.having(option, value)
 
     def _read_one(
@@ -462,7 +462,7 @@ class Family(Generic[R, S]):
     # -- the engine --------------------------------------------------------------------------
 
     def open(self, profile: PatchedRelease, **parts: Any) -> Server:
-        """Start a server: the engine's class is loaded now."""
+        """Start a server; its class is imported here."""
         made = self.engine
         if isinstance(made, str):
             module, _, name = made.partition(":")
@@ -477,16 +477,16 @@ def _laid(family: Family[R, S], profile: PatchedRelease) -> R:
 
 @lru_cache(maxsize=256)
 def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
-    """The defaults of a release that are not those of the first one."""
+    """The release's defaults of the options with changed defaults."""
     made: Any = family.options
     later = (each for each in options_of(made) if each.later)
     return MappingProxyType({each.name: family.default(each, release) for each in later})
 
 
 class Families(MutableMapping[str, Family[Any, Any]]):
-    """Families by name. One that was only announced is loaded when it is first asked for.
+    """Families by name; an announced one is imported at its first lookup.
 
-    Loading all of them takes longer than most commands have to do with one.
+    Importing all of them takes longer than most commands.
     """
 
     def __init__(self) -> None:
@@ -494,7 +494,7 @@ class Families(MutableMapping[str, Family[Any, Any]]):
         self._loaded: dict[str, Family[Any, Any]] = {}
 
     def announce(self, name: str, module: str) -> None:
-        """Name an engine; `module` has its value under the name FAMILY."""
+        """Add an engine whose `module` defines FAMILY."""
         self._homes[name] = module
 
     def __getitem__(self, name: str) -> Family[Any, Any]:
@@ -521,11 +521,11 @@ class Families(MutableMapping[str, Family[Any, Any]]):
 
 
 FAMILIES: Final = Families()
-"""Every engine that is known; `cachesim.engines` announces those that are built in."""
+"""All engines; `cachesim.engines` announces the built-in ones."""
 
 
 def register(family: Family[Any, Any]) -> None:
-    """Make an engine known."""
+    """Register an engine."""
     FAMILIES[family.name] = family
 
 
@@ -542,11 +542,11 @@ def family_of(engine: str) -> Family[Any, Any]:
 
 # A profile names an engine at one release, plus patches: `llama.cpp@b9538+24143`.
 #
-# What was merged can be taken back as well: `llama.cpp@b11549-28302`.
+# Merged patches can be reverted: `llama.cpp@b11549-28302`.
 
 _SHAPE = re.compile(r"(?P<engine>[^@+]+)@(?P<release>[^@+]+)(?P<patches>(\+[^@+]+)*)")
 _BACK = re.compile(r"(?P<rest>[^@+]+?)(?P<back>(-\d+)+)")
-"""A name, and what is taken back after it: only numbered patches were merged."""
+"""A name, and the reverted patches after it: only numbered patches were merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,7 +585,7 @@ class Profile:
 
 
 def _apart(text: str, named: Sequence[str]) -> list[str]:
-    """A name, and the patches taken back after it, with their signs: `b11549-28302`."""
+    """Split a name from the reverted patches after it, which keep their signs: `b11549-28302`."""
     parts = _BACK.fullmatch(text)
     if parts is None or text in named:
         return [text]

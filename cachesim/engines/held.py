@@ -1,8 +1,8 @@
 """The content of a server at one moment, with its owners: the data of pages.
 
-Cells and rows of a traced network (`cachesim.model.trace`) come with their marks: a cell with the
-birth of its token, a row with the node of the last token folded in. Without a trace, and in
-companions, that is missing and positions are all there is to see.
+Cells and rows of a traced network (`cachesim.model.trace`) have marks: a cell the birth of its
+token, a row the node of its last token. Without a trace, and in companions, there are positions
+only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Integers, Tokens
 
 UNKNOWN: Final = -1
-"""The birth or node of what has no mark."""
+"""The birth or node of a cell or row without a mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring cells with rising positions, the same owners and rising births."""
+    """Consecutive cells with consecutive positions and births, and the same owners."""
 
     cell: int
     position: int
@@ -35,10 +35,10 @@ Runs: TypeAlias = tuple[Run, ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockHeld:
-    """A cached block: its hash covers all tokens up to its end, as it includes the parent's."""
+    """A cached block; its hash includes its parent's, and so covers all tokens up to its end."""
 
     block: int
-    cell: int  # the first
+    cell: int  # its first cell
     position: int  # of its first token
     count: int
     hash: int
@@ -54,12 +54,12 @@ class CellsHeld:
     size: int
     window: int | None
     runs: Runs
-    blocks: tuple[BlockHeld, ...] = ()  # where blocks are looked up by hash
+    blocks: tuple[BlockHeld, ...] = ()  # in engines that look up blocks by hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowHeld:
-    """A recurrent state: its position, the sequences that see it, the tokens it has folded in."""
+    """A recurrent state: its position, the sequences that share it, the node of its last token."""
 
     row: int
     position: int
@@ -81,7 +81,7 @@ class CheckpointHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeld:
-    """A slot: the tokens it believes to have, and its checkpoints."""
+    """A slot: its token list and its checkpoints."""
 
     id: int
     state: str
@@ -91,7 +91,7 @@ class SlotHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeld:
-    """A parked conversation; `held` names places whose state is not that of its tokens."""
+    """A prompt-cache entry; `held` lists the places whose state is that of other tokens."""
 
     tokens: Tokens
     checkpoints: int
@@ -104,33 +104,34 @@ Kept: TypeAlias = Literal["here", "host", "gone"]
 """Location of a node's tokens: the device, the host only, or evicted."""
 
 ROOT: Final = 0
-"""The number of a tree's root, which holds nothing and is in no list."""
+"""The number of a tree's root, which is empty and not listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHeld:
-    """A node of a tree of prefixes: its tokens begin where those of its parent end.
+    """A node of a prefix tree; its tokens follow those of its parent.
 
-    `saved` is what lies at its end to resume from (a state, a whole cache), `lacks` what would have
-    to lie there; `window` says whether the slots of its window are alive, where there are any.
+    `saved` is the content at its end to resume from (a state, a whole cache), `lacks` the content
+    that is missing there; `window` is True if the slots of its window are live, None without a
+    window.
     """
 
     number: int
     parent: int
     tokens: Tokens  # from the root to its end
-    count: int  # how many of them are its own
+    count: int  # the number of its own among them
     kept: Kept = "here"
-    runs: Runs = ()  # its cells, where they are known
+    runs: Runs = ()  # its cells, if known
     saved: str = ""
     lacks: str = ""
-    node: int = UNKNOWN  # what its state has folded in
+    node: int = UNKNOWN  # the mark of its state
     window: bool | None = None
-    held: tuple[tuple[str, Tokens], ...] = ()  # places that hold something else than its tokens
+    held: tuple[tuple[str, Tokens], ...] = ()  # places that hold other tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeHeld:
-    """A tree, parents before their children; `of` is the place that it is the index of."""
+    """A tree, parents before their children; `of` is the storage that it indexes."""
 
     name: str
     of: Literal["memory", "entries"]
@@ -139,7 +140,7 @@ class TreeHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The content of a server; equal contents are equal, and hash alike."""
+    """The content of a server; equal contents compare and hash equal."""
 
     slots: tuple[SlotHeld, ...] = ()
     cells: tuple[CellsHeld, ...] = ()
@@ -151,7 +152,7 @@ class Held:
 
     @property
     def texts(self) -> "Texts":
-        """The tokens alone."""
+        """The tokens of slots and entries."""
         return Texts(
             slots=tuple((each.id, each.tokens) for each in self.slots),
             entries=tuple(each.tokens for each in self.entries),
@@ -160,7 +161,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """The tokens that slots, by their numbers, and parked conversations hold; no cell is drawn."""
+    """The tokens of slots, by their numbers, and of prompt-cache entries."""
 
     slots: tuple[tuple[int, Tokens], ...] = ()
     entries: tuple[Tokens, ...] = ()
@@ -168,7 +169,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """The amounts of each kind of content: the sums over `Held`, counted without making it."""
+    """The amount of each kind of content: sums over `Held`, without building it."""
 
     attention: int = 0  # tokens
     window: int = 0  # tokens of layers with a window
@@ -191,8 +192,7 @@ class Amounts:
 def sizes_of(spec: ModelSpec) -> tuple[int, int, int]:
     """Bytes of a token's attention, of its windows, and of a state, on a real server.
 
-    Those of the model, whatever the arithmetic; without its MTP layer, whose memory is a
-    companion's.
+    Independent of the arithmetic; without the MTP layer, whose memory is a companion's.
     """
     token = {"attention": 0, "window": 0}
     state = 0
@@ -205,7 +205,7 @@ def sizes_of(spec: ModelSpec) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The layers of marks of a network, by the place they watch; none where it is not traced."""
+    """The mark layers of a network, by their place; none without a trace."""
 
     layers: Mapping[str, int] = field(default_factory=dict)
 
@@ -222,7 +222,7 @@ class Marks:
     def births(
         self, keys: Mapping[int, Array], place: str, at: Integers | slice
     ) -> Integers | None:
-        """The births that a buffer of keys has written down for some rows."""
+        """The births in the marks of some rows of a key buffer."""
         layer = self.layers.get(place)
         if layer is None or layer not in keys:
             return None
@@ -233,7 +233,7 @@ class Marks:
 def runs_of(
     cells: Integers, positions: Integers, owners: Array, births: Integers | None
 ) -> tuple[Run, ...]:
-    """Cells as runs; wherever one of the four breaks step a new one begins."""
+    """Cells as runs; a new run begins at a break in any of the four arrays."""
     if not len(cells):
         return ()
     known = births is not None

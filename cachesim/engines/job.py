@@ -1,4 +1,4 @@
-"""Servers that keep a job for each request: what was asked for, and what came of it."""
+"""Servers that keep a job for each request: the request and its result."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Answered(Protocol):
 
     @property
     def done(self) -> bool:
-        """True if the job is over."""
+        """True if the job is finished."""
         ...
 
     def reply(self) -> base.Reply:
@@ -31,17 +31,17 @@ class Answered(Protocol):
 
 
 R = TypeVar("R")
-"""An engine's value of rules."""
+"""The type of an engine's rules."""
 
 S = TypeVar("S")
-"""An engine's options."""
+"""The type of an engine's options."""
 
 J = TypeVar("J", bound=Answered)
-"""An engine's own view of a request."""
+"""The type of an engine's jobs."""
 
 
 class Jobs(Generic[J]):
-    """Requests by their tickets, oldest first; a ticket is given once, whatever is forgotten."""
+    """Jobs by their tickets, oldest first; tickets are never reused."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, J] = {}
@@ -54,22 +54,22 @@ class Jobs(Generic[J]):
         return iter(self._jobs.values())
 
     def ticket(self) -> base.Ticket:
-        """The ticket of the next one."""
+        """The next ticket."""
         return base.Ticket(self._given)
 
     def append(self, job: J) -> None:
-        """Keep a request under the next ticket."""
+        """Add a job under the next ticket."""
         self._jobs[self._given] = job
         self._given += 1
 
     def forget(self, ticket: int) -> None:
-        """Keep nothing of a request."""
+        """Remove a job."""
         self._jobs.pop(ticket, None)
 
 
 @dataclass(slots=True, kw_only=True)
 class Job(ABC):
-    """The evidence of a request; an engine adds its own view of the request."""
+    """A request and its result; engines add fields."""
 
     ticket: base.Ticket
     prompt: Tokens
@@ -80,7 +80,7 @@ class Job(ABC):
     error: str | None = None
     message: str = ""
     done: bool = False
-    strengths: Strengths = ()  # of the adapters that the answer is to be computed under
+    strengths: Strengths = ()  # adapter strengths of the answer
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class Job(ABC):
 
 
 class JobEngine(base.Engine, Generic[R, S, J]):
-    """A server that keeps a job for each request, and answers from it."""
+    """A server that keeps a job for each request, and replies from it."""
 
     def _open(self, rules: R, options: S, store: base.ByteStore | None) -> None:
         del store  # nothing is saved to files
@@ -123,7 +123,7 @@ class JobEngine(base.Engine, Generic[R, S, J]):
 
     @abstractmethod
     def _set_up(self) -> None:
-        """Start what only this server has."""
+        """Create the parts that only this server has."""
 
     @property
     def events(self) -> Sequence[Event]:
@@ -143,7 +143,7 @@ class JobEngine(base.Engine, Generic[R, S, J]):
 
 
 B = TypeVar("B", bound=Job)
-"""An engine's own view of a request."""
+"""The type of an engine's jobs."""
 
 NO_SLOTS: Final = "{} has no slots to save: a step may be complete, cancel or slot-erase{}"
 
@@ -155,14 +155,14 @@ class SlotlessEngine(JobEngine[R, S, B]):
     """The server's own operation for `slot-erase`; empty if it has none."""
 
     limit_flag: ClassVar[str]
-    """The server's option for the most tokens of a reply."""
+    """The server's option for the maximum tokens of a reply."""
 
     # -- requests ----------------------------------------------------------------------------------
 
     def _check(self, request: base.Request, **foreign: bool) -> None:
         """Refuse fields that an engine does not have, and tokens outside the vocabulary.
 
-        Without a network tokens may be any numbers.
+        Without a network any token id is accepted.
         """
         everywhere = {
             "slot": request.slot != -1,
@@ -201,14 +201,14 @@ class SlotlessEngine(JobEngine[R, S, B]):
 
     @abstractmethod
     def _empty(self) -> None:
-        """Forget what is cached, as far as the server can."""
+        """Clear the cache, as far as the server supports it."""
 
     @abstractmethod
     def _blank(self, ticket: base.Ticket) -> B:
         """A job without a request."""
 
     def slot_erase(self, slot: int) -> base.Ticket:
-        """A scenario's way to empty the cache."""
+        """Clear the cache: the `slot-erase` of a scenario."""
         del slot
         self._empty()
         job = self._blank(self._jobs.ticket())
@@ -217,13 +217,13 @@ class SlotlessEngine(JobEngine[R, S, B]):
         return job.ticket
 
     def slot_save(self, slot: int, name: str) -> base.Ticket:
-        """There is nothing like it."""
+        """Refuse: the server has no slots to save."""
         del slot, name
         raise OptionError(NO_SLOTS.format(self.family.name, self.erasing))
 
     slot_restore = slot_save
 
-    # -- looking in --------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------
 
     def books(self) -> dict[str, Any]:
         return {"slots": [], "prompt_cache": []}

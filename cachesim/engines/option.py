@@ -1,7 +1,7 @@
 """An option of a server: upstream's flag, its values, and the releases that have it.
 
-The fields of an engine's options are written with `option`: name and default stand in the field,
-everything else beside it, so that what a server is started with and what is said of it are one.
+An engine's options are the fields of a dataclass, made by `option`: the default is the field's,
+everything else its metadata.
 """
 
 import re
@@ -25,7 +25,7 @@ UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "
 MOST_BYTES: Final = 1 << 62
 
 MOST: Final = 1 << 24
-"""More than any server is started with: what is counted ends here."""
+"""Upper bound of options with a unit, above every realistic value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Option:
 
     name: str
     flag: str = ""  # as upstream spells it
-    until_then: tuple[str, str] = ("", "")  # the last release that spelled it otherwise, and how
-    switches_off: bool = True  # of yes or no: there is a `--no-...` too
+    until_then: tuple[str, str] = ("", "")  # the last release with another spelling, and it
+    switches_off: bool = True  # yes or no: has a `--no-...` form
     about: str = ""
     kind: Kind
     default: Any = None
@@ -44,18 +44,18 @@ class Option:
     unit: str = ""
     choices: tuple[str, ...] = ()
     since: str = ""  # the first release that has it; the first of all if empty
-    until: str = ""  # the last one
-    patch: str = ""  # the patch without which no release has it
+    until: str = ""  # the last release that has it; the newest if empty
+    patch: str = ""  # the patch that adds it
     needs: str = ""  # the option without which it has no effect
     later: Mapping[str, Any] = field(default_factory=dict)  # release -> its default from there on
     arrived: Mapping[str, str] = field(default_factory=dict)  # choice -> its first release
-    tried: tuple[Any, ...] = ()  # what a search sets it to, the default first
-    internal: bool = False  # handed in by programs, never by users
-    may_be_silent: bool = False  # None stands for "not given"
+    tried: tuple[Any, ...] = ()  # values that a search tries, the default first
+    internal: bool = False  # set by programs, never by users
+    may_be_silent: bool = False  # None means "not given"
 
     @property
     def shape(self) -> str:
-        """The values to write, in words."""
+        """The accepted values, in words."""
         if self.kind == "yes or no":
             return "true or false"
         if self.choices:
@@ -75,7 +75,7 @@ class Option:
         return f" from {self.low} on" if self.high is None else f" from {self.low} to {self.high}"
 
     def read(self, value: object, what: str = "option") -> Value:
-        """The value, or OptionError with what to write instead."""
+        """Check a value; OptionError names the accepted ones."""
         if value is None and self.may_be_silent:
             return None
         if self.kind == "size":
@@ -107,7 +107,7 @@ class Option:
 
 
 def _bytes(value: object) -> object:
-    """`8GB` as 8000000000; anything that is no size stays what it is."""
+    """`8GB` as 8000000000; other values unchanged."""
     if not isinstance(value, str) or len(value) > 40:
         return value
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", value)
@@ -125,14 +125,14 @@ def _short(value: object) -> str:
 
 
 def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Value:
-    """A field of an engine's options: its default, and what else `Option` says of it."""
+    """A field of an engine's options, with its `Option` as metadata."""
     kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
     whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **_bounded(said))
     return field(default=default, metadata={Option: whole})
 
 
 def asked(name: str, kind: Kind, about: str = "", **said: Any) -> Option:
-    """A further field of a request, for which no flag stands in the server's options."""
+    """A request field without a flag of the server."""
     return Option(name=name, kind=kind, about=about, **_bounded(said))
 
 
@@ -141,7 +141,7 @@ def _bounded(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def like(options: type, name: str, **changed: Any) -> Value:
-    """A field that another engine's options have too, with what differs."""
+    """A field of another engine's options, with changes."""
     declared = {each.name: each.metadata[Option] for each in fields(options)}
     whole = replace(declared[name], **changed)
     return field(default=whole.default, metadata={Option: whole})
@@ -174,5 +174,5 @@ def options_by_name(options: type) -> Mapping[str, Option]:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The names in an option's value that lists them with commas between."""
+    """The names in an option's comma-separated value."""
     return tuple(each.strip() for each in text.split(",") if each.strip())

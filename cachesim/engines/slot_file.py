@@ -1,12 +1,12 @@
-"""A slot on disk: the frame that every engine's slot files share.
+"""Slot files: the frame that all engines share.
 
 bytes   field (little-endian)
 4       magic, an engine's own
 4       format version, 1
 4       CRC-32 of everything that follows
 4       length of a JSON text
-...     the text: what the engine says of the slot
-...     what the text describes, in its order
+...     the text: the engine's description of the slot
+...     the parts that the text describes, in its order
 """
 
 import json
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 def write(magic: bytes, head: Mapping[str, Any], parts: Iterable[bytes]) -> bytes:
-    """A slot as bytes: what is said of it, and the parts that this describes."""
+    """A slot as bytes: its description, then the parts."""
     text = json.dumps(head, separators=(",", ":")).encode()
     body = text + b"".join(parts)
     return HEAD.pack(magic, VERSION, zlib.crc32(body), len(text)) + body
 
 
 def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]) -> T:
-    """The value made from a file's text and parts; a damaged or foreign file is refused."""
+    """Parse a slot file with `make`; a damaged or foreign file is refused."""
     if len(data) < HEAD.size or data[:4] != magic:
         begins = magic.decode()
         msg = f"this is no slot file of {engine}: it does not begin with {begins}; save it again"
@@ -53,7 +53,7 @@ def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]
 
 
 def whole(value: object, low: int = -1, most: int = 1 << 31) -> int:
-    """A count, a position or a token of a file; anything else is damage."""
+    """Check a count, a position or a token of a file."""
     if type(value) is not int or not low <= value < most:
         msg = f"{value!r} is no whole number that could stand there"
         raise ValueError(msg)
@@ -61,5 +61,5 @@ def whole(value: object, low: int = -1, most: int = 1 << 31) -> int:
 
 
 def tokens_of(ids: list[Any]) -> list[Token]:
-    """Token ids that a file names; where tokens are names of a rope they are longer numbers."""
+    """The token ids of a file; those of a `Rope` are longer numbers."""
     return [Token(whole(each, 0, 1 << 62)) for each in ids]

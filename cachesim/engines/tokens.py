@@ -1,4 +1,4 @@
-"""Comparing lists of tokens, for every engine and for what is said of it."""
+"""Token lists, their common prefixes, and records of computed sequences."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,27 +10,27 @@ import numpy as np
 
 from cachesim.units import Count, Integers, Token
 
-# Tokens as runs of named texts: what a log tells of a prompt is its length and what it repeats.
+# Tokens as runs of named texts: a log has the length of a prompt and its repetitions, not its ids.
 #
 #     text 7   [0 .. 41_959]                 a prompt as runs (text, first, past the last):
 #     text 9   [0 .. 310]                    (7, 0, 41_960) (9, 0, 311)
 #
-# Two tokens are equal where they are the same place of the same text, and nowhere else. So a prompt
-# of 80,000 tokens takes a few numbers, and comparing two of them a few steps. A rope answers as a
-# list of tokens does, as far as servers ask: it grows at its end, is cut and sliced.
+# Two tokens are equal if they have the same place in the same text. So a prompt of 80,000 tokens
+# takes a few numbers, and a comparison a few steps. A rope has the list operations that servers
+# use: append, cut and slice.
 
 Run: TypeAlias = tuple[int, int, int]
-"""A text, the first of its tokens, and one past the last."""
+"""A text, the place of its first token, and one past the last."""
 
 PLACES: Final = 24
-"""Bits of a token's number that say where in its text it stands."""
+"""Bits of a token's number for its place in its text."""
 
 LONGEST: Final = 1 << PLACES
-"""So many tokens a text may have."""
+"""Maximum tokens of a text."""
 
 
 class Rope:
-    """A list of tokens, kept as runs."""
+    """A list of tokens, stored as runs."""
 
     __slots__ = ("_length", "runs")
     __hash__ = None  # type: ignore[assignment]  # it changes, as a list does
@@ -116,17 +116,15 @@ class Rope:
         return f"Rope({self.runs})"
 
     def copy(self) -> "Rope":
-        """A copy with the same tokens."""
         one = Rope()
         one.runs, one._length = self.runs.copy(), self._length
         return one
 
     def clear(self) -> None:
-        """Forget all tokens."""
         self.runs, self._length = [], 0
 
     def common(self, other: "Rope") -> int:
-        """The number of equal leading tokens."""
+        """The length of the common prefix."""
         equal = 0
         for one, two in zip(self.runs, other.runs, strict=False):
             if one != two:
@@ -169,18 +167,18 @@ class Rope:
 
 
 def as_rope(tokens: object) -> Rope | None:
-    """Tokens as a rope, if they are one."""
+    """The tokens if they are a rope, else None."""
     return tokens if isinstance(tokens, Rope) else None
 
 
 _SHORT: Final = 256
-"""Tokens up to which a walk is quicker than comparing halves."""
+"""Length up to which a scan is faster than a binary search."""
 
 
 def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) -> Count:
-    """The number of equal leading tokens (llama.cpp: `server_tokens::get_common_prefix`).
+    """The length of the common prefix (llama.cpp: `server_tokens::get_common_prefix`).
 
-    Long lists are compared by slices, half by half, and what is left is walked: both run in C.
+    Long lists are narrowed by comparing slices, half by half, then scanned: both run in C.
     """
     if isinstance(one, Rope) and isinstance(other, Rope):
         return Count(one.common(other))
@@ -208,17 +206,17 @@ def common_numbers(one: Integers, other: Integers) -> int:
     return at if count and differ[at] else count
 
 
-# Every sequence that was computed or kept: what a cache could have had.
+# A record of computed sequences: an upper bound of a cache's reuse.
 #
-# Nothing is forgotten, unless somebody says how much is to be remembered. Then there are two trees:
+# Unlimited by default; with a limit (`remember`) there are two trees:
 #
-#     old    a b c d e f          learned earlier, and dropped when the young one is full
+#     old    a b c d e f          learned earlier, dropped when the young one is full
 #     young          e f g h      learned since; becomes the old one when it is full
 
 
 @dataclass(slots=True)
 class Edge:
-    """Some tokens, and what follows them; `by` is the request that came first."""
+    """Tokens and their continuations; `by` is the first request with them."""
 
     key: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
     by: int = -1
@@ -226,7 +224,7 @@ class Edge:
 
 
 class Seen:
-    """A tree of tokens."""
+    """A prefix tree of computed tokens."""
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Edge] = {}
@@ -235,11 +233,11 @@ class Seen:
         self._most: int | None = None
 
     def remember(self, most: int) -> None:
-        """Keep two trees of so many places where sequences part, and forget what is older."""
+        """Limit each of the two trees to `most` branches; the older one is dropped."""
         self._most = most
 
     def learn(self, tokens: Integers, extra: Hashable, by: int) -> None:
-        """Some tokens from the start on."""
+        """Add a sequence."""
         if self._most is not None and self._parted >= self._most:
             self._old, self._roots, self._parted = self._roots, {}, 0
         edge, key = self._roots.setdefault(extra, Edge()), tokens
@@ -260,7 +258,7 @@ class Seen:
             edge, key = below, key[shared:]
 
     def find(self, tokens: Integers, extra: Hashable) -> tuple[int, int]:
-        """The number of known leading tokens, and their source."""
+        """The number of known leading tokens, and the request that added the last of them."""
         found = _found(self._roots.get(extra), tokens)
         return max(found, _found(self._old.get(extra), tokens)) if self._old else found
 

@@ -1,4 +1,4 @@
-"""Values in words: how the numbers of events and causes stand in their sentences."""
+"""Formatting of values in the sentences of events and causes."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from string import Formatter
 from typing import Any, Final
 
 MOST: Final = 3
-"""Of longer lists the first ones are named, and the rest counted."""
+"""Maximum items that are listed; the rest is counted."""
 
 MIB: Final = 1 << 20
-"""Bytes."""
+"""Bytes of a MiB."""
 
 _NAME: Final = re.compile(r"[a-z_]+")
 _ONE: Final = re.compile(
@@ -19,7 +19,7 @@ _VERBS: Final = {"match": "matches", "are": "is", "were": "was", "have": "has"}
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """A template with each `{name}` replaced by what the values say, in words."""
+    """A template with each `{name}` replaced by its value in words."""
     return of_one(template.format_map({name: in_words(value) for name, value in values.items()}))
 
 
@@ -42,7 +42,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def names_in(template: str) -> frozenset[str]:
-    """The names that a template asks for."""
+    """The names of a template's placeholders."""
     return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
 
 
@@ -52,7 +52,7 @@ def in_numbers(rule: str, values: Mapping[str, int]) -> str:
 
 
 def in_words(value: object) -> str:
-    """A value as a reader takes it in: no quotes, no braces."""
+    """A value as text, without quotes and braces."""
     if value is None:
         return "undefined"
     if isinstance(value, bool):
@@ -68,7 +68,7 @@ def in_words(value: object) -> str:
 
 
 def _mapping_in_words(value: Mapping[str, Any]) -> str:
-    """Name and value, one after the other; a checkpoint as people write it."""
+    """Names and values in turn; a checkpoint as `n_tokens[pos_min..pos_max]`."""
     rest = dict(value)
     if {"pos_min", "pos_max"} <= rest.keys():
         low, high = rest.pop("pos_min"), rest.pop("pos_max")

@@ -1,1 +1,1 @@
-"""ik_llama.cpp: the same ground as its parent family, by rules of its own."""
+"""ik_llama.cpp's server: a sibling of llama.cpp's, with rules of its own."""

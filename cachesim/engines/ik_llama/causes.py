@@ -1,6 +1,6 @@
-"""Causes of lost reuse in ik_llama.cpp's server: one for each branch.
+"""Causes of lost reuse in ik_llama.cpp's server, one for each branch.
 
-What it shares with llama.cpp is said there.
+Those in common with llama.cpp are declared there.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """A context: one cell table, the keys and values of all cells, one recurrent row per sequence.
 
-Nothing ties a recurrent row to a position: after a cut the row still holds what was cut, and the
-caller must restore a checkpoint first. Nothing here complains. There are no window rings, no
-streams, and no rollback of rows beyond one speculative step.
+A recurrent row has no position: after a cut it still includes the removed tokens, and the caller
+must restore a checkpoint first; no check enforces it. There are no window rings, no streams, and no
+rollback of rows beyond one speculative step.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
 
-# A saved sequence: what `llama_state_seq_get_data` writes, the bytes it takes, and checkpoints.
+# Saved sequences: the data of `llama_state_seq_get_data`, its size, and checkpoints.
 #
-# The real server's bytes: they decide evictions.
+# Sizes are those of the real server: they decide evictions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
     """Positions in cell order, keys and values (full states only), recurrent rows.
 
-    A partial state has no keys and values: a restore leaves in the new cells whatever they hold.
+    A partial state has no keys and values: a restore leaves the former ones in the new cells.
     """
 
     positions: tuple[Pos, ...]
@@ -42,8 +42,8 @@ class SequenceState:
 class Checkpoint:
     """The state needed to resume a hybrid sequence at `pos_max + 1`.
 
-    The `prompt` positions are the same points measured in the request's own tokens, which differ
-    from the cache's when texts matched across different token boundaries.
+    The `prompt` positions are the same points in the request's tokens, which differ from the
+    cache's if texts matched across different token boundaries.
     """
 
     pos_min: Pos
@@ -60,7 +60,7 @@ class Checkpoint:
         return self.state.size
 
     def as_dict(self) -> dict[str, int]:
-        """The numbers by which people know it."""
+        """Positions and token count."""
         return {
             "pos_min": int(self.pos_min),
             "pos_max": int(self.pos_max),
@@ -87,24 +87,26 @@ class Sizes:
         )
 
     def state(self, cells: int, *, partial: bool) -> int:
-        """A state: counts and positions, a head per layer, the data unless it is partial."""
+        """Bytes of a state: counts and positions, a header per layer, rows, cells unless
+        partial.
+        """
         head = 4 + cells * 8 + 8 + self.layers * 24 + 4
         rows = self.layers * 16 + self.row if self.row else 0
         return head + rows + (0 if partial else cells * self.cell)
 
 
-# The one cell table of a context: all slots share it (`llama_kv_cache`, the old style).
+# The cell table of a context, shared by all slots (`llama_kv_cache`, the old style).
 #
 # pos[i]    position of the token in cell i, -1 = free
-# held[i]   bit s set: sequence s can see cell i
-# shift[i]  how far the position has moved since the key was rotated
+# held[i]   bit s set: sequence s owns cell i
+# shift[i]  distance that the position has moved since the key was rotated
 # born[i]   the position the key is rotated to; differs from pos after a rollback (an oddity)
 
 FREE = -1
 
 
 class Cells:
-    """Positions and owners of all cells (`llama_kv_cache`); a search is for one contiguous run."""
+    """Positions and owners of all cells (`llama_kv_cache`); a search needs one contiguous run."""
 
     def __init__(self, size: int, *, recurrent: bool, hybrid: bool) -> None:
         self.size = size
@@ -141,7 +143,7 @@ class Cells:
                 return None
 
     def place(self, start: int, positions: Integers, seqs: list[SeqId]) -> None:
-        """Write positions and owners into the run that was found."""
+        """Set the positions and owners of a run of cells."""
         run = slice(start, start + len(positions))
         self.pos[run] = positions
         self.born[run] = positions
@@ -150,13 +152,13 @@ class Cells:
         self.reach = max(self.reach, run.stop)
 
     def advance(self, count: int) -> None:
-        """Move the search on after an ubatch was computed."""
+        """Advance the search head past a computed ubatch."""
         self.head += count
         if self.head >= self.size:
             self.head = 0
 
     def place_recurrent(self, seq: SeqId, position: Pos) -> None:
-        """A recurrent cell's index is its sequence; only its position moves."""
+        """Set the position of a sequence's recurrent cell, whose index is the sequence id."""
         if self.pos[seq] < 0:
             self.used += 1
         self.pos[seq] = self.born[seq] = position
@@ -167,10 +169,10 @@ class Cells:
     # -- edits -------------------------------------------------------------------------------
 
     def seq_rm(self, seq: SeqId, p0: int, p1: int) -> bool:
-        """Forget [p0, p1) of a sequence (`llama_kv_cache_seq_rm`).
+        """Remove [p0, p1) of a sequence (`llama_kv_cache_seq_rm`).
 
-        Only a recurrent cache refuses, and then nothing has changed. For a hybrid the answer is
-        yes although its recurrent row keeps what it has folded in.
+        Only a recurrent cache refuses, without any change. A hybrid one returns True although its
+        recurrent row still includes the removed tokens.
         """
         p0 = max(p0, 0)
         p1 = np.iinfo(np.int64).max if p1 < 0 else p1
@@ -186,7 +188,7 @@ class Cells:
         return True
 
     def seq_add(self, seq: SeqId, p0: int, p1: int, delta: int) -> None:
-        """Move [p0, p1); what falls below 0 is freed (`llama_kv_cache_seq_add`)."""
+        """Move [p0, p1); cells that fall below 0 are freed (`llama_kv_cache_seq_add`)."""
         hit = self._within(seq, p0, p1)
         self.pos[hit] += delta
         self.shift[hit] += delta
@@ -207,7 +209,7 @@ class Cells:
         self._free(np.flatnonzero(self.pos >= 0), lower_head=False)
         self.head = 0
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def of(self, seq: SeqId) -> Integers:
         """The cells of a sequence, in cell order."""
@@ -227,7 +229,7 @@ class Cells:
     def seq_pos_min(self, seq: SeqId) -> Pos:
         """The first cell's position, no minimum, an oddity (`llama_kv_cache_seq_pos_min`).
 
-        Recurrent and hybrid caches answer with the largest position instead.
+        Recurrent and hybrid caches return the largest position instead.
         """
         if self.recurrent or self.hybrid:
             return self.seq_pos_max(seq)
@@ -235,7 +237,7 @@ class Cells:
         return Pos(int(self.pos[cells[0]])) if cells.size else Pos(-1)
 
     def check_integrity(self) -> None:
-        """Raise where the books disagree."""
+        """Raise ContractError if the accounts are inconsistent."""
         taken, owned = self.pos >= 0, self.held != 0
         if taken.sum() != self.used or not np.array_equal(taken, owned):
             msg = f"used={self.used}: {taken.sum()} cells hold a position, {owned.sum()} an owner"
@@ -266,13 +268,13 @@ class Decoded:
     """The result of a decode: the return code, and rows by the index of their batch entry."""
 
     code: int
-    placed: int = 0  # tokens that a decode without room for the rest has left in their cells
+    placed: int = 0  # tokens left in cells by a decode that ran out of room
     logits: dict[int, Array]
     hidden: dict[int, Array]
 
 
 class Context:
-    """A model with its cache; the port of what the server asks of `llama_context`."""
+    """A model with its cache: the part of `llama_context` that the server uses."""
 
     def __init__(self, network: Network, *, n_ctx: int, n_ubatch: int, n_seq_max: int) -> None:
         self.network = network
@@ -293,8 +295,8 @@ class Context:
             if s.place == "recurrent"
         }
         self.make_room_for_steps(0)
-        self.ubatches_left: int | None = None  # the client goes away after so many
-        self.stopped = False  # a stop that nobody has taken back (`stop_internal_decode`)
+        self.ubatches_left: int | None = None  # ubatches until the client disconnects
+        self.stopped = False  # the stop flag (`stop_internal_decode`)
 
     def _cached(self) -> list[LayerShape]:
         return [shape for shape in self.network.shapes if shape.place != "recurrent"]
@@ -308,10 +310,10 @@ class Context:
         *,
         keep_steps: int = 0,
     ) -> Decoded:
-        """Run a batch in pieces of n_ubatch tokens (`llama_decode_internal`).
+        """Run a batch in ubatches of n_ubatch tokens (`llama_decode_internal`).
 
-        Room is sought piece by piece: when it runs out, the pieces before stay where they are.
-        `keep_steps` says for how many tokens there is room to keep the state after each.
+        Cells are searched ubatch by ubatch: without room, those of earlier ubatches stay.
+        `keep_steps` is the maximum number of tokens whose states are all kept.
         """
         self.apply_shifts()
         done = Decoded(code=0, logits={}, hidden={})
@@ -321,7 +323,7 @@ class Context:
             if start is None:
                 return Decoded(code=1, placed=first, logits=done.logits, hidden=done.hidden)
             planes = len(piece) if 1 < len(piece) <= keep_steps else 1
-            # Sequences do not see each other: the rows of each go through the network alone.
+            # Sequences do not attend to each other: the network runs on the rows of each one alone.
             tokens, positions, seqs, outputs = zip(*piece, strict=True)
             for seq in sorted(set(seqs)):
                 mine = [i for i, each in enumerate(seqs) if each == seq]
@@ -337,7 +339,7 @@ class Context:
                 output = self.network.run(ubatch, view)
                 for row, k in enumerate(wanted):
                     done.logits[first + mine[k]] = output.logits[row]
-                said = output.hidden  # a companion of a model without an MTP head is handed nothing
+                said = output.hidden  # None without an MTP head
                 rows = repeat(NOTHING, len(mine)) if said is None else said
                 done.hidden.update(zip((first + i for i in mine), rows, strict=True))
             if not self.recurrent:
@@ -348,7 +350,7 @@ class Context:
 
     def _cancelled(self) -> bool:
         if self.stopped:
-            self.stopped = False  # the slot's release takes it back
+            self.stopped = False  # reset when the slot is released
             return True
         if self.ubatches_left is None:
             return False
@@ -379,23 +381,23 @@ class Context:
     # -- one speculative step ----------------------------------------------------------------
 
     def make_room_for_steps(self, tokens: int) -> None:
-        """Places for the states of a draft and its first token (`per_step_alloc`), all zero."""
+        """Allocate zero rows for the states of a draft and its first token (`per_step_alloc`)."""
         self.steps = {
             layer: np.zeros((tokens, rows.shape[1]), rows.dtype)
             for layer, rows in self.rows.items()
         }
 
     def roll_back_to_step(self, seq: SeqId, accepted: Count, drafted: Count) -> None:
-        """Copy back the state after the last accepted token (per-step recurrent checkpoints).
+        """Restore the state after the last accepted token (per-step recurrent checkpoints).
 
-        Trap: each ubatch of more than one token writes its states from the first place on, so
-        where a draft is cut into ubatches the place of the accepted token holds another one's.
+        Trap: each ubatch of more than one token writes its states from the first row on, so if a
+        draft is cut into ubatches, the row of the accepted token has the state of another one.
 
             drafted      t0 t1 t2 | t3 t4        ubatches of three
-            places       t3 t4 t2                after both; t0 accepted brings t3's state back
+            rows         t3 t4 t2                after both; accepting t0 restores t3's state
 
         Upstream also writes that token's position into the cell whose index equals the sequence
-        id, whatever lies there (an oddity).
+        id, whatever it holds (an oddity).
         """
         for layer, states in self.steps.items():
             self.rows[layer][seq] = states[accepted]
@@ -406,7 +408,7 @@ class Context:
     # -- saved states ------------------------------------------------------------------------
 
     def save(self, seq: SeqId, *, partial: bool) -> SequenceState:
-        """Write a sequence's state (`llama_state_seq_get_data`); partial leaves K and V out."""
+        """Save a state (`llama_state_seq_get_data`); a partial one has no keys and values."""
         cells = self.cells.of(seq)
         full = not partial
         rows = {layer: rows[seq].copy() for layer, rows in self.rows.items()}
@@ -420,11 +422,13 @@ class Context:
         )
 
     def restore(self, seq: SeqId, state: SequenceState) -> bool:
-        """Read a state back (`llama_state_seq_set_data`): the old contents go first, always.
+        """Restore a saved state (`llama_state_seq_set_data`); the old content is always removed
+        first.
 
-        The cells are one contiguous run from `head`; without such a run the sequence stays empty.
+        The cells are one contiguous run from `head` on; without such a run the sequence stays
+        empty.
         """
-        # A state of another model, or of no model, is damage; upstream compares less of it.
+        # Refuse a state with other layers as damaged; upstream compares fewer fields.
         count = len(state.positions)
         fits = len(state.born) == count
         for kept, data in ((state.keys, self.keys), (state.values, self.values)):
@@ -467,7 +471,7 @@ class Context:
                 data[layer][start : start + count] = rows
 
     def clear(self) -> None:
-        """Forget everything (`llama_kv_cache_clear`)."""
+        """Free all cells (`llama_kv_cache_clear`)."""
         self.cells.clear()
 
 
@@ -485,10 +489,10 @@ class SequenceView:
         self._order: Integers | slice | None = None
         self._positions: Integers = np.zeros(0, dtype=np.int64)
         self._rows = np.arange(len(ubatch.positions))
-        self._start = np.zeros_like(ubatch.positions)  # what a layer without a window sees from
+        self._start = np.zeros_like(ubatch.positions)  # first visible position without a window
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the rows into their cells and look at all cells of the sequence."""
+        """Write the rows into their cells, then return all cells of the sequence."""
         context = self._context
         context.keys[layer][self._places] = keys
         context.values[layer][self._places] = values
@@ -501,10 +505,10 @@ class SequenceView:
         return (frame.lane(context.keys[layer][self._order], context.values[layer][self._order]),)
 
     def _arrange(self) -> None:
-        """Bring the sequence's cells into the order of the positions their keys are rotated to.
+        """Order the sequence's cells by the positions that their keys are rotated to.
 
-        One computation serves all layers of the ubatch. When cell `i` holds position `i` the
-        cells themselves are in order, and a slice does.
+        Computed once for all layers of the ubatch. If cell `i` holds position `i`, a slice is
+        enough.
         """
         cells = self._context.cells
         mine = cells.of(self._seq)
@@ -530,14 +534,14 @@ class SequenceView:
         self._order, self._positions = order, positions
 
     def states(self, layer: int) -> Array:
-        """The stored row, whatever position it belongs to; zeros when the rows begin at 0."""
+        """The stored row, whatever its position; zeros if the rows begin at 0."""
         rows = self._context.rows[layer]
         if self._ubatch.positions[0] == 0:
             return np.zeros((1, rows.shape[1]), rows.dtype)
         return rows[self._seq : self._seq + 1].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Keep the last state, and that after each token when a draft is being verified."""
+        """Store the last state, and the state after each token while a draft is verified."""
         self._context.rows[layer][self._seq] = states[0, 0]
         if self.planes > 1:  # the newest state comes first
             self._context.steps[layer][: self.planes] = states[0, ::-1]

@@ -63,7 +63,6 @@ class PromptEvicted(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`--cache-ram` decided it."""
         return True
 
 
@@ -105,7 +104,7 @@ class CheckpointRefused(Event):
 
 @event("plain")
 class CheckpointErased(Event):
-    """A checkpoint lies beyond what is shared, or gave way to a new one."""
+    """A checkpoint is beyond the common prefix, or was evicted for a new one."""
 
     pos_max: int
     n_tokens: int

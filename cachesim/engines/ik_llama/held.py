@@ -38,7 +38,7 @@ def held(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Held:
 
 
 def texts(slots: Sequence[Slot], cache: PromptCache) -> Texts:
-    """The tokens alone."""
+    """The tokens of slots and entries."""
     return Texts(
         slots=tuple((int(slot.id), tuple(slot.cache_tokens)) for slot in slots),
         entries=tuple(tuple(each.tokens) for each in cache.entries),
@@ -46,7 +46,7 @@ def texts(slots: Sequence[Slot], cache: PromptCache) -> Texts:
 
 
 def amounts(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Amounts:
-    """The content in numbers; one table for all layers, those with a window too."""
+    """The amount of each kind of content; all layers share one cell table."""
     used = int(np.count_nonzero(primary.cells.pos >= 0))
     return Amounts(
         attention=used,
@@ -78,7 +78,7 @@ def _cells(context: Context) -> tuple[CellsHeld, ...]:
 
 
 def _rows(slots: Sequence[Slot], context: Context) -> tuple[RowHeld, ...]:
-    """Each slot's recurrent row; nothing in it says at which position it stands."""
+    """Each slot's recurrent row, at the last position of the slot's cells."""
     if not context.rows:
         return ()
     layer = Marks.of(context.network).layers.get("recurrent")
@@ -116,7 +116,7 @@ def _slot(slot: Slot, context: Context) -> SlotHeld:
 def snapshot(
     slots: Sequence[Slot], primary: Context, cache: PromptCache, companion: Companion | None
 ) -> dict[str, Any]:
-    """Slots with checkpoints, cells, the prompt cache, the companion's tail."""
+    """Slots with checkpoints and cells, the prompt cache, the companion's tail."""
     found = books(slots, cache)
     return {
         **found,

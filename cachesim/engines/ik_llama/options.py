@@ -16,7 +16,7 @@ LATER: Final = "8337e4cd3"
 MOST_CELLS: Final = 1 << 20
 
 LEAST_OF_A_SLOT: Final = 4
-"""A shift keeps `min(n_keep, n_ctx - 4)` tokens (`context_shift`): less than none below this."""
+"""Minimum context of a slot: a shift keeps `min(n_keep, n_ctx - 4)` tokens (`context_shift`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,6 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that the server refuses, and a context that it cannot shift."""
         if self.ctx_size < LEAST_OF_A_SLOT * self.parallel:
             msg = (
                 f"ctx_size is {self.ctx_size}, {self.ctx_size // self.parallel} for each of "
@@ -189,4 +188,4 @@ FIELDS: Final = (
     ),
     asked("cancel_after_ubatches", "whole number", low=0, high=MOST, internal=True),
 )
-"""Further fields of a request; the last stands for a client that goes away."""
+"""Further fields of a request; the last one simulates a client that disconnects."""

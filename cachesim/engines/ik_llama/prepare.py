@@ -1,8 +1,8 @@
-"""The first pass over a request's prompt: how much of the slot's memory it may keep.
+"""Selection of a slot for a prompt, and the part of the slot's memory to keep.
 
-[0,      n_past)   kept: equal, and a state exists to resume from
-[n_past, match)    equal, but cut away: the restored checkpoint ends earlier
-[match,  len)      new: must be computed
+[0,      n_past)   kept: matches, with a state to resume from
+[n_past, match)    matches, but removed: the restored checkpoint ends earlier
+[match,  len)      new: to be computed
 """
 
 from typing import Final
@@ -51,7 +51,7 @@ class Selection:
         return self._options.cache_ram != 0
 
     def choose(self, slots: list[Slot], prompt: Tokens) -> Slot | None:
-        """The slot for a request that names none (`get_available_slot`), its cache consulted."""
+        """Choose a slot if the request names none (`get_available_slot`); use the prompt cache."""
         slot, score = self._most_similar(slots, prompt)
         by = "similarity"
         if slot is None:
@@ -80,7 +80,9 @@ class Selection:
         return best, best_score
 
     def _similarity(self, slot: Slot, prompt: Tokens) -> np.float32:
-        """The Dice ratio; a shifted slot takes the better of two (`calculate_slot_similarity`)."""
+        """The Dice ratio; with the shifted prompt too after a shift
+        (`calculate_slot_similarity`).
+        """
         held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         score = similarity(held, asked, self._cache.text_of)
         if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
@@ -99,7 +101,7 @@ class Selection:
     # -- the RAM prompt cache ----------------------------------------------------------------
 
     def _consult(self, slot: Slot, prompt: Tokens, f_keep: np.float32) -> None:
-        """Save when too little would be kept; then load, whether saved or not (an oddity)."""
+        """Save the slot if too little would be kept; then load, saved or not (an oddity)."""
         slot.list_moved_out = False
         update = bool(slot.cache_tokens) and f_keep < np.float32(self._options.cache_ram_similarity)
         long_enough = self._longer_than_n_min(slot)
@@ -122,7 +124,7 @@ class Selection:
             if candidate > score or (longer and candidate == score and prefix > best_prefix):
                 best, score, best_prefix = index, candidate, prefix
         if self._cache.tags is None and not self._rules.clones_token_lists:
-            # The scan moved every list out, the slot's and the winner's too (an oddity).
+            # The scan emptied every list, also the slot's and the best entry's (an oddity).
             for entry in self._cache.entries:
                 entry.tokens = []
             slot.list_moved_out = bool(slot.cached_prompt.tokens)
@@ -213,7 +215,7 @@ class Selection:
 
 
 TOLERANT_MARGIN: Final = 20
-"""The tolerant match is taken only when it is longer than the exact one by more than this."""
+"""The tolerant match is used only if it is longer than the exact one by more than this."""
 
 
 class Preparation:
@@ -229,7 +231,7 @@ class Preparation:
         self._n_min = n_min
 
     def prepare(self, slot: Slot) -> None:
-        """Settle n_past, n_past_prompt and what is reported as cached."""
+        """Set n_past, n_past_prompt and the reported number of cached tokens."""
         slot.n_past = slot.n_past_prompt = 0
         if slot.running.cache_prompt:
             cache, prompt = slot.cache_tokens, slot.prompt_tokens
@@ -276,7 +278,7 @@ class Preparation:
 
     @staticmethod
     def _leave_one(slot: Slot) -> None:
-        """At least one token must be evaluated; the memory behind it is not rewound (an oddity)."""
+        """Leave at least one token to evaluate; the memory after it is not rewound (an oddity)."""
         if slot.n_past_prompt == len(slot.prompt_tokens) and slot.n_past_prompt > 0:
             slot.n_past -= 1
             slot.n_past_prompt -= 1
@@ -287,7 +289,7 @@ class Preparation:
     # -- apply_checkpoint ------------------------------------------------------------------------
 
     def apply_checkpoint(self, slot: Slot) -> None:
-        """Go back to a checkpoint where the memory itself cannot go back (`apply_checkpoint`)."""
+        """Restore a checkpoint if the memory itself cannot be rewound (`apply_checkpoint`)."""
         if self._rules.skips_recurrent and (self._primary.hybrid or self._primary.recurrent):
             return
         pos_next = slot.n_past
@@ -296,7 +298,7 @@ class Preparation:
             pos_min = self._primary.cells.seq_pos_min(SeqId(slot.id))
             if pos_min >= thold:
                 self._rewind(slot, pos_next, thold, pos_min)
-        # Trap: erased by the threshold from before the restore: P = n_past - 1 survives.
+        # Trap: the threshold is from before the restore: a checkpoint at n_past - 1 survives.
         rule, kept = "pos_max > pos_min_thold", []
         for checkpoint in slot.checkpoints:
             numbers = f"{checkpoint.pos_max} > {thold}"

@@ -11,7 +11,7 @@ Rewind: TypeAlias = Literal["pos_min below", "pos_max below", "pos_min below or 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of a release: one field per difference, with the PR that made it."""
+    """Rules of a release: one field per difference, with its pull request."""
 
     # slot choice and prompt cache
     ram_floor: bool = False  # #2105: entries kept by less than --cache-ram-similarity are skipped
@@ -29,7 +29,7 @@ class Rules:
     shift_always_drops_tokens: bool = False  # #2459: without cache_prompt too
 
     # checkpoints
-    rewind: Rewind = "pos_min below"  # #1888, and the later release: which checkpoint may be used
+    rewind: Rewind = "pos_min below"  # #1888, later release: the condition to use a checkpoint
     skips_recurrent: bool = False  # #1689: recurrent and hybrid models apply no checkpoint at all
     minimum: Count = Count(64)  # #1888: 4 for recurrent and hybrid models
     restore_moves_interval: bool = False  # later release: a restore sets checkpoint_pos
@@ -40,16 +40,16 @@ class Rules:
     keeps_earliest: bool = False  # #1877: with a cap above 1 the second oldest is evicted
 
     # speculation
-    restores_recurrent: bool = True  # #1669: rejected drafts are taken out of recurrent states too
+    restores_recurrent: bool = True  # #1669: rejected drafts are also removed from recurrent states
 
-    restores_when_accepted: bool = True  # #1754: a draft that is accepted whole moves the state on
+    restores_when_accepted: bool = True  # #1754: a draft accepted as a whole advances the state
 
-    # the client goes away
-    stop_flag_stays: bool = False  # #1673: a stop that comes too late ends the next decode
+    # disconnects
+    stop_flag_stays: bool = False  # #1673: a stop flag that is set too late ends the next decode
 
     # companion
     companion_reset: CompanionReset = "everything"  # #1889
-    trims_companion_always: bool = True  # later release: only after the primary agreed
+    trims_companion_always: bool = True  # later release: only after a trim of the primary
     commit_keeps_pending_row: bool = False  # later release: commit begins at M + 1
 
 

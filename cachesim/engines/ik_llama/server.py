@@ -1,4 +1,4 @@
-"""ik_llama.cpp's server: one turn of `update_slots` at a time."""
+"""ik_llama.cpp's server: one iteration of `update_slots` at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ from cachesim.units import Array, Count, Pos, SeqId, SlotId, Token
 
 
 class Checkpointing:
-    """Only models with recurrent rows have checkpoints; the switch is the whole server's.
+    """Checkpoints, only of models with recurrent rows; one switch for all slots.
 
     Upstream: `create_checkpoint`.
     """
@@ -45,31 +45,33 @@ class Checkpointing:
         self.enabled = False
 
     def launched(self) -> None:
-        """A completion was launched: the server-wide switch follows --ctx-checkpoints."""
+        """Set the switch by --ctx-checkpoints, when a completion is launched."""
         if self._primary.hybrid or self._primary.recurrent:
             self.enabled = self._options.ctx_checkpoints > 0
 
     @property
     def tolerance(self) -> int:
-        """Tokens before the prompt's end at which a pass stops."""
+        """Distance of a prefill's stop from the prompt's end, in tokens."""
         return self._options.ctx_checkpoints_tolerance
 
     def after_prefill(self, slot: Slot) -> None:
-        """After a prefill batch: the tolerance point once it was reached, else the interval."""
+        """Save a checkpoint after a prefill batch: at the tolerance point, else by the interval."""
         if slot.do_checkpoint:
             self.create(slot)
         else:
             self.by_interval(slot)
 
     def after_sample(self, slot: Slot) -> None:
-        """After a step without drafts (the first token only without a tolerance point)."""
+        """Save a checkpoint after a step without drafts (the first one: without tolerance
+        point).
+        """
         if slot.n_decoded == 1 and self.tolerance <= 0:
             self.create(slot)
         if slot.n_decoded > 1:
             self.by_interval(slot)
 
     def by_interval(self, slot: Slot) -> None:
-        """A checkpoint every `interval` positions, looked at once a batch."""
+        """Save a checkpoint every `interval` positions, checked once a batch."""
         interval = self._options.ctx_checkpoints_interval
         if interval <= 0:
             return
@@ -79,7 +81,7 @@ class Checkpointing:
             slot.checkpoint_pos = last
 
     def create(self, slot: Slot) -> bool:
-        """Save the state the sequence stands at, if all gates are open (`create_checkpoint`)."""
+        """Save the sequence's current state, if all conditions hold (`create_checkpoint`)."""
         seq = SeqId(slot.id)
         pos_min = self._primary.cells.seq_pos_min(seq)
         n_tokens = Count(len(slot.cache_tokens))
@@ -125,10 +127,10 @@ class Checkpointing:
 
 
 def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
-    """The index of the checkpoint that gives way to a new one in a full list.
+    """The index of the checkpoint to evict from a full list.
 
-    `variance` keeps the first and the last and drops the interior one whose neighbours lie
-    closest, the first of equals (server: checkpoint eviction, #2020).
+    `variance` keeps the first and the last and evicts the interior one with the closest neighbours,
+    the first of equals (server: checkpoint eviction, #2020).
     """
     count = len(checkpoints)
     if policy == "fifo":
@@ -196,19 +198,19 @@ class IkLlama(Engine):
             raise OptionError(msg)
         return AttentionCompanion(head, n_ctx=opts.ctx_size, n_ubatch=opts.ubatch_size)
 
-    # -- the outside -------------------------------------------------------------------------
+    # -- interface ---------------------------------------------------------------------------
 
     @property
     def events(self) -> Sequence[Event]:
         return self._record
 
     def record(self, event: Event) -> None:
-        """Note one thing that happened."""
+        """Append an event."""
         self._record.append(event)
 
     def submit(self, request: Request) -> Ticket:
         vocabulary = self.network.spec.vocabulary
-        names = as_rope(request.prompt) is not None  # of tokens, which no network looks up
+        names = as_rope(request.prompt) is not None  # token ids of a rope exceed every vocabulary
         for token in () if names else request.prompt:
             if not 0 <= token < vocabulary:
                 msg = f"token {token} is outside the vocabulary 0..{vocabulary - 1}"
@@ -222,15 +224,15 @@ class IkLlama(Engine):
         return ticket
 
     def slot_save(self, slot: int, name: str) -> Ticket:
-        """Write an idle slot under a name."""
+        """Save an idle slot under a name."""
         return self._act(lambda ticket: self._save(self._slot(slot), name, ticket))
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
-        """Read a slot back."""
+        """Restore a slot."""
         return self._act(lambda ticket: self._restore(self._slot(slot), name, ticket))
 
     def slot_erase(self, slot: int) -> Ticket:
-        """Forget a slot."""
+        """Erase a slot."""
         return self._act(lambda ticket: self._erase(self._slot(slot), ticket))
 
     def _slot(self, index: int) -> Slot:
@@ -255,9 +257,9 @@ class IkLlama(Engine):
         self._replies.pop(ticket, None)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away: a generating slot is released, a prefilling one goes on.
+        """Cancel a request: a generating slot is released, a prefilling one continues.
 
-        What still waits is forgotten. The reply says `cancelled`.
+        A queued request is removed. The error of the reply is `cancelled`.
         """
         message = "the client went away"
         for waiting in (self._queue, self._deferred):
@@ -269,7 +271,7 @@ class IkLlama(Engine):
             if slot.ticket == ticket and slot.state is State.PROCESSING:
                 self.finish(slot, GONE, message)
         if self.rules.stop_flag_stays and ticket in self._replies:
-            self.primary.stopped = True  # Trap: nothing is decoded that could stop
+            self.primary.stopped = True  # Trap: it stays set, as no decode is running
 
     def step(self) -> bool:
         while self._queue:
@@ -342,7 +344,7 @@ class IkLlama(Engine):
         self.checkpointing.launched()
 
     def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
-        """Answer and mark the slot for release."""
+        """Reply, and mark the slot for release."""
         self._replies.setdefault(slot.id_task, slot.reply(error, message))
         if slot.state is State.PROCESSING:
             slot.command = Command.RELEASE
@@ -358,12 +360,12 @@ class IkLlama(Engine):
 
     @property
     def _shifts(self) -> bool:
-        """Launching a request on a model with recurrent rows switches the shift off for all."""
+        """True if contexts shift: a request on a model with recurrent rows disables it for all."""
         primary = self.primary
         return self.options.context_shift and not (primary.hybrid or primary.recurrent)
 
     def _shift(self, slot: Slot) -> None:
-        """Make room in a full context (`context_shift`).
+        """Discard tokens of a full context (`context_shift`).
 
         [0, keep)              stays
         [keep, keep + drop)    removed
@@ -389,7 +391,7 @@ class IkLlama(Engine):
             )
         )
 
-    # -- what goes into the batch ------------------------------------------------------------
+    # -- batch -------------------------------------------------------------------------------
 
     def _append(self, slot: Slot, tokens: Iterable[Token], *, output: bool) -> None:
         start, seq = len(slot.cache_tokens), SeqId(slot.id)
@@ -400,7 +402,7 @@ class IkLlama(Engine):
         slot.n_past = len(slot.cache_tokens)
 
     def _add_sampled(self, slot: Slot) -> None:
-        """The last sampled token, and a draft behind it (`add_sampled_tokens`)."""
+        """Add the last sampled token and a draft after it (`add_sampled_tokens`)."""
         slot.drafted = self.speculation.draft(slot)
         slot.i_batch = len(self._batch)
         self._append(slot, (slot.sampled, *slot.drafted), output=True)
@@ -408,8 +410,8 @@ class IkLlama(Engine):
     def _add_prompt(self, slot: Slot) -> None:
         """Add a part of a prompt to the batch (`batch_pending_prompt`).
 
-        Upstream's loop appends one token after another; after each it asks for room, and whether
-        `tolerance` tokens are left, where the state is saved.
+        Upstream's loop appends one token at a time; after each it checks for room, and for the
+        point `tolerance` tokens before the end, where the state is saved.
         """
         if not slot.prepared and not self._prepare(slot):
             return
@@ -463,7 +465,7 @@ class IkLlama(Engine):
             if self._shifts:
                 self._truncate(slot)
             else:
-                slot.prepared = True  # the slot is not released: it goes on reading (an oddity)
+                slot.prepared = True  # the slot is not released: its prefill continues (an oddity)
                 message = "the request exceeds the available context size"
                 self.finish(slot, "exceed_context_size_error", message)
                 slot.n_past = slot.n_past_prompt = 0
@@ -474,10 +476,10 @@ class IkLlama(Engine):
         return True
 
     def _truncate(self, slot: Slot) -> None:
-        """Drop whole blocks behind n_keep until the prompt fits (`context_shift_prompt`).
+        """Drop whole blocks after n_keep until the prompt fits (`context_shift_prompt`).
 
-        The same block leaves the slot's memory, but `n_past` is 0 at this point, so the cells
-        behind it are not moved: token list and memory disagree from here on.
+        The same block is removed from the slot's memory, but `n_past` is 0 at this point, so the
+        cells after it are not moved: token list and memory disagree from here on.
         """
         keep = max(0, slot.n_keep)
         block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
@@ -497,8 +499,8 @@ class IkLlama(Engine):
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
         """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
 
-        Where the token list keeps what the memory lost, `n_past` is the list's length again after
-        the next token, so the shift fires on every one of them (an oddity until #2459).
+        If the token list keeps tokens that the memory lost, `n_past` is the list's length again
+        after the next token, so that every token causes a shift (an oddity until #2459).
         """
         seq = SeqId(slot.id)
         self.primary.cells.seq_rm(seq, keep, keep + count)
@@ -521,7 +523,7 @@ class IkLlama(Engine):
     # -- decode ------------------------------------------------------------------------------
 
     def _process(self) -> None:
-        """Decode the batch, in halves where there is no room (`process_batch_tokens`)."""
+        """Decode the batch, halved as often as there is no room (`process_batch_tokens`)."""
         n_batch, first = self.options.batch_size, 0
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
@@ -549,12 +551,12 @@ class IkLlama(Engine):
             first += len(view)
 
     def _steps(self) -> int:
-        """Recurrent states are kept token by token where the batch holds a draft."""
+        """Number of recurrent states to keep per draft; 0 if the batch holds none."""
         drafted = any(slot.drafted for slot in self.slots)
         return self.speculation.steps if drafted else 0
 
     def _fail(self) -> None:
-        """Every slot is answered and released, idle ones too; token lists stay (an oddity)."""
+        """Fail and release every busy slot; token lists stay (an oddity)."""
         for slot in self.slots:
             if slot.ticket is not None and not slot.available:
                 slot.state = State.PROCESSING
@@ -598,7 +600,7 @@ class IkLlama(Engine):
                 return
 
     def _emit(self, slot: Slot, token: Token, logits: Array) -> None:
-        """Take a token and see whether the generation ends (`process_token`)."""
+        """Process a sampled token, which may end the generation (`process_token`)."""
         slot.sampled = token
         slot.generated.append(token)
         slot.logits.append(logits)
@@ -656,7 +658,7 @@ class IkLlama(Engine):
             )
         )
 
-    # -- what it holds -----------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot(self.slots, self.primary, self.cache, self.companion)

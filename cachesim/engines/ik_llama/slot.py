@@ -1,4 +1,4 @@
-"""A slot: the server's place for one conversation, with upstream's fields and lifetimes."""
+"""Slots and the prompt cache, with upstream's fields and lifetimes."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ TextOf = Callable[[Token], str]
 
 
 class Match(NamedTuple):
-    """The numbers of tokens of the left and of the right list in the common prefix."""
+    """Number of tokens in the common prefix, by the left and by the right list."""
 
     left: Count
     right: Count
@@ -37,11 +37,10 @@ class Match(NamedTuple):
 def common_prefix(
     left: Sequence[Token], right: Sequence[Token], text_of: TextOf, *, exact: bool = False
 ) -> Match:
-    """Match by token, then the tails by text; (`server_tokens::get_common_prefix`).
+    """Match by token, then the tails by text (`server_tokens::get_common_prefix`).
 
-    A token of a tail counts when it lies wholly inside the equal text and its end coincides with
-    the end of a token on the other side; the search goes from the ends, so that of several tokens
-    without visible text the last one counts.
+    A token of a tail counts if it is wholly inside the equal text and its end coincides with the
+    end of a token on the other side; of several tokens without visible text the last one counts.
     """
     same = get_common_prefix(left, right)
     if same in (len(left), len(right)):
@@ -55,7 +54,6 @@ def common_prefix(
     if not shared:
         return Match(same, same)
     best = max(shared)
-    # bisect_right: of tokens that add no visible text, the last one is counted
     return Match(
         Count(same + bisect_right(ends[0], best)), Count(same + bisect_right(ends[1], best))
     )
@@ -76,7 +74,7 @@ def _exact_reach(left: list[str], right: list[str]) -> tuple[int, int]:
 
 
 def _tolerant_reach(left: list[str], right: list[str]) -> tuple[int, int]:
-    """Characters matched on each side when white space may be missing or differ.
+    """Number of matching characters on each side; white space may be missing or differ.
 
     Upstream: `get_common_prefix`.
     """
@@ -105,7 +103,7 @@ def _ends(tail: list[str], reach: int, *, exact: bool) -> list[int]:
 
 
 def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
-    """The list without [keep, keep + count); a range that reaches its end is left in.
+    """The list without [keep, keep + count); unchanged if the range reaches its end.
 
     Follows `server_tokens::discard_n_tokens`.
     """
@@ -135,8 +133,7 @@ def without_reasoning(
 ) -> Sequence[Token]:
     """Drop the tokens of closed reasoning blocks (`get_tokens_exclude_think`).
 
-    `tags` None: exclusion is off. An unclosed block is kept, and the token after a block always
-    stays.
+    `tags` None disables it. An unclosed block is kept, and so is the token after a block.
     """
     if tags is None or not tokens:
         return tuple(tokens)
@@ -184,7 +181,7 @@ def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
 
 
 class _Texts(dict[Token, str]):
-    """The texts of the known tokens; that of an unknown one is its number."""
+    """The texts of the known tokens; an unknown token's text is its number."""
 
     def __missing__(self, token: Token) -> str:
         return f"[{token}]"
@@ -198,7 +195,7 @@ def texts(chat_template: str) -> TextOf:
 
 
 GONE: Final = "cancelled"
-"""The error of a request whose client went away."""
+"""The error of a request whose client disconnected."""
 
 
 class State(Enum):
@@ -218,7 +215,7 @@ class Command(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class CachedPrompt:
-    """The prompt that a slot parks and takes over (server_prompt), with its checkpoints."""
+    """The prompt that a slot saves to the cache or loads from it (`server_prompt`)."""
 
     tokens: list[Token] = field(default_factory=list)
     n_kept_prompt: int = 0
@@ -228,7 +225,7 @@ class CachedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
-    """The place of a conversation: `cache_tokens` are in memory as the server believes."""
+    """A slot; `cache_tokens` is the server's list of the tokens in memory."""
 
     id: SlotId
     n_ctx: Count
@@ -238,7 +235,7 @@ class Slot:
 
     cache_tokens: list[Token] = field(default_factory=list)
     cached_prompt: CachedPrompt = field(default_factory=CachedPrompt)
-    list_moved_out: bool = False  # not upstream's: why the list is empty
+    list_moved_out: bool = False  # not upstream's: a lookup emptied the list
 
     ticket: Ticket | None = None
     request: Request | None = None
@@ -246,7 +243,7 @@ class Slot:
     prepared: bool = False
     n_past: int = 0  # cache-token space
     n_past_prompt: int = 0  # prompt-token space
-    n_past_offset: int = 0  # not touched by reset(): stale where nothing was matched (an oddity)
+    n_past_offset: int = 0  # kept by reset(): stale without a match (an oddity)
     n_prompt_tokens_cache: int = 0
     n_prompt_tokens_processed: int = 0
     n_kept_prompt: int = 0
@@ -255,7 +252,7 @@ class Slot:
     checkpoint_pos: int = 0
     do_checkpoint: bool = False
     i_batch: int = -1
-    stray: int = 0  # cells beside the list's: of drafts longer than a batch, of batches retried
+    stray: int = 0  # cells outside the list: of drafts longer than a batch, of retried batches
     sampled: Token = Token(0)
     n_decoded: int = 0
     generated: list[Token] = field(default_factory=list)
@@ -263,13 +260,13 @@ class Slot:
     truncated: bool = False
     shifted: bool = False
     drafted: list[Token] = field(default_factory=list)
-    follow_up: Token | None = None  # the draft the last commit left behind
+    follow_up: Token | None = None  # the draft of the last commit
     draft_step: int = 0
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def running(self) -> Request:
-        """The request in a slot that is known to be busy."""
+        """The request of a busy slot."""
         if self.request is None:
             msg = f"slot {self.id} is {self.state.value} without a request"
             raise ContractError(msg)
@@ -277,7 +274,7 @@ class Slot:
 
     @property
     def id_task(self) -> Ticket:
-        """The task of a slot that has had one."""
+        """The slot's last task."""
         if self.ticket is None:
             msg = f"slot {self.id} has had no task"
             raise ContractError(msg)
@@ -285,21 +282,21 @@ class Slot:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The live list, oldest first."""
+        """The checkpoints, oldest first."""
         return self.cached_prompt.checkpoints
 
     @property
     def available(self) -> bool:
-        """Idle, and told nothing."""
+        """True if the slot is idle without a command."""
         return self.state is State.IDLE and self.command is Command.NONE
 
     @property
     def prefilling(self) -> bool:
-        """Still reading its prompt."""
+        """True while the slot prefills its prompt."""
         return self.state is State.IDLE and self.command is Command.LOAD_PROMPT
 
     def reset(self, interval_starts_at: int) -> None:
-        """Forget the last request, not the conversation (server_slot::reset)."""
+        """Reset the fields of the last request, not the conversation (`server_slot::reset`)."""
         self.prompt_tokens = []
         self.prepared = False
         self.n_past = self.n_past_prompt = 0
@@ -338,7 +335,7 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class PromptEntry:
-    """A parked conversation with its full state and a copy of its checkpoint list."""
+    """A prompt-cache entry: a conversation's full state and a copy of its checkpoint list."""
 
     tokens: list[Token]
     n_kept_prompt: int
@@ -346,11 +343,11 @@ class PromptEntry:
     checkpoints: list[Checkpoint]
     state: SequenceState
     pos_min: Pos
-    length: Count  # of the tokens when they were parked; a lookup may empty the list (an oddity)
+    length: Count  # number of tokens when saved; a lookup may empty the list (an oddity)
 
     @property
     def size(self) -> int:
-        """Bytes: the state and all checkpoints."""
+        """Bytes of the state and all checkpoints."""
         return self.state.size + sum(checkpoint.size for checkpoint in self.checkpoints)
 
 
@@ -369,7 +366,7 @@ class PromptCache:
         return sum(entry.size for entry in self.entries)
 
     def room_for(self, prompt: CachedPrompt) -> bool:
-        """Drop entries that the new one contains; False when one contains it (`alloc`)."""
+        """Drop entries that the new one contains; False if an entry contains it (`alloc`)."""
         tokens = discard(prompt.tokens, prompt.n_kept_prompt, prompt.n_discarded_prompt)
         kept: list[PromptEntry] = []
         for index, entry in enumerate(self.entries):
@@ -383,11 +380,11 @@ class PromptCache:
         return True
 
     def match(self, entry: PromptEntry, prompt: Sequence[Token]) -> Match:
-        """The common prefix of an entry and a prompt, reasoning left out of both."""
+        """The common prefix of an entry and a prompt, both without reasoning."""
         return common_prefix(self.stripped(entry.tokens), self.stripped(prompt), self.text_of)
 
     def similarity(self, held: "PromptEntry | CachedPrompt", prompt: Sequence[Token]) -> np.float32:
-        """The score that entries compete by: a shifted conversation meets a shifted prompt."""
+        """The score of an entry; the prompt is shifted as the entry is."""
         shifted = discard(self.stripped(prompt), held.n_kept_prompt, held.n_discarded_prompt)
         return similarity(self.stripped(held.tokens), shifted, self.text_of)
 
@@ -396,7 +393,7 @@ class PromptCache:
         return without_reasoning(tokens, self.tags, self.text_of)
 
     def update(self) -> list[PromptEntry]:
-        """Drop the oldest while there is more than one and they are too large; returns them."""
+        """Drop and return the oldest entries while several exceed the limit."""
         dropped: list[PromptEntry] = []
         while self.limit is not None and len(self.entries) > 1 and self.size > self.limit:
             dropped.append(self.entries.pop(0))

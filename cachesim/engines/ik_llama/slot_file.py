@@ -1,4 +1,4 @@
-"""A slot on disk: tokens, state and checkpoints, then the layers' elements in that order."""
+"""Slot files: tokens, state and checkpoints, then the layers' elements in that order."""
 
 import math
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def encode(saved: SavedSlot) -> bytes:
 
 
 def decode(data: bytes) -> SavedSlot:
-    """Read a slot back; anything that is not whole is refused."""
+    """Parse a slot file; a damaged one is refused."""
     return slot_file.read(
         data, MAGIC, "ik_llama.cpp", lambda text, rest: _read(text, _Elements(rest))
     )
@@ -58,10 +58,10 @@ def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
 
 
 def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
-    """Upstream does not store n_tokens: it is whatever was in memory (an oddity); here 0."""
+    """Parse a checkpoint; upstream leaves n_tokens undefined (an oddity), here it is 0."""
     pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(whole(each)) for each in text["pos"])
     return Checkpoint(
-        made_by=-1,  # the file does not say
+        made_by=-1,  # not in the file
         pos_min=pos_min,
         pos_max=pos_max,
         pos_min_prompt=pos_min_prompt,
@@ -89,12 +89,12 @@ def _describe(state: SequenceState, elements: list[bytes]) -> dict[str, Any]:
 
 
 def _position(told: object) -> Pos:
-    """A cell's position: no context that a server can be given reaches further."""
+    """A cell's position, below the maximum context."""
     return Pos(whole(told, most=MOST_CELLS))
 
 
 class _Elements:
-    """The numbers behind the text, read in order."""
+    """The elements after the text, parsed in order."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

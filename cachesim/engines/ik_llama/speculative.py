@@ -1,8 +1,8 @@
 """Speculative decoding with an MTP companion: draft, purge, verify, commit.
 
-M            the next position: where the pending sampled token s goes
+M            the next position, of the pending sampled token s
 M .. M + d   the primary verifies s and d drafts
-M .. M + a   what stays after a drafts were accepted
+M .. M + a   the positions that stay after a accepted drafts
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Pos, SeqId, Token
 
-# The MTP companion's memory, in the three models that matter for a trim.
+# The MTP companion's memory, in three models that differ in trims.
 #
-# `attn` is what every model had at the seed era: cells, never a refusal. `strict_tail` is a what-
-# if: one recurrent position, which refuses any cut that does not reach the start. `window` is the
-# later release's rolling cache, which refuses a cut below what it still holds.
+# `attn` has cells and never refuses, as at the first release. `strict_tail` is hypothetical: one
+# recurrent position, which refuses any cut that does not reach the start. `window` is the rolling
+# cache of the later release, which refuses a cut below its window.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """The result of feeding a companion, and its last rows if it has any."""
+    """The result of a companion's decode, and its last rows if there are any."""
 
     taken: bool
     logits: Array | None = None
@@ -38,7 +38,7 @@ class Fed:
 
 
 SEQ = SeqId(0)
-"""A companion serves one slot only."""
+"""The sequence of the one slot that a companion serves."""
 
 
 class Companion(Protocol):
@@ -46,11 +46,11 @@ class Companion(Protocol):
 
     @property
     def tail(self) -> int:
-        """Its last position, -1 when it holds nothing."""
+        """The last position, -1 without any."""
         ...
 
     def seq_rm(self, p0: int, p1: int) -> bool:
-        """Forget [p0, p1); False: refused, nothing changed."""
+        """Remove [p0, p1); False if refused, without any change."""
         ...
 
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
@@ -58,12 +58,12 @@ class Companion(Protocol):
         ...
 
     def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
-        """Feed tokens from a position on: the last rows, or a refusal."""
+        """Decode tokens from a position on; return the last rows, or a refusal."""
         ...
 
 
 class AttentionCompanion:
-    """Cells of its own, K/V for the MTP layer only; really runs the MTP head."""
+    """A companion with cells, K/V for the MTP layer only: runs the MTP head, refuses no trim."""
 
     def __init__(self, network: Network, *, n_ctx: int, n_ubatch: int) -> None:
         self.network = network
@@ -71,20 +71,17 @@ class AttentionCompanion:
 
     @property
     def tail(self) -> int:
-        """Its last position."""
         cells = self.context.cells
         return int(cells.seq_pos_max(SEQ)) if cells.used else -1
 
     def seq_rm(self, p0: int, p1: int) -> bool:
-        """Never refuses."""
         return self.context.cells.seq_rm(SEQ, p0, p1)
 
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
-        """Move [p0, p1)."""
         self.context.cells.seq_add(SEQ, p0, p1, delta)
 
     def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
-        """Feed tokens; a full table refuses, and drafting quietly stops."""
+        """Decode tokens; refused without room, which ends drafting without an error."""
         last = len(tokens) - 1
         batch = [
             BatchToken(token=token, pos=Pos(first + i), seq=SEQ, output=i == last)
@@ -97,7 +94,7 @@ class AttentionCompanion:
 
 
 class StrictTailCompanion:
-    """A companion of a single position `t`, as a recurrent one has it; it proposes no tokens."""
+    """A companion with a single position `t`, as a recurrent one; it proposes no tokens."""
 
     def __init__(self) -> None:
         self.tail = -1
@@ -112,22 +109,22 @@ class StrictTailCompanion:
         return True
 
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
-        """Move the position when it lies in the range."""
+        """Move the position if it is in the range."""
         if p0 <= self.tail and (p1 < 0 or self.tail < p1):
             self.tail += delta
 
     def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
-        """Take the batch's last position."""
+        """Set the position to the batch's last one."""
         del hidden  # there is no network
         self.tail = first + len(tokens) - 1
         return Fed(taken=True)
 
 
 class WindowCompanion:
-    """A rolling cache of `window` rows plus slack (`--swa-compress`): base, live.
+    """A rolling cache of `window` rows plus slack (`--swa-compress`).
 
-    [base, base + live)   the positions it keeps
-    A cut at p0 succeeds from base + window on, or at 0, or while nothing has rolled yet.
+    [base, base + live)   the stored positions
+    A cut at p0 succeeds from base + window on, at 0, or before the first roll.
     """
 
     def __init__(self, *, window: int, n_ubatch: int) -> None:
@@ -139,11 +136,10 @@ class WindowCompanion:
 
     @property
     def tail(self) -> int:
-        """Its last position."""
         return self.base + self.live - 1
 
     def seq_rm(self, p0: int, p1: int) -> bool:
-        """Refuse what lies below the kept window."""
+        """Refuse a cut below the window."""
         p0, end = max(p0, 0), self.base + self.live
         if p0 >= end or 0 <= p1 <= self.base:
             return True
@@ -158,10 +154,10 @@ class WindowCompanion:
         return False
 
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
-        """Context shift is not supported on such caches; the server never calls it."""
+        """Unsupported on such caches; the server never calls it."""
 
     def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
-        """Roll where needed; refuse a batch that does not begin at the end."""
+        """Decode tokens, rolling if needed; refuse a batch that does not begin at the end."""
         del hidden  # there is no network
         if first != self.base + self.live:
             return Fed(taken=False)
@@ -175,7 +171,7 @@ class WindowCompanion:
 
 
 class Speculation:
-    """Keeps a companion fed, lets it draft, and takes back what was rejected.
+    """The drafts of a companion: its input, its proposals, their verification.
 
     Upstream: `common_speculative`.
     """
@@ -194,7 +190,7 @@ class Speculation:
         self._companion = companion
         self._record = record
         self._row: Array | None = None  # the primary's hidden row before the next token
-        self._before: SequenceState | None = None  # where to go back to without per-step states
+        self._before: SequenceState | None = None  # the state to restore without per-step states
         kept = companion is not None and self._per_step
         self.steps = Count(options.draft_max + 1 if kept else 0)
         primary.make_room_for_steps(self.steps)
@@ -209,7 +205,7 @@ class Speculation:
     # -- feeding -----------------------------------------------------------------------------
 
     def feed(self, view: list[BatchToken], decoded: Decoded, *, reading: bool) -> None:
-        """A prompt batch goes through the companion (`mtp_update_kv_cache`), a lone token not."""
+        """Decode a prompt batch with the companion (`mtp_update_kv_cache`), no reply token."""
         if self._companion is None or not reading:
             return
         first = view[0].pos
@@ -229,7 +225,7 @@ class Speculation:
     # -- drafting ----------------------------------------------------------------------------
 
     def draft(self, slot: Slot) -> list[Token]:
-        """Propose tokens after the pending one (`common_speculative_draft`), then purge them."""
+        """Propose tokens after the pending one (`common_speculative_draft`); trim the companion."""
         room = slot.n_ctx - len(slot.cache_tokens) - 2
         predict = slot.running.predict
         left = room if predict < 0 else predict - slot.n_decoded - 1
@@ -256,7 +252,7 @@ class Speculation:
         return self._options.recurrent_ckpt_mode in {"auto", "per-step"}
 
     def _forced(self, slot: Slot, limit: int) -> list[Token] | None:
-        """Drafts that the request prescribes; the companion decodes them as it would its own."""
+        """The drafts of the request; the companion decodes them like its own."""
         if slot.running.drafts is None:
             return None
         if slot.draft_step >= len(slot.running.drafts):
@@ -294,14 +290,14 @@ class Speculation:
     # -- verification ------------------------------------------------------------------------
 
     def target_token(self, slot: Slot, ahead: int, logits: Array) -> Token:
-        """The primary's token: its own greedy one, or the one that is forced."""
+        """The primary's token: greedy, or forced by the request."""
         reply, index = slot.running.reply, len(slot.generated) + ahead
         if reply is not None and index < len(reply):
             return reply[index]
         return self._primary.network.sample(logits)
 
     def accept(self, slot: Slot, decoded: Decoded, at: int) -> tuple[list[Token], list[Array]]:
-        """Keep drafts the primary agrees with (`speculative_decoding_accept`), undo the rest."""
+        """Keep drafts that match the primary's tokens (`speculative_decoding_accept`)."""
         drafted, kept, rows = slot.drafted, [], []
         for ahead in range(len(drafted) + 1):
             row = _row_of(decoded, at + ahead)
@@ -342,7 +338,7 @@ class Speculation:
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
 
     def _commit(self, slot: Slot, m: int, kept: list[Token], hidden: list[Array]) -> None:
-        """Put what was accepted into the companion; its last row is the next follow-up draft."""
+        """Decode the accepted tokens with the companion; its last row gives the next draft."""
         base = m + 1 if self._rules.commit_keeps_pending_row else m
         self._head.seq_rm(base, -1)
         fed = self._head.decode(kept, Pos(base), hidden)
@@ -365,10 +361,10 @@ class Speculation:
 
 
 def _row_of(decoded: Decoded, at: int) -> Array:
-    """A row of what was just decoded (`llama_get_logits_ith`).
+    """A row of the last decode (`llama_get_logits_ith`).
 
-    Trap: a draft may be longer than a batch. Its rows then lie in a part of the batch that is not
-    decoded yet, and the sampler is handed a null pointer: the process ends.
+    Trap: a draft may be longer than a batch. Its last rows are then in a part of the batch that is
+    not decoded yet: the sampler gets a null pointer, and the process ends.
     """
     row = decoded.logits.get(at)
     if row is None:
@@ -381,7 +377,7 @@ def _row_of(decoded: Decoded, at: int) -> Array:
 
 
 def _confidence(logits: Array) -> float:
-    """The probability of the greedy token; words of exact arithmetic are always sure."""
+    """The probability of the greedy token; 1 in exact arithmetic."""
     if logits.dtype.kind != "f":
         return 1.0
     return float(1.0 / np.exp(logits - logits.max()).sum())

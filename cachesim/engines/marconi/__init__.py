@@ -1,8 +1,8 @@
-"""Marconi (MLSys 2025): states where requests branch and end, evicted by what they save per byte.
+"""Marconi (MLSys 2025): states at branches and ends, evicted by FLOPs saved per byte.
 
-rules, profiles    the published artifact, and the policy as the paper has it
-options            capacity, weights, the model that costs are counted for
-costs              operations saved and bytes held
-tree               match, insert, evict, and the tuning of the weight
-memory, server     keys, values and states of real requests; the engine
+family     the published artifact, the policy of the paper, and patches
+options    capacity, weights, the model that costs are counted for
+tree       match, insert, evict, tuning of the weight; FLOPs saved and bytes held
+server     keys, values and states of requests; the engine
+held       snapshots of the tree
 """

@@ -1,4 +1,4 @@
-"""Why Marconi reuses fewer tokens than were computed before."""
+"""Causes of lost reuse in Marconi."""
 
 from typing import Final
 

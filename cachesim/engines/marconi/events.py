@@ -35,7 +35,6 @@ class NodeEvicted(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`capacity_bytes` decided it."""
         return True
 
 
@@ -47,5 +46,4 @@ class StateEvicted(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`capacity_bytes` decided it."""
         return True

@@ -12,11 +12,10 @@ class Rules:
     """Rules of a release, one field per difference."""
 
     descends_partial: bool = False
-    """The match goes on among the children of an edge that it matches only in part, and reports
-    their tokens as reusable."""
+    """Match among the children of a partly matching edge, and report their tokens as reusable."""
 
     bytes_of_last_candidate: bool = False
-    """The bytes of an evicted leaf are counted with the tokens of the last candidate."""
+    """Count the bytes of an evicted leaf with the tokens of the last candidate."""
 
     mlp_less_attention: bool = False
     """Subtract the attention FLOPs of the parent's tokens from the MLP FLOPs that a node saves."""

@@ -1,4 +1,4 @@
-"""Snapshot of the tree, as pages draw it."""
+"""Snapshots of the tree for pages."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from cachesim.model.arithmetic import Network, Place
 
 
 def held(tree: Tree, network: Network) -> Held:
-    """Every node's tokens, and the state at its end."""
+    """The tokens of every node, and the state at its end."""
     marks = Marks.of(network)
     nodes = [(node, node.depth()) for node in tree.all() if node.content is not None]
     places = {shape.place for shape in network.shapes}
@@ -42,7 +42,7 @@ def held(tree: Tree, network: Network) -> Held:
 
 
 def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
-    """A node, its parent, and the state that every node has at its end."""
+    """A node, its parent, and the state at its end."""
     cells = _cells("attention", [(node, depth)], marks)
     layer = marks.layers.get("recurrent")
     has_state = bool(node.content.state)
@@ -76,5 +76,5 @@ def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHe
 
 
 def amounts(tree: Tree) -> Amounts:
-    """The same in numbers: a state at every node's end, a token's place in every layer."""
+    """Number of tokens in the tree, and of nodes, each of which counts as a state."""
     return Amounts(attention=tree.tokens, window=tree.tokens, states=tree.nodes)

@@ -1,4 +1,4 @@
-"""Marconi as an engine: one request after another, from a lookup to what the tree keeps."""
+"""The Marconi engine: requests in sequence, from lookup to insertion."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,13 +31,13 @@ class Content:
     state: dict[int, Array]
 
     def parted(self, length: int) -> "tuple[Content, Content]":
-        """The first tokens, whose state is not known, and the rest."""
+        """Split after `length` tokens; the first part has no state."""
         upper = {layer: (k[:length], v[:length]) for layer, (k, v) in self.keys.items()}
         lower = {layer: (k[length:], v[length:]) for layer, (k, v) in self.keys.items()}
         return Content(upper, {}), Content(lower, self.state)
 
     def before(self, other: "Content") -> "Content":
-        """These tokens and then another node's."""
+        """The content of a node merged with its child."""
         both = {
             layer: (
                 np.concatenate((k, other.keys[layer][0])),
@@ -50,7 +50,7 @@ class Content:
 
 @dataclass(slots=True)
 class Memory:
-    """The memory of the request that runs; a network's `Store` over positions from 0 on."""
+    """The memory of the running request: a network's `Store`, from position 0 on."""
 
     network: Network
     longest: int
@@ -58,7 +58,7 @@ class Memory:
     length: int = 0
     keys: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     state: dict[int, Array] = field(default_factory=dict)
-    count: int = 0  # tokens of the piece that runs now
+    count: int = 0  # tokens of the current ubatch
 
     def __post_init__(self) -> None:
         room = -(-self.longest // BLOCK) * BLOCK
@@ -72,7 +72,7 @@ class Memory:
                 )
 
     def load(self, contents: list[Content]) -> None:
-        """Start from the nodes of a match: their keys one after the other, the last one's state."""
+        """Load the matched nodes: the keys of all, the state of the last."""
         for content in contents:
             count = 0
             for layer, (keys, values) in content.keys.items():
@@ -99,7 +99,7 @@ class Memory:
         return next(shape for shape in self.network.shapes if shape.layer == layer)
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the piece's keys and values, then look at all of the sequence."""
+        """Write the ubatch's keys and values, then return those of the sequence."""
         start, end = self.length, self.length + self.count
         held_keys, held_values = self.keys[layer]
         held_keys[start:end], held_values[start:end] = keys, values
@@ -114,17 +114,17 @@ class Memory:
         return self.state[layer][None].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """The state after the piece."""
+        """Store the state after the ubatch."""
         self.state[layer] = states[0, 0].copy()
 
 
 LONGEST = 1 << 17
-"""Tokens of the longest request."""
+"""Maximum tokens of a request."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """A request, and what came of it."""
+    """A request and its sampled tokens."""
 
     limit: int = 0
     sampled: list[Token] = field(default_factory=list)
@@ -189,7 +189,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
 
     @property
     def _right(self) -> bool:
-        """True if one token is left to compute, and only what was fed is kept.
+        """True if one token is left to compute, and only fed tokens are kept.
 
         Trap: the artifact counts a whole prompt as reused, and the last sampled token as kept.
         """
@@ -209,7 +209,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         memory = Memory(self.network, len(prompt) + job.limit)
         usable = [node for node in match.nodes if node.content is not None]
         while usable and sum(len(node.key) for node in usable) >= len(prompt):
-            usable.pop()  # its logits are wanted: the artifact counts it all the same
+            usable.pop()  # the last token is computed for its logits, but the artifact counts it
         memory.load([node.content for node in usable])
         states: dict[int, dict[int, Array]] = {}
         tokens = list(job.prompt)
@@ -256,10 +256,10 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
             self._tell(happened.SequenceKept(task=int(job.ticket), tokens=Count(end)))
 
     def _fill_branch(self, branch: Node, states: dict[int, dict[int, Array]]) -> None:
-        """The divided edge: the tree's keys above and below, and the state where they part.
+        """Split the content of a divided edge, and set the state at the branch.
 
-        A state that this prefill has not passed is computed again from the nodes above it, as the
-        second pass of the paper does.
+        A state that this prefill did not pass is recomputed from the root, as in the paper's second
+        pass.
         """
         [lower] = [node for node in branch.children.values() if node.content is not None][:1]
         end = branch.depth()
@@ -274,7 +274,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         self._piece(memory, tokens, wanted=False)
         return memory.saved()
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def remember(self, most: int) -> None:
         self._computed.remember(most)
@@ -284,7 +284,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         best, by = self._computed.find(np.array(prompt, np.int64), None)
         held = self.tree.agreed(prompt[: len(prompt) - self._right])
         name = f"request {by}" if best else "nothing"
-        if held > best:  # computed so long ago that nobody remembers
+        if held > best:  # older than the record of computed tokens
             best, name = held, "an earlier request"
         ledger = job.ledger = Ledger(Count(best), name)
         if self._right and best > len(prompt) - 1:
@@ -302,13 +302,13 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         self._tell(happened.NodeEvicted(tokens=Count(node.depth()), own=own))
 
     def _merged(self, node: Node) -> None:
-        """An inner node is about to become one with its child: so do their keys."""
+        """Prepend an inner node's keys to its child's before the merge."""
         [child] = node.children.values()
         if node.content is not None and child.content is not None:
             child.content = node.content.before(child.content)
         self._tell(happened.StateEvicted(tokens=Count(node.depth())))
 
-    # -- looking in --------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@ r"""The radix tree of the artifact: every node has a state at its end. Follows `
     root --[0 .. 150)--> S --[150 .. 203)--> S        an edge that is branched off gets a state
                           \-[150 .. 200)--> S         where it is divided
 
-A request that branches off pays for the state; the next one that shares the prefix gains.
+The branching request computes the state; the next one with the same prefix reuses it.
 """
 
 import heapq
@@ -20,41 +20,41 @@ from cachesim.units import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The sums for one model, over all layers of a kind, in half precision."""
+    """FLOPs and bytes of one model, over all layers of a kind, in half precision."""
 
     options: MarconiOptions
 
     def attention(self, tokens: int) -> int:
-        """Operations of the attention layers for so many tokens."""
+        """FLOPs of the attention layers."""
         d = self.options.d
         return self.options.num_attn_layers * (8 * tokens * d**2 + 4 * tokens**2 * d)
 
     def mlp(self, tokens: int) -> int:
-        """Operations of the MLPs."""
+        """FLOPs of the MLPs."""
         return self.options.num_mlp_layers * 16 * tokens * self.options.d**2
 
     def recurrent(self, tokens: int) -> int:
-        """Operations of the recurrent layers."""
+        """FLOPs of the recurrent layers."""
         d, n = self.options.d, self.options.n
         one = 12 * tokens * d**2 + 16 * tokens * d * n + 10 * tokens * d
         return self.options.num_ssm_layers * one
 
     def saved(self, tokens: int) -> int:
-        """All of them: what a hit of so many tokens saves."""
+        """FLOPs that a hit saves."""
         return self.recurrent(tokens) + self.attention(tokens) + self.mlp(tokens)
 
     def keys_bytes(self, tokens: int) -> int:
-        """Keys and values."""
+        """Bytes of keys and values."""
         return self.options.num_attn_layers * 2 * tokens * self.options.d * 2
 
     def state_bytes(self) -> int:
-        """A state: that of the scan, and that of the convolution (kernel 4, expansion 2)."""
+        """Bytes of a state, of scan and convolution (kernel 4, expansion 2)."""
         d, n = self.options.d, self.options.n
         return self.options.num_ssm_layers * (d * n * 2 + (2 * d + 2 * n) * 4 * 2)
 
 
 def normalised(values: Sequence[float]) -> list[float]:
-    """Between the least, 0, and the most, 1; all 1 where there is no difference."""
+    """Values scaled to 0 to 1; all 1 if they are equal."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     if len(values) < 2 or low == high:
         return [1.0] * len(values)
@@ -62,7 +62,7 @@ def normalised(values: Sequence[float]) -> list[float]:
 
 
 WEIGHTS: Final = tuple(step / 10 for step in range(21))
-"""The weights that are tried: 0 to 2."""
+"""Candidate weights: 0 to 2."""
 
 LAST: Final = 500
 """Requests over which a candidate weight is evaluated."""
@@ -70,9 +70,10 @@ LAST: Final = 500
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Some tokens with a state at their end; `content` is what lies there, `by` who made it.
+    """Tokens with a state at their end; `content` is the stored data, `by` the request that made
+    it.
 
-    `number` counts the nodes that a tree has made; the root is 0.
+    `number` counts the nodes of a tree; the root is 0.
     """
 
     key: Tokens = ()
@@ -87,7 +88,7 @@ class Node:
         return self.last_access < other.last_access
 
     def path(self) -> "list[Node]":
-        """The nodes that lead here, the root left out."""
+        """The nodes from below the root to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -96,21 +97,21 @@ class Node:
         return found[::-1]
 
     def depth(self) -> int:
-        """Number of tokens from the root to its end."""
+        """Number of tokens from the root to the node's end."""
         return sum(len(node.key) for node in self.path())
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Nodes that are matched to their end, and how far tokens agree beyond them."""
+    """The nodes that match to their end, and the number of matching tokens."""
 
     nodes: tuple[Node, ...]
     agreed: int
-    reusable: int  # tokens of those nodes, as they were
+    reusable: int  # tokens of those nodes, before an insertion divides them
 
     @property
     def branches(self) -> bool:
-        """True if inserting divides an edge."""
+        """True if an insertion divides an edge."""
         return self.agreed > self.reusable
 
 
@@ -129,7 +130,7 @@ class Tree:
         self.policy = options.policy
         self.weight = options.eff_weight
         self.hits: list[tuple[int, int]] = []  # tokens asked for, tokens reused
-        self.window: list[tuple[Tokens, Tokens]] = []  # what a weight is tuned by
+        self.window: list[tuple[Tokens, Tokens]] = []  # requests that the weight is tuned on
         self.bootstrap: int | None = None
         self.on_deleted: Callable[[Node], None] | None = None
         self.on_merged: Callable[[Node], None] | None = None
@@ -142,16 +143,16 @@ class Tree:
     # -- match -------------------------------------------------------------------------------------
 
     def look_up(self, prompt: Tokens) -> Match:
-        """Match of a request's prompt."""
+        """Match a request's prompt, and record the hit."""
         match = self.match(prompt)
         self.hits.append((len(prompt), match.reusable))
         return match
 
     def match(self, tokens: Tokens) -> Match:
-        """Nodes whose keys agree to their end. Follows `match_prefix`.
+        """Nodes whose keys match to their end. Follows `match_prefix`.
 
-        Trap: the artifact goes on among the children of an edge that agrees only in part, and
-        counts what it finds there as reusable.
+        Trap: the artifact continues among the children of a partly matching edge, and counts their
+        tokens as reusable.
         """
         self.time += 1
         nodes: list[Node] = []
@@ -179,9 +180,9 @@ class Tree:
     # -- insert ------------------------------------------------------------------------------------
 
     def insert(self, prompt: Tokens, tokens: Tokens, by: int = -1) -> tuple[Node, Node | None]:
-        """Put a sequence in; its last node, and the one that a division made.
+        """Insert a sequence; return its last node, and the node of a divided edge.
 
-        Follows `insert`: the weight is tuned when enough was seen, room is made, an edge is
+        Follows `insert`: the weight is tuned after enough requests, bytes are freed, an edge is
         divided where the sequence branches off.
         """
         self.time += 1
@@ -231,7 +232,7 @@ class Tree:
         return upper
 
     def walk(self, tokens: Tokens) -> Iterator[tuple[Node, int]]:
-        """Nodes that truly agree, each with how many of its tokens do; nothing is touched."""
+        """Nodes that match, each with its number of matching tokens; no access time changes."""
         node, rest = self.root, tokens
         while rest and (child := node.children.get(rest[0])) is not None:
             shared = int(get_common_prefix(child.key, rest))
@@ -245,11 +246,11 @@ class Tree:
         return sum(shared for _, shared in self.walk(tokens))
 
     def legal(self, tokens: Tokens) -> int:
-        """Number of matching tokens in whole nodes, at whose end a state is."""
+        """Number of matching tokens in whole nodes, which have a state at their end."""
         return sum(shared for node, shared in self.walk(tokens) if shared == len(node.key))
 
     def check(self) -> None:
-        """Raise ContractError where the counts are not those of the nodes."""
+        """Raise ContractError if the counts disagree with the nodes."""
         nodes = list(self.all())
         counted = (len(nodes), sum(len(node.key) for node in nodes))
         if counted != (self.nodes, self.tokens):
@@ -259,14 +260,14 @@ class Tree:
     # -- evict -------------------------------------------------------------------------------------
 
     def evict(self, wanted: int) -> None:
-        """Make room for so many bytes. Follows `evict`."""
+        """Free at least `wanted` bytes if possible. Follows `evict`."""
         self.time += 1
         if self.bootstrap is None:
             self.bootstrap = self.options.bootstrap_multiplier * len(self.hits)
         if self.policy == "lru":
-            # Leaves, the one used longest ago first. Follows `evict_v1`.
+            # Leaves, least recently used first. Follows `evict_v1`.
             #
-            # Trap: a lookup that reuses nothing refreshes the nodes on its way all the same.
+            # Trap: a lookup without reuse also refreshes the nodes on its path.
             heap = [node for node in self.all() if not node.children]
             heapq.heapify(heap)
             gone = 0
@@ -278,11 +279,11 @@ class Tree:
                 if parent is not None and parent is not self.root and not parent.children:
                     heapq.heappush(heap, parent)
         else:
-            # Nodes with one child at most: an inner one loses its state and becomes one with its
-            # child. Follows `evict_v2`.
+            # Nodes with at most one child: an inner one loses its state and merges with its child.
+            # Follows `evict_v2`.
             #
-            # Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so
-            # it may evict more or less than was wanted.
+            # Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so it
+            # may evict more or less than `wanted`.
             gone = 0
             while gone < wanted and self.nodes:
                 candidates = [node for node in self.all() if len(node.children) < 2]
@@ -315,9 +316,9 @@ class Tree:
             stack.extend(reversed(node.children.values()))
 
     def _saved_per_byte(self, node: Node) -> float:
-        """Computation saved beyond the parent's, per byte of a prefix that ends here.
+        """FLOPs saved beyond the parent's, per byte of the node's prefix.
 
-        Trap: the artifact subtracts the attention of the parent's tokens from what the MLPs save.
+        Trap: the artifact subtracts the attention FLOPs of the parent's tokens from the MLP FLOPs.
         """
         costs, whole = self.costs, node.depth()
         above = whole - len(node.key)
@@ -339,7 +340,7 @@ class Tree:
 
 
 def tuned(options: MarconiOptions, rules: Rules, requests: list[tuple[Tokens, Tokens]]) -> float:
-    """The weight under which the requests so far would have saved most. Follows `tune_config`."""
+    """The weight with the highest savings over the requests so far. Follows `tune_config`."""
     best, most = 0.0, -1
     for weight in WEIGHTS:
         tree = Tree(options, rules)

@@ -1,8 +1,8 @@
-"""The pool that all groups draw their blocks from.
+"""The pool of blocks that all groups share.
 
-A block is its number. Block 0 is the null block: a placeholder in block tables, never taken, never
-freed. Free blocks stand in a queue; whoever takes one from its head takes away its id, and that is
-the only eviction there is.
+A block is its number. Block 0 is the null block: a placeholder in block tables, never allocated or
+freed. Free blocks are in a queue; the allocation of a block from its head removes the block's ids,
+which is the only eviction.
 """
 
 import math
@@ -18,7 +18,7 @@ GroupKind: TypeAlias = Literal["full", "window", "chunked", "mamba"]
 StateMode: TypeAlias = Literal["align", "all", "none"]
 
 FINE: frozenset[GroupKind] = frozenset({"full", "mamba"})
-"""Groups that can be looked up at hash boundaries inside a block."""
+"""Groups that support lookups at hash boundaries inside a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,16 @@ class GroupSpec:
 
     kind: GroupKind
     block: int
-    window: int = 0  # tokens that a token sees, itself included
+    window: int = 0  # tokens that a token attends to, itself included
     chunk: int = 0  # attention_chunk_size
     mode: StateMode = "align"
     speculative_blocks: int = 0
-    eagle: bool = False  # carries the drafter's mark
-    layers: tuple[int, ...] = ()  # of the model
+    eagle: bool = False  # marked as a drafter's group
+    layers: tuple[int, ...] = ()  # layers of the model
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Fields in which equal specs agree; the drafter's mark is none."""
+        """The fields that equal specs share; `eagle` is not among them."""
         return (self.kind, self.block, self.window, self.chunk, self.mode, self.speculative_blocks)
 
 
@@ -49,8 +49,8 @@ class Sizes:
 
     @classmethod
     def of(cls, groups: Sequence[GroupSpec], unit: int | None = None) -> "Sizes":
-        """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the lcm of the blocks,
-        ids are counted in `prefix_match_unit`, else in their gcd. A single group has one size.
+        """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the blocks' lcm, an id
+        covers `prefix_match_unit` tokens or their gcd. A single group has one size.
         """
         if len(groups) == 1:
             return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
@@ -64,12 +64,12 @@ def cdiv(number: int, by: int) -> int:
 
 
 def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
-    """Groups of as many layers each, made of the spec of every layer.
+    """Groups with equal numbers of layers, from the spec of every layer.
 
     layers   s0 s1 a2 s3 s4 a5, a attention, s states   ->   groups (s0 s3) (s1 s4) (a2 a5)
 
-    Follows `_get_kv_cache_groups_uniform_page_size`: a group has as many layers as the spec with
-    the fewest, or with the most where that is less than half as many again.
+    Follows `_get_kv_cache_groups_uniform_page_size`: the size of a group is the number of layers of
+    the smallest spec, or of the largest if that is below 1.5 times the smallest.
     """
     found: dict[GroupSpec, list[int]] = {}
     for layer, spec in enumerate(layers):
@@ -86,10 +86,10 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
 def checkpoint_position(
     num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int = 0
 ) -> int:
-    """Position at which a prefill of so many tokens leaves a state that can be hit again.
+    """Position of the reusable state that a prefill of `num_tokens` leaves.
 
-    Follows `get_mamba_prefill_checkpoint_position`: the last token is left to compute, and those
-    that the id covers; a drafter whose block is dropped resumes one unit lower.
+    Follows `get_mamba_prefill_checkpoint_position`: below the last token and the tokens that the id
+    covers, or one unit lower for a drafter whose block is dropped.
     """
     limit = num_tokens if drop_eagle_block else num_tokens - max(1, hash_lookahead)
     position = limit // unit * unit - (unit if drop_eagle_block else 0)
@@ -104,7 +104,8 @@ class BlockPool:
 
     A key is the id of a prefix and a group in one number: `id * groups + group`.
 
-    Trap: two requests that compute the same block keep two blocks under one id; nothing is merged.
+    Trap: two requests that compute the same block keep two blocks under one id, without
+    deduplication.
     """
 
     __slots__ = (
@@ -147,17 +148,17 @@ class BlockPool:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, size))
         self.on_evict: Callable[[int, int], None] | None = None
 
-    # -- the map --------------------------------------------------------------------------------
+    # -- block map ------------------------------------------------------------------------------
 
     def block_of(self, key: int) -> int | None:
-        """First block that is cached under a key."""
+        """The first block cached under a key."""
         found = self.cached.get(key)
         if found is None or type(found) is int:
             return found
         return next(iter(found))  # type: ignore[arg-type]
 
     def get_cached_block(self, number: int, group_ids: Sequence[int]) -> list[int] | None:
-        """The blocks of a prefix, one per group, or None where a group misses it."""
+        """The blocks of a prefix, one per group, or None if a group misses."""
         blocks = []
         for group in group_ids:
             block = self.block_of(number * self.groups + group)
@@ -172,7 +173,7 @@ class BlockPool:
         return found == block if type(found) is int else found is not None and block in found  # type: ignore[operator]
 
     def insert(self, key: int, block: int, num_tokens: int) -> None:
-        """Cache a block under a key; a block that has one keeps it and gains another."""
+        """Cache a block under a key, in addition to its other keys."""
         if self.key[block] == key or self.holds(key, block):
             return
         if self.key[block] is None:
@@ -189,7 +190,7 @@ class BlockPool:
             found[block] = None  # type: ignore[index]
 
     def remove_keys(self, block: int) -> list[int]:
-        """Take all ids away from a block."""
+        """Remove and return all keys of a block."""
         key = self.key[block]
         keys = [] if key is None else [key]
         if self.more_keys:
@@ -207,7 +208,7 @@ class BlockPool:
         return keys
 
     def move_keys(self, source: int, target: int) -> None:
-        """The cache keeps a private copy of a block that its owner goes on writing to."""
+        """Move a block's keys to a copy of it; the owner continues to write the block."""
         tokens = self.key_tokens[source]
         for key in self.remove_keys(source):
             self.insert(key, target, tokens)
@@ -222,9 +223,9 @@ class BlockPool:
         group: int,
         mask: Sequence[bool] | None,
     ) -> list[int]:
-        """Give a span of a table's blocks their ids, null and masked ones left out.
+        """Set the ids of a range of a table's blocks, except null and masked ones.
 
-        `hashes` are those of the group's own block size. Returns the blocks that got one.
+        `hashes` are in the group's own block size. Returns the blocks with a new id.
         """
         groups, keys, cached = self.groups, self.key, self.cached
         done = []
@@ -234,13 +235,13 @@ class BlockPool:
             if block == NULL or (mask is not None and not mask[i - start]):
                 continue
             key = hashes[i] * groups + group
-            if keys[block] is None and key not in cached:  # the usual case, spelled out
+            if keys[block] is None and key not in cached:  # the common case, inlined
                 keys[block] = key
                 self.key_tokens[block] = (i + 1) * block_size
                 cached[key] = block
             else:
                 if keys[block] is not None:
-                    self.remove_keys(block)  # a partial block became a full one
+                    self.remove_keys(block)  # a partial block that is full now
                 self.insert(key, block, (i + 1) * block_size)
             done.append(block)
         return done
@@ -248,7 +249,7 @@ class BlockPool:
     def cache_partial_block(
         self, hashes: Sequence[int], block: int, tokens: int, group: int
     ) -> bool:
-        """Register a block that is filled up to a hash boundary; True unless it is null."""
+        """Cache a partial block under the id of a hash boundary; False for the null block."""
         if block == NULL:
             return False
         key = hashes[tokens // self.hash_block - 1] * self.groups + group
@@ -258,15 +259,15 @@ class BlockPool:
         self.insert(key, block, tokens)
         return True
 
-    # -- taking and giving back ------------------------------------------------------------------
+    # -- allocation ------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        """Number of free blocks, cached ones among them."""
+        """Number of free blocks, cached ones included."""
         return len(self.free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take blocks from the head of the queue; those that are cached lose their id now."""
+        """Allocate blocks from the head of the queue; cached ones are evicted."""
         free, key, ref = self.free, self.key, self.ref
         if count > len(free):
             where, why = "get_new_blocks", f"Cannot get {count} free blocks from the pool"
@@ -281,10 +282,10 @@ class BlockPool:
         return taken
 
     def evict(self, block: int) -> None:
-        """Take away a block's ids, and say so."""
+        """Remove a block's ids, and call `on_evict`."""
         key = self.key[block]
         if key is not None:
-            if self.cached.get(key) == block and block not in self.more_keys:  # the usual case
+            if self.cached.get(key) == block and block not in self.more_keys:  # the common case
                 del self.cached[key]
                 self.key[block] = None
             else:
@@ -302,7 +303,7 @@ class BlockPool:
                 ref[block] += 1
 
     def free_blocks(self, ordered: Iterable[int], *, of_window: bool = False) -> None:
-        """Drop a reference to blocks; the first will be evicted first."""
+        """Release a reference to each block; the first block is evicted first."""
         ref, free, key = self.ref, self.free, self.key
         rule = self.rules.unhashed_first
         plain = self.rules.appends_uncached and not self.enable_caching
@@ -328,7 +329,7 @@ class BlockPool:
             free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
-        """Forget all ids; refused while any block is in use."""
+        """Remove all ids; False while any block is in use."""
         if len(self.free) != self.size - 1:
             return False
         self.cached.clear()

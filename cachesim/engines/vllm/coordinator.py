@@ -1,7 +1,7 @@
-"""Hits of all groups, and the prefix on which they agree. Follows `kv_cache_coordinator.py`.
+"""Hits of all groups, and their common length. Follows `kv_cache_coordinator.py`.
 
-Every group answers a candidate length with the longest it can serve that is not above it; when any
-of them lowers the candidate the others are asked again, until a round changes nothing.
+Every group returns its longest hit up to a candidate length; if a group lowers the candidate, the
+others repeat their lookup, until a round changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ KINDS: dict[str, type[Manager]] = {
 
 @dataclass(slots=True)
 class SpecGroup:
-    """Groups of one spec, which are looked up together."""
+    """Groups of one spec, with a common lookup."""
 
     spec: GroupSpec
     ids: list[int]
@@ -46,12 +46,12 @@ class Hit:
 
     blocks: tuple[list[int], ...]
     length: int
-    uncached: int = 0  # how much further the longest single group went
-    by_group: tuple[int, ...] = ()  # each kind's answer when it was first asked
+    uncached: int = 0  # tokens of the longest single group's hit beyond `length`
+    by_group: tuple[int, ...] = ()  # first-round hit of each spec group (`find_per_group`: of each)
 
 
 def replay_boundaries(rules: Rules, num_prompt: int, block: int, *, eagle: bool) -> tuple[int, ...]:
-    """Positions at which a request that replays the prompt resumes. Follows `replay_boundaries`."""
+    """Resume positions of a repeated prompt. Follows `replay_boundaries`."""
     if not eagle or rules.retention.boundaries == "prompt-end":
         return (num_prompt - 1,)
     resend = (num_prompt - 1) // block * block
@@ -132,12 +132,12 @@ class Coordinator:
                 self.managers[i].use_eagle = each.use_eagle
         return found
 
-    # -- looking up --------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def find_longest_cache_hit(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """The longest prefix that every group can serve.
+        """The longest common hit of all groups.
 
-        Trap: with one group its own block is the grain, whatever unit was asked for.
+        Trap: with one group, hits are multiples of its block, whatever `prefix_match_unit` is.
         """
         if len(self.managers) == 1:
             [only] = self.spec_groups
@@ -147,7 +147,7 @@ class Coordinator:
         return self._fixed_point(hashes, max_length)
 
     def _fixed_point(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """Ask the kinds of groups in turn until nobody lowers the candidate.
+        """Repeat the lookups of the spec groups until none lowers the candidate.
 
         candidate 112    full 112 -> window 96 -> state 96     a round changed it
                    96    (kept)      window 96 -> state 96     nothing changed: 96
@@ -226,7 +226,7 @@ class Coordinator:
                     del each[cdiv(length, group.spec.block) :]
 
     def find_per_group(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """Each kind's own longest hit, for connectors. Follows #44243."""
+        """The longest hit of each spec group alone, for connectors. Follows #44243."""
         blocks: list[list[int]] = [[] for _ in self.managers]
         lengths = [0] * len(self.managers)
         for group in self.spec_groups:
@@ -242,7 +242,7 @@ class Coordinator:
     # -- ids ---------------------------------------------------------------------------------------
 
     def cache_blocks(self, request: Request, num_computed: int) -> list[tuple[int, list[int]]]:
-        """Give every group's full blocks their ids; the blocks that got one, by group."""
+        """Set the ids of every group's full blocks; return the blocks with a new id, by group."""
         boundaries = replay_boundaries(
             self.rules, request.num_prompt, self.scheduler_block, eagle=bool(self.eagle_ids)
         )
@@ -254,7 +254,7 @@ class Coordinator:
         return done
 
     def _cacheable(self, manager: Manager, num_computed: int) -> int:
-        """Up to where a later hit could end; a drafter's groups one block further."""
+        """End of the tokens that a later hit can use; one block further in a drafter's groups."""
         if len(self.managers) == 1 or not self.rules.retention.floors_to_scheduler_block:
             return num_computed
         if self.partial_hits:
@@ -267,7 +267,7 @@ class Coordinator:
 
 
 def _admission_cap(group: GroupSpec, most_in_flight: int, max_model_len: int) -> int | None:
-    """The most blocks that a request of any length holds at once, where that is bounded."""
+    """Maximum blocks of a request of any length at once, or None if there is no bound."""
     if group.kind == "window":
         tokens = min(group.window - 1 + most_in_flight, max_model_len)
         return cdiv(tokens, group.block) + 1
@@ -277,7 +277,7 @@ def _admission_cap(group: GroupSpec, most_in_flight: int, max_model_len: int) ->
 
 
 Published: TypeAlias = list[tuple[int, list[int]]]
-"""The blocks that got their ids, by group."""
+"""The blocks with a new id, by group."""
 
 
 class KVCacheManager:
@@ -324,8 +324,8 @@ class KVCacheManager:
         self.managers = self.coordinator.managers
         self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
-        self.pins: dict[int, list[int]] = {}  # by request: blocks held for a store to read
-        self.unwritten: dict[int, Published] = {}  # of the step that is scheduled, by request
+        self.pins: dict[int, list[int]] = {}  # by request: blocks referenced for a store to read
+        self.unwritten: dict[int, Published] = {}  # blocks of the scheduled step, by request
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """The cached prefix of a request; at least one token is left to compute."""
@@ -344,7 +344,7 @@ class KVCacheManager:
         num_external: int = 0,
         full_sequence_must_fit: bool = False,
     ) -> tuple[list[int], ...] | None:
-        """Blocks for a chunk, hit blocks first; the new ones, or None where there are too few.
+        """Allocate blocks for a chunk, after its hit; None without enough free blocks.
 
         | computed | hit | from a store |  new  | look-ahead |
                                         | to be computed     |
@@ -375,18 +375,18 @@ class KVCacheManager:
         return new
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Blocks that nobody will look at again become null."""
+        """Free blocks that no later token needs; their table entries become null."""
         for manager in self.managers:
             manager.remove_skipped_blocks(request, num_computed)
 
     def _unsettled(self, request: Request) -> int:
-        """Tokens in flight, whose windows still look at blocks that would be freed."""
+        """Tokens in flight, whose windows still need the blocks to free."""
         return request.in_flight if self.rules.scheduler.frees_settled else 0
 
     def longest_group(self, request: Request) -> Hit:
-        """Each group's own hit, and the longest of them as the length of all: for a store.
+        """The hit of each group alone, with the longest as the common length, for a store.
 
-        Trap: the groups whose own hit is shorter have nothing there, unless a store brings it.
+        Trap: groups with a shorter hit have no blocks up to there, unless the store loads them.
         """
         if not (self.enable_caching and request.reads_cache):
             return Hit(self.nothing, 0)
@@ -394,8 +394,8 @@ class KVCacheManager:
         return replace(hit, length=max(hit.by_group))
 
     def attention_hit(self, request: Request) -> tuple[Hit, bool]:
-        """Attention's own hit, unless another group's is longer: for a store; whether one's is
-        shorter. Follows `get_computed_blocks_for_connector`.
+        """Attention's hit for a store, or the common one if another group's is longer; True if
+        another group's is shorter. Follows `get_computed_blocks_for_connector`.
         """
         agreed = self.get_computed_blocks(request)
         full = next((i for i, group in enumerate(self.groups) if group.kind == "full"), None)
@@ -408,8 +408,8 @@ class KVCacheManager:
         return replace(hit, length=length), min(hit.by_group) < length
 
     def shortened(self, hit: Hit, length: int) -> Hit:
-        """A hit cut to whole blocks. Follows `truncate_computed_blocks`: a state's may end before,
-        which ended the engine core in 0.27.
+        """A hit cut to whole blocks. Follows `truncate_computed_blocks`: in 0.27 the shorter hit of
+        a state ended the engine core.
         """
         short = any(
             len(each) < length // group.block
@@ -423,7 +423,7 @@ class KVCacheManager:
         return replace(hit, blocks=cut, length=length)
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
-        """True if a hit is a state that this step is to write."""
+        """True if a hit includes a state that the current step writes."""
         return any(each.is_of_this_step(hit[each.group]) for each in self.coordinator.mamba)
 
     def tables_of(self, request: Request) -> tuple[list[int], ...]:
@@ -439,7 +439,7 @@ class KVCacheManager:
     def _hold(
         self, request: Request, hit: Sequence[Sequence[int]], num_local: int, num_external: int
     ) -> None:
-        """Every group holds its hit before any takes new blocks (#33775)."""
+        """Reference hit blocks: of all groups before any allocation (#33775), or one by one."""
         if any(request.id in manager.num_cached for manager in self.managers):
             return
         if self.rules.scheduler.holds_before_taking:
@@ -457,14 +457,14 @@ class KVCacheManager:
                 manager.allocate_external_computed_blocks(request, num_local, num_external)
 
     def cache_blocks(self, request: Request, num_computed: int) -> Published:
-        """Give full blocks their ids: published, whether or not they have been written."""
+        """Set the ids of full blocks, which may not be written yet."""
         published = self.coordinator.cache_blocks(request, num_computed)
         if self.on_published is not None:
             self.on_published(request, published)
         return published
 
     def free(self, request: Request) -> None:
-        """Give all of a request's blocks back; what will not be written keeps its ids (#43569)."""
+        """Free a request's blocks; a rule decides if unwritten ones keep their ids (#43569)."""
         unwritten = self.unwritten.pop(request.id, ())
         if self.rules.scheduler.withdraws_unwritten:
             for _, blocks in unwritten:
@@ -475,7 +475,7 @@ class KVCacheManager:
             manager.free(request)
 
     def pin_tails(self) -> None:
-        """Hold the blocks that last states were moved to. Follows `take_partial_tail_offloads`."""
+        """Reference the blocks with moved last states. Follows `take_partial_tail_offloads`."""
         for manager in self.managers:
             for request, block in manager.tails:
                 self.pool.touch([block])
@@ -483,11 +483,11 @@ class KVCacheManager:
             manager.tails = []
 
     def written(self, request: Request) -> None:
-        """Mark what was published for a request as written."""
+        """Mark a request's published blocks as written."""
         self.unwritten.pop(request.id, None)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
-        """Copies to be made before the step runs: group, source, target. Both are held."""
+        """Return the copies before the step: group, source, target; both blocks are referenced."""
         copies = []
         for manager in self.managers:
             if manager.copies:
@@ -496,10 +496,10 @@ class KVCacheManager:
         return copies
 
     def new_step_starts(self) -> None:
-        """A step begins."""
+        """Notify the managers of a new step."""
         for manager in self.managers:
             manager.new_step_starts()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all ids; refused while blocks are in use."""
+        """Remove all ids; False while blocks are in use."""
         return self.pool.reset()

@@ -19,7 +19,7 @@ class CacheLookup(Event):
 
 @event("warn")
 class RequestDeferred(Event):
-    """The request stays in the queue: too few blocks, or a state that this step is to write."""
+    """The request stays in the queue: too few blocks, or a hit on a state of the current step."""
 
     cached: Count
     same_step: bool
@@ -74,10 +74,10 @@ class BlockCopied(Event):
 
 @event("loss")
 class RequestPreempted(Event):
-    """Blocks ran out: the request gave all of its back and will be computed again.
+    """Blocks ran out: the request freed all of its blocks and will be recomputed.
 
-    `unwritten` are the blocks that this step had published for it and will not write; `taken_back`
-    says whether they lost their ids.
+    `unwritten` is the number of its blocks that this step published and will not write;
+    `taken_back` is True if they lost their ids.
     """
 
     unwritten: int = 0
@@ -102,7 +102,7 @@ class DraftsVerified(Event):
 
 @event("warn")
 class RequestAborted(Event):
-    """The client went away; a chunk that was scheduled for it runs anyway, or is skipped."""
+    """The client cancelled the request; a chunk already scheduled runs anyway, or is skipped."""
 
     scheduled: bool = False
     skipped: bool = False
@@ -124,7 +124,7 @@ class RequestFinished(Event):
 
 @event("loss")
 class CacheReset(Event):
-    """All ids were forgotten, or not, because blocks were in use."""
+    """All ids were removed, or none, because blocks were in use."""
 
     done: bool
 

@@ -225,7 +225,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(lookup={"window_one_short": True}),
     ),
 )
-"""By the number of the pull request or issue; our own names where there is none."""
+"""Named after the pull request or issue, or by cachesim."""
 
 
 FAMILY: Final[Family[Rules, VllmOptions]] = Family(

@@ -1,7 +1,7 @@
-"""Managers of one group each: block tables of requests, hits, blocks that keep an id.
+"""Managers of one group each: block tables, hits, ids to keep.
 
-Follows `single_type_kv_cache_manager.py`: full attention, sliding windows and chunks, recurrent
-states, and what all of them have in common.
+Follows `single_type_kv_cache_manager.py`: full attention, sliding windows, chunks, recurrent
+states, and their common base.
 """
 
 from collections.abc import Sequence
@@ -31,26 +31,26 @@ class LookUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Tokens that an allocation must cover, from the first one on."""
+    """Token counts of an allocation, from position 0."""
 
-    slots: int  # all that need a place, the drafter's look-ahead too
+    slots: int  # all that need a slot, the drafter's look-ahead included
     main: int  # without the look-ahead
-    computed: int  # what is there already, hits and tokens of a store included
-    local: int  # without those of the store
-    admission: bool = False  # for the whole prompt, before it is let in
+    computed: int  # computed tokens, with hits and tokens of a store
+    local: int  # computed tokens, without those of a store
+    admission: bool = False  # for the whole prompt, before its admission
 
     def wider(self, tokens: int) -> "Need":
-        """The same with further slots."""
+        """The need with further slots."""
         return replace(self, slots=self.slots + tokens)
 
 
 class Manager:
     """Base of all managers. Follows `SingleTypeKVCacheManager`.
 
-    Trap: a block gets its id when its chunk is scheduled, before anybody has computed it.
+    Trap: a block gets its id when its chunk is scheduled, before the chunk is computed.
     """
 
-    fine = False  # can be looked up at hash boundaries inside a block
+    fine = False  # supports lookups at hash boundaries inside a block
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class Manager:
         self.open()
 
     def open(self) -> None:
-        """Begin what further managers note."""
+        """Create the state of a subclass."""
 
     # -- ids of the group's own block size ---------------------------------------------------------
 
     def own(self, hashes: Sequence[int]) -> Sequence[int]:
-        """The id of each block: the last hash unit in it stands for all before."""
+        """The id of each block, which is that of its last hash unit."""
         return hashes if self.scale == 1 else hashes[self.scale - 1 :: self.scale]
 
-    # -- taking blocks -----------------------------------------------------------------------------
+    # -- allocation --------------------------------------------------------------------------------
 
     def num_skipped(self, num_computed: int) -> int:
-        """Tokens that nobody will look at again."""
+        """Number of leading tokens that no later token needs."""
         del num_computed
         return 0
 
@@ -99,7 +99,7 @@ class Manager:
         return bool(blocks) and num_local % self.block_size != 0
 
     def evictable(self, blocks: Sequence[int]) -> int:
-        """Hit blocks that stand in the free queue: taking them makes it shorter."""
+        """Number of hit blocks in the free queue."""
         ref = self.pool.ref
         return len([block for block in blocks if not ref[block] and block != NULL])
 
@@ -119,7 +119,7 @@ class Manager:
     def add_local_computed_blocks(
         self, request: Request, hit: Sequence[int], num_local: int, num_external: int
     ) -> None:
-        """Put a hit's blocks at the start of the request's table and hold them."""
+        """Reference a hit's blocks at the start of the request's table."""
         table = self.tables.setdefault(request.id, [])
         skipped = self.num_skipped(num_local + num_external) // self.block_size
         if skipped > 0:
@@ -137,7 +137,7 @@ class Manager:
     def allocate_external_computed_blocks(
         self, request: Request, num_local: int, num_external: int
     ) -> None:
-        """Blocks for tokens that an external store will bring."""
+        """Allocate blocks for the tokens that an external store loads."""
         total = num_local + num_external
         skipped = self.num_skipped(total)
         if skipped > 0:
@@ -148,7 +148,7 @@ class Manager:
         table.extend(self.pool.get_new_blocks(max(0, cdiv(total, self.block_size) - len(table))))
 
     def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
-        """Blocks for the tokens to be computed."""
+        """Allocate blocks for the tokens to compute."""
         del num_main
         table = self.tables.setdefault(request.id, [])
         new: list[int] = []
@@ -165,10 +165,10 @@ class Manager:
         return new
 
     def copy_on_write(self, table: list[int], index: int, source: int, copy: int) -> None:
-        """The request writes into a copy; both are held until the copy is made.
+        """Replace a block by a copy for writing; both are referenced until the copy is made.
 
-        Follows `_apply_cow`, its assertions too: a table that is shorter than a partial hit ends
-        the engine core.
+        Follows `_apply_cow` and its assertions: a table shorter than a partial hit ends the engine
+        core.
         """
         where = "SingleTypeKVCacheManager._apply_cow"
         if index >= len(table):
@@ -184,7 +184,7 @@ class Manager:
     def cache_blocks(
         self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
     ) -> list[int]:
-        """Give the request's full blocks their ids; returns those that got one."""
+        """Set the ids of the request's full blocks; return the blocks with a new id."""
         start = self.num_cached.get(request.id, 0)
         hashed = len(request.hashes) * self.pool.hash_block
         end = min(num_tokens, hashed) // self.block_size
@@ -214,25 +214,25 @@ class Manager:
         return reachable
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
-        """Which of the blocks `[start, end)` keep an id; None: all of them."""
+        """A flag for each block of `[start, end)`: True if it gets an id; None: all of them do."""
         del start, end, retention, boundaries
         return None
 
-    # -- giving blocks back ------------------------------------------------------------------------
+    # -- freeing -----------------------------------------------------------------------------------
 
     def pop_blocks_for_free(self, request: Request) -> list[int]:
-        """Forget a request; its blocks in the order of its table."""
+        """Remove a request; return its blocks in table order."""
         self.num_cached.pop(request.id, None)
         self.partial_hits.pop(request.id, None)
         return self.tables.pop(request.id, [])
 
     def free(self, request: Request) -> None:
-        """Give a request's blocks back, the last one first."""
+        """Free a request's blocks, the last one first."""
         of_window = self.spec.kind == "window"
         self.pool.free_blocks(reversed(self.pop_blocks_for_free(request)), of_window=of_window)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Blocks that nobody will look at again become null."""
+        """Free blocks that no later token needs; their table entries become null."""
         skipped = self.num_skipped(num_computed)
         if skipped <= 0 or request.id not in self.tables:
             return
@@ -251,20 +251,17 @@ class Manager:
             self.pool.free_blocks(freed, of_window=True)
 
     def new_step_starts(self) -> None:
-        """Nothing to do, except for recurrent groups."""
+        """Notify of a new step, for recurrent groups."""
 
-    # -- looking up --------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def find(self, asked: LookUp) -> Found:
-        """Follows `find_longest_cache_hit`: the longest hit not above `max_length`."""
+        """The longest hit up to `max_length`. Follows `find_longest_cache_hit`."""
         raise NotImplementedError
 
 
 class FullAttention(Manager):
-    """Every token of the prefix is needed: a run from the first block on.
-
-    Upstream: `FullAttentionManager`.
-    """
+    """Manager of full attention (`FullAttentionManager`): hits are runs from the first block."""
 
     fine = True
 
@@ -340,19 +337,20 @@ class FullAttention(Manager):
 
 
 def pop_to_alignment(found: list[list[int]], block_size: int, alignment: int) -> None:
-    """Drop blocks from the end until the hit ends on the alignment."""
+    """Drop trailing blocks until the hit's end is aligned."""
     while block_size != alignment and len(found[0]) * block_size % alignment:
         for blocks in found:
             blocks.pop()
 
 
 class SlidingWindow(Manager):
-    """A hit needs the blocks that the window before its end covers (`SlidingWindowManager`)."""
+    """A hit needs the blocks of the window before its end (`SlidingWindowManager`)."""
 
     def needed(self, *, use_eagle: bool) -> int:
-        """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter.
+        """Number of consecutive blocks in a hit: ceil((window - 1) / block), one more for a
+        drafter.
 
-        Trap: 0 for a window of 1; `find` takes one block all the same, and `mask` keeps none.
+        Trap: 0 for a window of 1; `find` still needs one block, and `mask` keeps none.
         """
         whole = cdiv(self.spec.window - 1, self.block_size) + use_eagle
         return max(1, whole - 1) if self.rules.lookup.window_one_short else whole
@@ -361,7 +359,7 @@ class SlidingWindow(Manager):
         return max(0, num_computed - self.spec.window + 1)
 
     def find(self, asked: LookUp) -> Found:
-        """From right to left, the first run that is long enough.
+        """The rightmost run of sufficient length.
 
         blocks    x  x  .  x  x  x  .     x cached
         window 2        null  null  3 4 5 -> the run 4 5 ends the hit
@@ -376,7 +374,7 @@ class SlidingWindow(Manager):
         run, matched = 0, False
         keys, groups, first = self.pool.cached, self.pool.groups, asked.group_ids[0]
         for i in range(most - 1, -1, -1):
-            if own[i] * groups + first not in keys:  # most positions: nothing to build for them
+            if own[i] * groups + first not in keys:  # the common case
                 run = 0
                 continue
             cached = self.pool.get_cached_block(own[i], asked.group_ids)
@@ -395,7 +393,7 @@ class SlidingWindow(Manager):
                     del each[i + run :]
                 matched = True
                 break
-        if not matched:  # a run that starts with the first block is a whole prefix
+        if not matched:  # a run from the first block on is a whole prefix
             for each in found:
                 del each[run:]
             pop_to_alignment(found, size, asked.alignment)
@@ -431,17 +429,17 @@ class SlidingWindow(Manager):
 
 
 class ChunkedLocalAttention(Manager):
-    """A token sees its own chunk: blocks before the chunk count as present.
+    """A token attends to its own chunk: blocks before the chunk count as present.
 
-    Trap: a prompt that nobody ever sent has hits up to its last chunk, for a boundary of the chunk
-    needs nothing.
+    Trap: a prompt that was never sent has hits up to its last chunk, as a hit at the boundary of a
+    chunk needs no block.
     """
 
     def num_skipped(self, num_computed: int) -> int:
         return num_computed // self.spec.chunk * self.spec.chunk
 
     def find(self, asked: LookUp) -> Found:
-        """Null blocks up to the chunk that `max_length` lies in, then a run."""
+        """Null blocks up to the chunk of `max_length`, then a run."""
         size, own = self.block_size, self.own(asked.hashes)
         first = self.num_skipped(asked.max_length) // size
         found: list[list[int]] = [[NULL] * first for _ in asked.group_ids]
@@ -455,12 +453,10 @@ class ChunkedLocalAttention(Manager):
 
 
 class Mamba(Manager):
-    """States of one kind of recurrent layers.
+    """Manager of the states of recurrent layers (`MambaManager`).
 
-    Trap: a prompt of whole blocks has its only state at its end, where no resend hits; since 0.32
-    its prefill stops one block lower.
-
-    Upstream: `MambaManager`.
+    Trap: a prompt of whole blocks has its only state at its end, where a repeated prompt cannot
+    hit; since 0.32 its prefill stops one block lower.
     """
 
     fine = True
@@ -472,17 +468,17 @@ class Mamba(Manager):
         self.last_state: dict[int, int] = {}
         self.allocated: set[int] = set()
         self.retired: dict[int, int] = {}
-        self.producers: set[int] = set()  # requests whose last state waits to be moved
+        self.producers: set[int] = set()  # requests with a last state to move
 
     @property
     def aligned(self) -> bool:
-        """True if states are kept at the ends of chunks only."""
+        """True if states are kept only at the ends of chunks."""
         return self.spec.mode == "align"
 
     def num_skipped(self, num_computed: int) -> int:
         return num_computed - 1
 
-    # -- looking up --------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def find(self, asked: LookUp) -> Found:
         size, pool = self.block_size, self.pool
@@ -544,7 +540,7 @@ class Mamba(Manager):
         return done
 
     def _cache_tail(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
-        """Register the state at the last hash boundary of the prompt; the block and its key."""
+        """Cache the state at the prompt's last hash boundary; return its block and key."""
         unit, size = self.pool.hash_block, self.block_size
         table = self.tables[request.id]
         if not self._is_tail(request, num_tokens):
@@ -585,10 +581,10 @@ class Mamba(Manager):
     def new_step_starts(self) -> None:
         self.cached_this_step.clear()
 
-    # -- taking blocks -----------------------------------------------------------------------------
+    # -- allocation --------------------------------------------------------------------------------
 
     def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: Need) -> int:
-        """Follows `get_num_blocks_to_allocate`; more than there are where the hit must wait."""
+        """Follows `get_num_blocks_to_allocate`; more than the pool has if the hit must wait."""
         if self.rules.state.same_step_guard and self.is_of_this_step(hit):
             return self.pool.size + 1
         if not self.aligned:
@@ -606,14 +602,14 @@ class Mamba(Manager):
         return new + self.evictable(hit)
 
     def is_of_this_step(self, hit: Sequence[int]) -> bool:
-        """True if a hit's state was registered in this step."""
+        """True if a hit's state was cached in this step."""
         return bool(hit) and self.pool.key[hit[-1]] in self.cached_this_step
 
     def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
-        """A block for the running state, and speculative ones after it.
+        """Allocate a block for the running state, and speculative ones after it.
 
         before   null  A   s1  s2           A running, s1 s2 speculative
-        after    null  A   null  null  B  s1  s2     B runs on; A keeps its state
+        after    null  A   null  null  B  s1  s2     B running; A keeps its state
         """
         if not self.aligned:
             return super().allocate_new_blocks(
@@ -666,10 +662,10 @@ class Mamba(Manager):
         *,
         owner: bool,
     ) -> list[int]:
-        """A state under a partial id is copied before its block is written to.
+        """Copy a state under a partial id before its block is written.
 
-        Who registered it writes on in its own block, and the ids move to the copy; who was given
-        it by a hit writes into the copy.
+        The request that cached it keeps its block, and the keys move to the copy; a request with a
+        hit on it writes into the copy.
         """
         index, source = partial
         if not owner:
@@ -686,7 +682,7 @@ class Mamba(Manager):
             self.cached_this_step.add(key)
         return given
 
-    # -- giving blocks back ------------------------------------------------------------------------
+    # -- freeing -----------------------------------------------------------------------------------
 
     def pop_blocks_for_free(self, request: Request) -> list[int]:
         self.allocated.discard(request.id)

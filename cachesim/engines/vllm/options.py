@@ -1,4 +1,4 @@
-"""The flags of `vllm serve` that decide what is cached, under upstream's names."""
+"""The flags of `vllm serve` that affect the cache, under upstream's names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ DENSE: Final = -1
 """`prefix_cache_retention_interval` unset: every block and every state keeps its id."""
 
 LONGEST: Final = 4096
-"""`max_model_len` where nothing is said and the pool is large."""
+"""Default of `max_model_len` with a large pool."""
 
 MAX_NUM_SEQS: Final = 256
-"""`max_num_seqs` where nothing is said; `EngineArgs` lowers it to the tokens of a step."""
+"""Default of `max_num_seqs`; `EngineArgs` lowers it to `max_num_batched_tokens`."""
 
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
@@ -26,7 +26,7 @@ MOST: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Options of a server; the defaults are upstream's, the pool is a toy's."""
+    """Options of a server, with upstream's defaults except for a small pool."""
 
     block_size: int = option(
         "--block-size",
@@ -194,12 +194,12 @@ class VllmOptions:
 
     @property
     def drafts(self) -> int:
-        """Tokens proposed in a step."""
+        """Number of draft tokens per step."""
         return 0 if self.speculative_method == "none" else self.num_speculative_tokens
 
     @property
     def retention(self) -> int | None:
-        """The interval as the manager takes it."""
+        """The retention interval, or None for dense."""
         interval = self.prefix_cache_retention_interval
         return None if interval == DENSE else interval
 
@@ -217,11 +217,11 @@ class VllmOptions:
         return use == "always" or some or everywhere
 
     def drops_eagle_block(self, rules: Rules) -> bool:
-        """True if a hit's last block is dropped for a drafter, which ids do not vouch for."""
+        """True if a drafter drops a hit's last block, as ids do not cover the next token."""
         return self.use_eagle and not self.hash_lookahead(rules)
 
     def limits(self, rules: Rules) -> Limits:
-        """Limits of a step, as the scheduler takes them."""
+        """The scheduler's limits of a step."""
         return Limits(
             budget=self.max_num_batched_tokens,
             max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`
@@ -234,13 +234,13 @@ class VllmOptions:
         )
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
-        """The groups of a model's layers and of its drafter's, in the order of the layers."""
+        """The groups of the layers of a model and of its drafter, in layer order."""
         layers = [self._layer(spec, kind) for kind in spec.layers]
         attention = sorted(
             (each for each in layers if each.kind != "mamba"), key=lambda each: each.kind != "full"
         )
         drafter = len(layers)
-        if self.use_eagle and attention:  # with heads as the target's
+        if self.use_eagle and attention:  # with the target's heads
             block = self.drafter_block_size or attention[0].block
             layers.append(replace(attention[0], block=block))
         groups = kv_cache_groups(layers)
@@ -342,7 +342,7 @@ class VllmOptions:
             raise OptionError(msg)
 
     def check(self, rules: Rules) -> None:
-        """Refuse what does not go together."""
+        """Refuse incompatible options."""
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget < seqs != MAX_NUM_SEQS:
             msg = (
@@ -356,7 +356,7 @@ class VllmOptions:
             raise OptionError(msg)
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
-        """With a `max_model_len` of which one request fits into the pool, as `auto` does."""
+        """The longest `max_model_len` of which a request fits the pool is set, as by `auto`."""
         low, high = 0, self.max_model_len or LONGEST
         while low < high:
             middle = (low + high + 1) // 2
@@ -381,7 +381,7 @@ class VllmOptions:
         return replace(self, max_model_len=self.max_model_len or longest)
 
     def _blocks(self, groups: Sequence[GroupSpec], rules: Rules, tokens: int) -> int:
-        """The most blocks that one request of so many tokens holds at once."""
+        """Maximum blocks that a request holds at once."""
         count = 0
         for group in groups:
             most = cdiv(tokens, group.block)
@@ -396,7 +396,7 @@ class VllmOptions:
         return count
 
     def _chunks(self, spec: ModelSpec) -> GroupSpec:
-        """Chunked local attention; upstream asserts what is refused here."""
+        """Chunked local attention; the refusals are assertions upstream."""
         if self.use_eagle:
             msg = (
                 "chunked attention cannot be combined with a drafter: write speculative_method none"
@@ -414,8 +414,8 @@ class VllmOptions:
         return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
 
     def _states(self, spec: ModelSpec) -> GroupSpec:
-        """Recurrent layers. Follows `MambaModelConfig`: only models of state-space layers support
-        `all`, the others fall back to `align`.
+        """Recurrent layers. Follows `MambaModelConfig`: only state-space models support `all`,
+        others fall back to `align`.
         """
         mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
         if mode == "all" and {"delta", "conv"} & set(spec.layers):
@@ -428,7 +428,7 @@ class VllmOptions:
         return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
 
     def _marked(self, rules: Rules) -> str:
-        """The groups with the drafter's mark: all, one kind's, or the one with its layer."""
+        """The groups marked as the drafter's: all, those of a kind, or the one with its layer."""
         if not self.use_eagle:
             return ""
         if self.eagle_groups != "auto":

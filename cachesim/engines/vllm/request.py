@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it, and with it what came of it. Follows `vllm/v1/request.py`."""
+"""Requests, the ids of their blocks, and steps. Follows `vllm/v1/request.py`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,30 +8,30 @@ from cachesim.engines import job
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token, Tokens
 
-# Block ids: every id stands for a whole prefix, because it names its parent.
+# Block ids: an id includes that of its parent, and so identifies a whole prefix.
 #
 #     tokens   | b0        | b1        | b2        |
 #     ids        h0 = (root, b0)   h1 = (h0, b1)   h2 = (h1, b2)
 #
-# The real server hashes; here prefixes are numbered, so equal numbers are equal prefixes and
-# nothing can collide. With a drafter an id may cover the tokens after its block, too: what the
-# drafter writes for a block's last token is computed from the next one.
+# The real server hashes; here prefixes are numbered: equal numbers are equal prefixes, without
+# collisions. With a drafter an id may also cover tokens after its block, because the drafter
+# computes the entry of a block's last token from the next token.
 #
-# A long replay forgets prefixes that nothing holds and nobody asks for:
+# A long replay drops prefixes that are neither held nor used (`cut`):
 #
-#     recent   h0 h1 h2        asked for since the last cut
-#     earlier  h0 h3 h4        asked for before it; at the next cut those that are held stay
+#     recent   h0 h1 h2        used since the last cut
+#     earlier  h0 h3 h4        used before it; the next cut keeps the held ones
 
 ROOT: Final = -1
 
 
 class Prefixes:
-    """Numbers whole prefixes, one hash unit at a time. Follows `get_request_block_hasher`."""
+    """Numbers of whole prefixes, one per hash unit. Follows `get_request_block_hasher`."""
 
     __slots__ = ("_earlier", "_given", "_numbers", "_roots", "lookahead", "unit")
 
     def __init__(self, unit: int, lookahead: int = 0) -> None:
-        """`lookahead`: tokens after a unit that its number stands for, too."""
+        """`lookahead`: tokens after a unit that its number also covers."""
         self.unit = unit
         self.lookahead = lookahead
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -40,11 +40,11 @@ class Prefixes:
         self._roots: dict[Any, int] = {None: ROOT}
 
     def root(self, extra: object) -> int:
-        """The parent of a first block: `cache_salt` and the adapter go in there."""
+        """The parent id of a first block, by `cache_salt` and adapter."""
         return self._roots.setdefault(extra, ROOT - len(self._roots))
 
     def extend(self, hashes: list[int], tokens: Sequence[int], root: int = ROOT) -> None:
-        """Number every whole unit of `tokens` that `hashes` does not have yet."""
+        """Append the ids of the new whole units of `tokens` to `hashes`."""
         unit, numbers = self.unit, self._numbers
         known, give = numbers.get, hashes.append
         tokens = tuple(tokens) if isinstance(tokens, list) and not hashes else tokens
@@ -52,7 +52,7 @@ class Prefixes:
         parent = hashes[-1] if hashes else root
         ahead = self.lookahead
         for end in range(start + unit, len(tokens) + 1 - ahead, unit):
-            key = (parent, tuple(tokens[end - unit : end + ahead]))  # of a tuple: no second copy
+            key = (parent, tuple(tokens[end - unit : end + ahead]))  # no copy of a tuple
             number = known(key)
             if number is None:
                 number = numbers[key] = self._number(key)
@@ -63,7 +63,7 @@ class Prefixes:
         return len(self._numbers)
 
     def parents(self) -> dict[int, int]:
-        """The parent's number of every prefix."""
+        """The parent id of every prefix."""
         both = (*self._earlier.items(), *self._numbers.items())
         return {number: parent for (parent, _), number in both}
 
@@ -74,9 +74,9 @@ class Prefixes:
         return number
 
     def cut(self, held: Iterable[int]) -> set[int]:
-        """Forget what was not asked for since the last cut, unless it is held or begins what is.
+        """Drop prefixes unused since the last cut, except held ones and their parents.
 
-        Returns the numbers that are left.
+        Returns the remaining numbers.
         """
         known = self._numbers | self._earlier
         keys = {number: key for key, number in known.items()}
@@ -96,7 +96,7 @@ Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "abor
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Its tokens, their ids, and how far it is (`Request`)."""
+    """A request: its tokens, block ids and progress (`Request`)."""
 
     id: int
     prefixes: Prefixes
@@ -112,11 +112,11 @@ class Request:
     preemptions: int = 0
     is_prefill_chunk: bool = False
     reads_cache: bool = True
-    priority: int = 0  # the smaller, the earlier
-    in_flight: int = 0  # tokens of steps that have not come back
-    placeholders: int = 0  # tokens that those steps will say
-    stale: int = 0  # of those in flight: from before it was preempted
-    strengths: Strengths = ()  # of the adapters, while it is computed
+    priority: int = 0  # smaller numbers first
+    in_flight: int = 0  # tokens of steps without output yet
+    placeholders: int = 0  # output tokens of those steps
+    stale: int = 0  # tokens in flight from before a preemption
+    strengths: Strengths = ()  # of the adapters
 
     @classmethod
     def make(
@@ -148,12 +148,12 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Rank under the policy `priority`: equals in the order they came."""
+        """Sort key of the policy `priority`; ties by arrival."""
         return self.priority, self.id
 
     @property
     def num_tokens(self) -> int:
-        """The prompt and what was generated."""
+        """Number of prompt and generated tokens."""
         return len(self.tokens)
 
     @property
@@ -162,7 +162,7 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     def append(self, token: int) -> None:
-        """Append a sampled token; a block that has all tokens of its id gets it."""
+        """Append a sampled token; it may complete the tokens of an id."""
         self.tokens.append(token)
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root)
@@ -170,7 +170,7 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """Evidence of a request."""
+    """A request and its result."""
 
     request: Request | None
     drafts: tuple[Tokens, ...] | None
@@ -184,7 +184,7 @@ class Job(job.Job):
 
 
 PLACEHOLDER = -1
-"""A draft slot that holds no proposal."""
+"""A draft slot without a proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ class Chunk:
     start: int
     count: int
     drafts: tuple[int, ...] = ()
-    blocks: tuple[list[int], ...] = ()  # of a fresh request all, of a running one the new ones
-    fresh: bool = False  # it waited until now
-    known: int = 0  # tokens of the request when the step was scheduled, drafts not counted
+    blocks: tuple[list[int], ...] = ()  # all of a fresh request, the new ones of a running one
+    fresh: bool = False  # the first chunk after waiting
+    known: int = 0  # tokens of the request when the step was scheduled, without drafts
 
     @property
     def end(self) -> int:
@@ -206,12 +206,12 @@ class Chunk:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens to compute; a slot without a proposal holds token 0."""
+        """Tokens to compute; token 0 for a placeholder."""
         drafts = [max(draft, 0) for draft in self.drafts]
         return self.request.tokens[self.start : self.end] + drafts
 
     def last_tokens(self, count: int) -> list[int]:
-        """The last of them, without a copy of the rest."""
+        """The last `count` tokens to compute, without a copy of the others."""
         drafts = [max(draft, 0) for draft in self.drafts]
         known = self.request.tokens[max(self.start, self.end - count) : self.end]
         return (known + drafts)[-count:]
@@ -224,14 +224,14 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, source, target
     preempted: list[Request] = field(default_factory=list)
-    running: tuple[Chunk, ...] = ()  # those of requests that ran before this step
+    running: tuple[Chunk, ...] = ()  # chunks of requests that were already running
 
     def has(self, request: Request) -> bool:
-        """True if it has a chunk of the request."""
+        """True if the step has a chunk of the request."""
         return any(each.request is request for each in self.chunks)
 
     def drop(self, request: Request) -> list[Chunk]:
-        """Take out what it has of a request."""
+        """Remove and return the chunks of a request."""
         out = [each for each in self.chunks if each.request is request]
         self.chunks = [each for each in self.chunks if each.request is not request]
         return out
@@ -247,6 +247,6 @@ class Limits:
     reserve_full: bool = True  # scheduler_reserve_full_isl
     drafts: int = 0  # num_speculative_tokens
     lookahead: int = 0
-    use_eagle: bool = False  # a drafter, and the last block of its hits is dropped
+    use_eagle: bool = False  # the last block of hits is dropped for a drafter
     by_priority: bool = False  # policy
-    overlaps: bool = False  # a step is scheduled before the one before it has come back
+    overlaps: bool = False  # a step is scheduled before the previous one's output

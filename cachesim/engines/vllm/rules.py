@@ -1,8 +1,7 @@
 """Rules of vLLM's cache manager, scheduler and runner at a release, as data.
 
-One field per difference, named after what it does; its docstring names the change that made it
-where the change is known. The logic never asks for a release: it asks for a rule. The defaults are
-those of the newest release.
+One field per difference, named after its effect; its docstring names the upstream change, if known.
+The logic reads rules, never the release. The defaults are the newest release's.
 """
 
 from dataclasses import dataclass, replace
@@ -27,285 +26,281 @@ WindowMask: TypeAlias = Literal["none", "without-drafter", "with-drafter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
-    """The free queue and the map from ids to blocks."""
+    """Rules of the free queue and the block map."""
 
     unhashed_first: UnhashedFirst = "always"
-    """0.24: freed blocks without an id go to the head of the queue; in 0.23 those out of the
-    window, and those of windows and chunks when a request ends; before, all to the tail."""
+    """0.24: freed blocks without an id go to the head of the queue; in 0.23 only blocks before a
+    window, and those of windows when a request ends; before, all go to the tail."""
 
     appends_uncached: bool = False
-    """0.27: without prefix caching freed blocks go to the tail; before and since, to the head."""
+    """0.27 only: without prefix caching, freed blocks go to the tail instead of the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupRules:
-    """Hits of groups, and the prefix on which they agree."""
+    """Rules of hits and of their common length."""
 
     eagle_drop: EagleDrop = "once"
-    """#33270, #32802 (0.20): the look-ahead block is dropped once for each candidate length;
-    before, in every round of the fixed point, until nothing was left."""
+    """0.20 (#33270, #32802): the look-ahead block is dropped once for each candidate length;
+    before, in every round of the fixed point, until no block was left."""
 
     eagle_marks: bool = True
-    """0.20: only groups that carry the drafter's mark drop a block; before, all did."""
+    """0.20: only groups marked as the drafter's drop a block; before, all did."""
 
     marks: Marks = "drafter"
-    """0.33: the groups with layers of the drafter carry its mark; in 0.31 and 0.32 with those of an
-    MTP head alone; before, none. A model without marks has all groups marked."""
+    """0.33: groups with layers of the drafter are marked; in 0.31 and 0.32 only with those of an
+    MTP head; before, none. A model without marks has all groups marked."""
 
     eagle_margin: EagleMargin = "not-recurrent"
-    """Extra blocks matched by a marked group before its drop: none until 0.19; then one block,
-    recurrent groups too, which drop nothing and so were granted a block more than attention
-    (#40860, #43559); since 0.28 recurrent groups look no further."""
+    """Extra blocks that a marked group matches before its drop: none in 0.19; one until 0.25, also
+    in recurrent groups, which drop nothing and so granted a block more than attention (#40860,
+    #43559); since 0.26 none in recurrent groups."""
 
     margin_bound: MarginBound = "hashes"
-    """0.32: the look-ahead may reach to the last whole block; before, to the last token but one."""
+    """0.32: the extra block may end at the last hashed token; before, at the last token but one."""
 
     lookahead_hashes: bool = True
-    """0.33: with EAGLE and MTP an id covers the token after its block too, so no block is dropped;
-    beside a connector, or with `disable_lookahead_block_hashes`, one is."""
+    """0.33: with EAGLE and MTP an id also covers the token after its block, so no block is dropped;
+    with a connector, or `disable_lookahead_block_hashes`, one is."""
 
     partial_hits: bool = True
-    """0.26: a recurrent group with larger blocks than the hash unit is hit at any hash boundary
-    where its tail was registered, if every other group can be looked up that finely."""
+    """0.26: a recurrent group with larger blocks than the hash unit can hit at any hash boundary
+    with a cached tail, if every other group supports lookups that fine."""
 
     window_end_before_drop: bool = False
     """Until 0.19 a window's run had to end on the alignment before the look-ahead block was
-    dropped; since #39450 after it."""
+    dropped; since #39450, after."""
 
     mixed_blocks: bool = True
-    """0.20: groups may have blocks of different sizes, for ids have a unit of their own."""
+    """0.20: groups may have different block sizes, as ids have a unit of their own."""
 
     coarse_beside_windows: bool = True
-    """0.28: beside window groups with larger blocks than the hash unit no hit is partial; before,
-    the engine core ends at the first look-up."""
+    """0.28: no partial hits beside window groups with larger blocks than the hash unit; before, the
+    engine core ends at the first lookup."""
 
     all_mode_blocks: StateBlocks = "equal"
-    """States that are kept at every block have blocks as large as attention's since 0.28; until
-    0.27 smaller ones too. Otherwise ids are counted in more tokens than a block has, and the engine
-    core ends at its start."""
+    """States in mode `all` have blocks of attention's size since 0.28; until 0.27 smaller ones were
+    possible. Otherwise an id covers more tokens than a block has, and the engine core ends at its
+    start."""
 
     forgives_missing_state: bool = False
-    """#47491: where the recurrent group finds no state, attention's hit stands all the same, and
-    the layers go on from whatever the new block holds (#43090)."""
+    """#47491: without a state in the recurrent group, attention's hit is kept, and recurrent layers
+    resume from the new block's content (#43090)."""
 
     window_one_short: bool = False
-    """Our own defect: a window's hit needs one block less."""
+    """Injected defect: a window's hit needs one block less."""
 
     refuses_idle_unit: bool = True
-    """0.32: a `prefix_match_unit` that a single group would ignore is refused; before, ignored."""
+    """0.32: refuse a `prefix_match_unit` that a single group ignores."""
 
     truncates_all: bool = True
-    """0.29: every kind of full-attention groups is cut to the hit, not only the first."""
+    """0.29: cut the hits of all full-attention specs to the common length, not only the first."""
 
     reports_junction: bool = True
-    """#37898 (0.24): a lookup says how far the longest single group went."""
+    """#37898 (0.24): report the length of the longest single group's hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRules:
-    """Which blocks of windows and states keep an id."""
+    """Rules of the ids of windows and states."""
 
     interval: bool = True
     """0.23: `prefix_cache_retention_interval` (an environment variable until 0.28)."""
 
     thins_states: bool = True
-    """0.24: an interval is for states too; in 0.23 for windows alone, and a model without windows
-    does not start with one."""
+    """0.24: an interval also applies to states; in 0.23 only to windows, and a model without
+    windows does not start with one."""
 
     takes_idle_zero: bool = True
-    """0.29: an interval of 0 goes with any model; before, one that thins nothing is refused."""
+    """0.29: any model accepts an interval of 0; before, only models with groups that it thins."""
 
     window_mask: WindowMask = "with-drafter"
-    """0.22: window blocks that no hit can end behind get no id; since 0.23 those that a drafter
-    drops are counted too."""
+    """0.22: window blocks at which no hit can end get no id; since 0.23 the mask counts the block
+    that a drafter drops."""
 
     keeps_junction: bool = True
-    """#47782 (0.28): the mask keeps the junction too."""
+    """#47782 (0.26): keep the junction."""
 
     keeps_below_junction: bool = True
-    """0.33: and, for the drafter's groups, one block below it."""
+    """0.33: in the drafter's groups, also keep one block below the junction."""
 
     boundaries: Boundaries = "eagle-exact"
-    """0.30: with a drafter the positions kept are those at which a resend and an extension resume;
+    """0.30: with a drafter, keep the resume positions of a repeated and of an extended prompt;
     before, one position, the end of the prompt."""
 
     floors_to_scheduler_block: bool = True
-    """0.22: blocks get their id up to the last position that every group can end at."""
+    """0.22: cache blocks up to the last position at which every group can end."""
 
     caches_eagle_block: bool = True
-    """0.23: a drafter's groups get one further, which a hit there looks at and drops."""
+    """0.23: cache one block more in a drafter's groups, which a hit matches and drops."""
 
     on_hit_alignment: bool = True
-    """0.29: masks are laid on the grid of hits, which partial hits make finer."""
+    """0.29: align masks as hits, which may be partial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRules:
-    """Recurrent groups."""
+    """Rules of recurrent groups."""
 
     same_step_guard: bool = True
-    """#29387: a hit on a state registered in this step waits for the next one."""
+    """#29387: a hit on a state cached in the same step waits for the next step."""
 
     keeps_surplus: bool = True
-    """0.23: a table may be longer than a step needs, after one whose drafts were rejected; before,
-    the engine core ended."""
+    """0.23: a table may exceed the need of a step, after rejected drafts; before, an abort."""
 
     frees_behind_speculation: bool = False
-    """Until 0.24 states are freed as if the speculative blocks had not been computed."""
+    """Until 0.25 the speculative blocks are not counted as computed when states are freed."""
 
     tail: Tail = "checkpoint"
-    """The prompt's tail that is registered at a hash boundary: none until 0.26; the last one in
-    the prompt; in 0.30 one unit below it in groups with the drafter's mark, in 0.31 in all beside
-    a drafter; since 0.32 below the last token."""
+    """The prompt's tail that is cached at a hash boundary: none until 0.25; the last one in the
+    prompt in 0.26 to 0.29; one unit lower in groups marked as the drafter's in 0.30, in all groups
+    beside a drafter in 0.31; below the last token since 0.32."""
 
     keeps_known_tail: bool = True
-    """0.33: a tail that a hit or an earlier step has registered is not registered again, which
-    would have its siblings wait for a step."""
+    """0.33: a tail that a hit or an earlier step cached is not cached again; before, other requests
+    wait a step for it."""
 
     attention_tail_below_end: bool = True
-    """0.32: attention too registers a tail that leaves the last token to compute."""
+    """0.32: attention's tail also leaves the last token to compute."""
 
     exact_need: bool = True
-    """0.32: a state's admission counts no more blocks than are missing; before, always one."""
+    """0.32: the admission of a state counts only missing blocks; before, always the maximum."""
 
     counts_loaded_state: bool = False
-    """Our own fix: a block is counted for the state that a store brings, beside that of the state
-    that is computed next; without it taking them may find none and end the engine core."""
+    """Proposed fix: count a block for the state that a store loads, beside that of the next state;
+    without it the allocation can exceed the free blocks and end the engine core."""
 
     keeps_empty_first_chunk: bool = True
-    """0.28: a request whose first chunk needs no new block counts as allocated all the same."""
+    """0.27: a request whose first chunk needs no new block counts as allocated."""
 
     retires_all: bool = True
-    """0.30: all states before the skipped range's end are freed, whatever null lies between."""
+    """0.30: free all states before the end of the skipped range, null entries or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRules:
-    """The loop of one step."""
+    """Rules of a scheduler step."""
 
     chunk_split: ChunkSplit = "stops"
-    """Stops of a recurrent model's prefill: the last boundary; since #37898 (0.24) also
-    the uncached common prefix; since 0.28 a list of stops."""
+    """Ends of the prefill chunks of a recurrent model: the last boundary; in 0.24 and 0.25 also the
+    uncached common prefix (#37898); since 0.26 a list of stops."""
 
     prompt_stop: PromptStop = "below-the-end"
-    """0.32: a prompt that is a whole number of blocks stops one block lower."""
+    """0.32: the prefill of a prompt of whole blocks stops one block lower."""
 
     takes_small_budgets: bool = True
-    """0.27: a step may take fewer tokens than a state's block holds; before, a server with such a
+    """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
 
     lookahead_for_new: bool = True
-    """0.23: a new request reserves the drafter's look-ahead slots too."""
+    """0.23: a new request also reserves the drafter's look-ahead slots."""
 
     padding: Padding = "resumed"
-    """0.28: a request that has one token to compute is padded with draft slots beside running
-    ones; since 0.30 also one that resumes."""
+    """0.25: a request with one token to compute is padded with draft slots beside running requests;
+    since 0.30 also a request that resumes."""
 
     caches_after_drafts: bool = True
-    """0.33: with drafts, blocks get their ids again when the outputs arrive."""
+    """0.33: with drafts, cache blocks again when the outputs arrive."""
 
     frees_settled: bool = True
-    """0.28: blocks out of the window are freed by the tokens that have come back; before, by all
-    that were scheduled, those in flight among them."""
+    """0.26: tokens with outputs decide which blocks are out of the window; before, all tokens."""
 
     returns_cut_tokens: bool = True
-    """0.33: tokens past the stop of a verified draft are given back."""
+    """0.33: tokens after the stop of a verified draft no longer count as computed."""
 
     withdraws_unwritten: bool = False
-    """#43569 (open): who is preempted or aborted takes back the ids of blocks that were published
-    and will not be written; before, they stay, and are hit (#57580)."""
+    """#43569 (open): a preempted or aborted request removes the ids of its unwritten blocks;
+    without it they stay, and are hit (#57580)."""
 
     steps_back_by_place: bool = True
-    """0.28: under priorities the pass over the running requests steps back when its victim stood
-    before it; before, when the victim had a chunk already, so that one may be passed over."""
+    """0.28: under priorities the loop over running requests steps back if its victim came before
+    the current request; before, if the victim had a chunk in this step, so that a request may be
+    skipped."""
 
     goes_on_without_itself: bool = True
-    """0.33: under priorities a request that preempts itself does not end the pass."""
+    """0.33: under priorities, the loop continues after a request that preempts itself."""
 
     stops_at_interval: bool = False
     """#54076 (open): chunks end at every multiple of the retention interval."""
 
     store_hit: StoreHit = "whole-blocks"
-    """The hit that an external store is asked to extend: what all groups agree on, until 0.24;
-    then, with states, what the longest group has (#44243), though the store may bring nothing
-    (#46453); in 0.27 what attention has, unless a state reaches further or the store brings
-    nothing; since 0.28 what they agree on. Since 0.27 it is asked from whole blocks on, and a
-    longer load takes the rest away."""
+    """The hit that an external store extends: the common one until 0.23; with states, the longest
+    group's in 0.24 to 0.26 (#44243), though the store may load nothing (#46453), and attention's in
+    0.27, unless a state's is longer or the store loads nothing; the common one since 0.28. Since
+    0.27 the store is queried from whole blocks on, and a longer load replaces the rest."""
 
     store_frees: StoreFrees = "computed"
-    """0.20: what is out of the window is freed before a finished request is handed to a store by
-    what was computed; before, by the tokens that are known."""
+    """0.20: before a finished request is passed to a store, its computed tokens decide which blocks
+    are out of the window; before, its known tokens."""
 
     pins_tails: bool = False
-    """0.27 and 0.28: beside a store the block that a prompt's last state was moved to is held until
-    its request ends, for the store to read it; 0.29 hands over all states and holds none for it."""
+    """0.27 and 0.28: with a store, the block with a prompt's moved last state stays referenced
+    until its request ends, for the store to read; 0.29 passes all states and references none of
+    them."""
 
     splits_after_store: bool = True
-    """0.23: a state may come from a store; before, the engine core ends."""
+    """0.23: a store may load states; before, the engine core ends."""
 
     holds_before_taking: bool = True
-    """#44409 (0.24): every group holds its hit before any group takes new blocks."""
+    """#44409 (0.24): reference every group's hit before any group allocates blocks."""
 
     overlaps_ngrams: bool = True
-    """0.33: asynchronous scheduling goes together with n-grams; before, a server with both does not
-    start."""
+    """0.33: asynchronous scheduling supports n-grams; before, a server with both does not start."""
 
     cap_counts_batches: bool = True
-    """0.26: that cap counts the tokens of every batch that may be in flight; before, of one."""
+    """0.26: `window_admission_cap` counts the tokens of all batches in flight; before, of one."""
 
     window_admission_cap: bool = True
-    """#39734 (0.20): a window group reserves no more than window and one step need."""
+    """#39734 (0.20): a window group reserves at most the blocks of its window and one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRules:
-    """Reads and writes of states in the model runner."""
+    """Rules of the states that the model runner reads and writes."""
 
     plain_path_reads_first: bool = False
     """#39273, #40875, until 0.31: gated-delta layers of a request without drafts read the first
-    speculative state, although the step before may have accepted drafts and left the running one
-    further on."""
+    speculative state, although the previous step may have accepted drafts."""
 
     plain_step_reads_first: bool = False
-    """Until 0.31, in Model Runner V1, so do all recurrent layers in a step in which no request has
-    drafts: what was accepted is handed to them only where one has."""
+    """Until 0.31, in Model Runner V1: in a step without any drafts all recurrent layers read the
+    first speculative state, as the accepted counts are passed only with drafts."""
 
     first_token_reads_block: bool = False
-    """#51562, until 0.30: gated-delta layers took a first chunk of one token, in a step without
-    drafts or padded with them, for a decode: it begins from what another request left in its
-    block. Without it a padded one is a prefill, which no refused draft can be taken from."""
+    """#51562, until 0.30: gated-delta layers run a first chunk of one token, in a step without
+    drafts or padded with them, as a decode: it starts from the content that another request left in
+    its block. Otherwise a padded one is a prefill, whose state includes refused drafts."""
 
     padded_tail_decodes: bool = True
-    """0.30: the last token of a prompt that is padded with drafts runs as a decode; before, Mamba
-    layers ran it as a prefill, which no refused draft can be taken from."""
+    """0.30: the last token of a prompt, if padded with drafts, runs as a decode; before, Mamba
+    layers ran it as a prefill, whose state includes refused drafts."""
 
     peels_decodes: bool = True
-    """0.23: gated-delta layers run the decodes of a step with prefills apart; before, all its rows
-    went through the prefill kernel, which begins a prompt from nothing."""
+    """0.23: gated-delta layers run the decodes of a step separately from its prefills; before, all
+    rows used the prefill kernel, which starts a prompt from zeros."""
 
     reads_first_behind_prefill: bool = False
-    """In Model Runner V2 (0.29 on) a prefill chunk as long as drafts make a decode is sorted before
-    requests without drafts, whose Mamba layers then take them for prefills: they read the first
-    speculative state (not the gated-delta layers). Off: V2's drafters always propose all drafts,
-    n-grams too, so that only a grammar or the step's tokens leave a request without any."""
+    """In Model Runner V2 (since 0.29) a prefill chunk as long as a decode with drafts is sorted
+    before requests without drafts, which Mamba layers, not gated-delta layers, then run as
+    prefills: they read the first speculative state. Off: V2's drafters always propose all drafts,
+    n-grams too, so that only a grammar or the token budget leaves a request without any."""
 
     short_resume_decodes: bool = True
-    """In Model Runner V1, in a step with drafts, Mamba layers take a resumed chunk of at most 1 +
-    drafts sampled tokens for a decode: its running state is the one after its first token."""
+    """In Model Runner V1, in a step with drafts, Mamba layers run a resumed chunk of at most 1 +
+    drafts sampled tokens as a decode: its running state is the one after its first token."""
 
     model_runner_v1: V1Use = "never"
     """Models with states on Model Runner V1: all until 0.28; in 0.29 those with n-grams; in 0.30
-    and 0.31 those with `mamba_cache_mode` all too; since 0.32 none. V2 hands layers in mode all no
-    block of the last step, so that 0.29 ends at the first decode with EAGLE or MTP."""
+    and 0.31 also those with `mamba_cache_mode` all; none since 0.32. V2 passes no block of the last
+    step to layers in mode all, so that 0.29 ends at the first decode with EAGLE or MTP."""
 
     drafts_in_all_mode: bool = True
-    """#41233 (0.22): states of `all` mode go together with drafts; before, the engine core ended
-    at its start (#39809)."""
+    """#41233 (0.22): mode `all` supports drafts; before, the start failed (#39809)."""
 
     skips_aborted: bool = False
-    """Our own defect, after what #56525 says of its failure: the chunk of a request that is aborted
-    before its step has run never runs. The engine core hands a step over as soon as it is
-    scheduled and takes nothing back, so in every release such a chunk runs."""
+    """Injected defect, after the description of #56525: the chunk of a request that is aborted
+    before its step runs is skipped. The engine core submits a step as soon as it is scheduled and
+    never withdraws a chunk, so in every release such a chunk runs."""
 
     seeds_in_smallest_block: bool = False
     """#55600 (0.29 to 0.31, in Model Runner V2): the entry of a hit's state is computed in the
@@ -447,7 +442,7 @@ RULES_0202 = replace(
     retention=replace(RULES_0221.retention, window_mask="none", floors_to_scheduler_block=False),
     runner=replace(RULES_0221.runner, drafts_in_all_mode=False),
 )
-"""0.21 has the same."""
+"""Rules of 0.20 and 0.21."""
 
 RULES_0191 = replace(
     RULES_0202,

@@ -1,4 +1,4 @@
-"""The model runner: puts scheduled chunks through the network, in the blocks that they were given.
+"""The model runner: runs scheduled chunks through the network, in their blocks.
 
 A step is scheduled, and its blocks are published; then it runs, and they are written:
 
@@ -6,8 +6,8 @@ A step is scheduled, and its blocks are published; then it runs, and they are wr
     -> states at boundaries that accepted drafts have passed
 
 Follows `preprocess_mamba`, `postprocess_mamba` and the state indices of the backends. States move
-before anything is computed: a request that was given a state of this very step copies what the
-block held before.
+before any chunk is computed: a request with a hit on a state of the same step copies the block's
+former content.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ from cachesim.units import Array, Integers
 
 # Content of the blocks: keys, values and states of the network's layers.
 #
-# Groups share the blocks of the pool, each of which is one page of memory: what a group writes into
-# a block destroys what another group had there. What a block held before it was taken stays in it
-# until somebody writes: nothing is wiped.
+# Groups share the blocks of the pool, each of which is one page of memory: a write by one group
+# destroys the content of the others in that block. An allocated block keeps its former content
+# until it is written: no block is cleared.
 #
-#     block of attention   block_size keys and values per layer     } the same page, read as one
-#     block of a state     one row per layer                        } thing or as the other
+#     block of attention   block_size keys and values per layer     } the same page,
+#     block of a state     one row per layer                        } in two layouts
 
 NOBODY = -1
 
@@ -61,9 +61,9 @@ class Pages:
         self._values: dict[int, Array] = {}
         self._states: dict[int, Array] = {}
         self.blocks = 0
-        self.owner = np.full(0, NOBODY, np.int64)  # the group that wrote last, block by block
+        self.owner = np.full(0, NOBODY, np.int64)  # the group that wrote each block last
         for shape in network.shapes:
-            group = by_layer.get(shape.layer, by_place[shape.place])  # a layer of marks has none
+            group = by_layer.get(shape.layer, by_place[shape.place])  # mark layers have none
             self.shapes[shape.layer] = shape
             self.group_of[shape.layer] = group
             if shape.place == "recurrent":
@@ -73,7 +73,7 @@ class Pages:
                 self._values[shape.layer] = np.zeros((0, *shape.value), shape.dtype)
 
     def reach(self, block: int) -> None:
-        """Make room up to a block; the queue hands blocks out in the order of their numbers."""
+        """Grow the memory up to a block; the queue allocates new blocks in numeric order."""
         if block < self.blocks:
             return
         self.blocks = max(block + 1, 2 * self.blocks, 16)
@@ -86,7 +86,7 @@ class Pages:
                 held[layer] = grown(held[layer], self.blocks * size)
 
     def take(self, group: int, blocks: Integers) -> None:
-        """A group writes into blocks: what other groups had in them is gone."""
+        """Zero the other groups' content of blocks that a group writes."""
         if len(self.groups) == 1:
             return
         taken = blocks[self.owner[blocks] != group]
@@ -105,7 +105,7 @@ class Pages:
                 self._values[layer][cells] = 0
 
     def copy(self, group: int, source: int, target: int) -> None:
-        """Copy one block with everything in it."""
+        """Copy a block of a group with its content."""
         self.take(group, np.array([target]))
         size = self.groups[group].block
         for layer, at in self.group_of.items():
@@ -120,7 +120,7 @@ class Pages:
                     ]
 
     def content(self, group: int, block: int) -> dict[int, tuple[Array, ...]]:
-        """A copy of what a block holds, layer by layer."""
+        """A copy of a block's content, by layer."""
         size = self.groups[group].block
         rows = slice(block * size, (block + 1) * size)
         return {
@@ -132,7 +132,7 @@ class Pages:
         }
 
     def fill(self, group: int, block: int, content: dict[int, tuple[Array, ...]]) -> None:
-        """Put back what `content` took."""
+        """Restore the content of a block from a copy."""
         self.take(group, np.array([block]))
         size = self.groups[group].block
         rows = slice(block * size, (block + 1) * size)
@@ -143,12 +143,12 @@ class Pages:
                 self.keys[layer][rows], self._values[layer][rows] = parts
 
     def state(self, layer: int, block: int) -> Array:
-        """Row of a block."""
+        """The state in a block."""
         row: Array = self._states[layer][block]
         return row
 
     def put_state(self, layer: int, block: int, row: Array) -> None:
-        """Overwrite one row."""
+        """Overwrite the state in a block."""
         self._states[layer][block] = row
 
     def cells(self, layer: int) -> tuple[Array, Array]:
@@ -168,11 +168,11 @@ class ChunkStore:
         self._start = start
         self._count = count
         self._cells: dict[int, Cells] = {}
-        self.initial: dict[int, int | None] = {}  # by group: block of the state to start from
+        self.initial: dict[int, int | None] = {}  # by group: block of the initial state
         self.targets: dict[int, tuple[int, ...]] = {}  # blocks for the states after the last tokens
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the chunk's cells, then look at those of the table."""
+        """Write the chunk's keys and values, then return those of its table."""
         group = self.pages.group_of[layer]
         found = self._cells.get(group)
         if found is None:
@@ -186,7 +186,7 @@ class ChunkStore:
         return (found.frame.lane(held_keys[found.cells], held_values[found.cells]),)
 
     def states(self, layer: int) -> Array:
-        """The row that the chunk starts from, zeros for a prefix of nothing."""
+        """The initial state of the chunk, zeros for an empty prefix."""
         block = self.initial[self.pages.group_of[layer]]
         if block is None:
             shape = self.pages.shapes[layer]
@@ -205,16 +205,16 @@ class ChunkStore:
 
 
 class Cells(NamedTuple):
-    """Which cells of a group a chunk writes, and which it looks at."""
+    """The cells of a group that a chunk writes and reads."""
 
-    blocks: Integers  # those that are written into
+    blocks: Integers  # the written blocks
     written: Integers
     cells: Integers
-    frame: Frame  # positions whose block is null are absent: they lie before the window
+    frame: Frame  # ABSENT at the positions of null blocks, before the window
 
     @classmethod
     def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "Cells":
-        """Those of a chunk of `count` tokens."""
+        """The cells of a chunk of `count` tokens."""
         size, end = spec.block, start + count
         blocks = np.array(table[: cdiv(end, size)], np.int64)
         chunked = spec.kind == "chunked"
@@ -229,7 +229,7 @@ class Cells(NamedTuple):
 
 @dataclass(slots=True)
 class CachedRequestState:
-    """State of a request in the runner: its tables only ever grow."""
+    """A request in the runner; its tables only grow."""
 
     tables: list[list[int]]
     state_index: int | None = None  # entry of the state table that holds the running state
@@ -238,7 +238,7 @@ class CachedRequestState:
 
 
 def state_groups(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
-    """The indexes of the groups that hold states. Follows `get_mamba_groups`."""
+    """The indices of the groups with states. Follows `get_mamba_groups`."""
     return tuple(number for number, group in enumerate(groups) if group.kind == "mamba")
 
 
@@ -253,18 +253,17 @@ class Runner:
     network: Network
     groups: tuple[GroupSpec, ...]
     rules: RunnerRules
-    computes: bool = True  # False: no network, so nothing is held and nothing is moved
+    computes: bool = True  # False: without a network, so without content
     pages: Pages = field(init=False)
-    kind: str = field(init=False)  # of the recurrent layers
+    kind: str = field(init=False)  # kind of the recurrent layers
     held: dict[int, CachedRequestState] = field(default_factory=dict)
     v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
-    prefills_lead: bool = False  # V2: a prefill chunk as long as a decode with all its drafts
+    prefills_lead: bool = False  # V2: the step has a prefill chunk as long as a decode with drafts
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Room for every group; the indexes of those that hold states."""
         self.pages = Pages(self.network, self.groups)
         self.kind = "delta" if "delta" in self.network.spec.layers else "ssm"
         self.state_groups = state_groups(self.groups)
@@ -272,7 +271,7 @@ class Runner:
     # -- a step ------------------------------------------------------------------------------------
 
     def run(self, step: Step, judge: Judge) -> list[list[int]]:
-        """Run a step; what was sampled for each of its chunks, nothing where it read on."""
+        """Run a step; return the sampled tokens of each chunk, none within a prefill."""
         self.drafting = any(chunk.drafts for chunk in step.chunks)
         if self.state_groups:
             self._check_decodes(step)
@@ -322,9 +321,7 @@ class Runner:
                 self._postprocess(chunk)
         elif mode == "all":
             for chunk in step.chunks:
-                # Note the block of the last token of a step with all its drafts.
-                #
-                # Follows `postprocess_mamba_all`.
+                # The last block of a step with all its drafts. Follows `postprocess_mamba_all`.
                 whole = (
                     chunk.end - chunk.start == 1 + self._state.speculative_blocks and chunk.drafts
                 )
@@ -342,7 +339,7 @@ class Runner:
         return list(judge(chunk, self.network.run(ubatch, NOWHERE).logits))
 
     def forget(self, request: int) -> None:
-        """A request is done, or was preempted."""
+        """Drop a finished or preempted request."""
         self.held.pop(request, None)
 
     @property
@@ -350,10 +347,10 @@ class Runner:
         return self.groups[self.state_groups[0]]
 
     def _first_decodes(self, step: Step) -> frozenset[int]:
-        """Requests whose first chunk of one token counts as a decode: rows of one token lead.
+        """Requests whose first chunk of one token runs as a decode: rows of one token come first.
 
         Follows `split_decodes_and_prefills`, and the order of rows: V2 sorts them by length, V1
-        puts those without context last, in the order in which they came.
+        puts those without context last, in order of arrival.
         """
         if not self.rules.first_token_reads_block or self.drafting or not self.state_groups:
             return frozenset()
@@ -376,14 +373,14 @@ class Runner:
         return self._state.block
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
-        """Copy the state that is `bias` tokens on from the running one."""
+        """Copy the state `bias` tokens after the running one."""
         for group in self.state_groups:
             table = held.tables[group]
             if running + bias < len(table):
                 self.pages.copy(group, table[running + bias], table[target])
 
     def _postprocess(self, chunk: Chunk) -> None:
-        """Copy the state at a boundary that accepted drafts have passed into the boundary's block.
+        """Copy the state at a boundary that accepted drafts passed to the boundary's block.
 
         drafts      d1   d2 | d3        block ends after d2
         states      s1   s2   s3        accepted: d1 d2 -> s2 is copied
@@ -426,10 +423,11 @@ class Runner:
         return output.logits
 
     def _pieces(self, chunk: Chunk) -> list[tuple[int, int]]:
-        """A chunk in one piece; in `all` mode a piece for each block, for each leaves a state.
+        """The ranges of a chunk that run at once: one, or in mode `all` one per block, each with a
+        state.
 
-        Trap: a step with drafts leaves its states in the blocks from that of its last token on,
-        and none at a boundary that it passes.
+        Trap: a step with drafts leaves its states in the blocks from its last token's on, and none
+        at a boundary that it passes.
         """
         if not self.state_groups or self._state.mode != "all" or self._planes(chunk) > 1:
             return [(chunk.start, chunk.end)]
@@ -462,10 +460,10 @@ class Runner:
         return store
 
     def _check_decodes(self, step: Step) -> None:
-        """End as Mamba layers in mode all do where a decode is handed no block of the last step.
+        """End as Mamba layers in mode `all` do for a decode without a block of the last step.
 
-        V2 hands them none, V1 none in a step without drafts. The last token of a prompt counts as
-        a decode, a longer rest does not.
+        V2 passes none to them, V1 none in a step without drafts. The last token of a prompt is a
+        decode, a longer rest of it is not.
         """
         spec = self._state.speculative_blocks
         if not spec or self._state.mode != "all" or (self.v1 and self.drafting):
@@ -482,13 +480,13 @@ class Runner:
     def _planes(self, chunk: Chunk) -> int:
         """Number of states that a chunk leaves: one for each token of a decode.
 
-        Trap: the last token of a prompt that the scheduler has padded with drafts is a prefill for
-        Mamba layers, without context for gated-delta layers too: its one state has all drafts in
-        it. Since 0.30 it is one without context only.
+        Trap: Mamba layers run the last token of a prompt that is padded with drafts as a prefill,
+        gated-delta layers only without context: its one state includes all drafts. Since 0.30 Mamba
+        layers do so only without context, too.
 
         prompt, drafts      t0 | d1 d2 d3
         decode              s0   s1 s2 s3     a refused draft leaves the states before it
-        prefill                        s3     the state goes on behind what was refused
+        prefill                        s3     the state includes refused drafts
         """
         if chunk.start < chunk.request.num_prompt and chunk.drafts:
             decodes = self.kind == "delta" and self.rules.first_token_reads_block
@@ -509,9 +507,9 @@ class Runner:
         return 1 + len(chunk.drafts)
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
-        """Which of the speculative states goes on: the one after the last accepted token.
+        """Index of the speculative state to resume from: the one after the last accepted token.
 
-        V2 hands on what was accepted in any step, V1 where a request of the step has drafts.
+        V2 passes the accepted count in any step, V1 if a request of the step has drafts.
         """
         rules = self.rules
         if self.kind == "delta":
@@ -522,41 +520,41 @@ class Runner:
         return 0 if plain and not drafts else held.accepted - 1
 
 
-# An external store of blocks (a KV connector): it outlives resets, and may promise too much.
+# An external store of blocks (a KV connector): it survives resets, and may report too many tokens.
 #
-# It keeps what finished requests leave, by prefix and group. A request is promised the longest
-# prefix beyond its own hit whose blocks are there. `store-attention` brings attention's blocks
-# only and promises for all groups: the defect that was reported of several connectors.
+# It stores the blocks of finished requests, by prefix and group. A request is promised the longest
+# prefix beyond its own hit whose blocks are stored. `store-attention` loads attention's blocks only
+# but promises those of all groups: the defect reported for several connectors.
 
 LOADS: Final = {
     "store": frozenset({"full", "window", "chunked", "mamba"}),
     "store-attention": frozenset({"full"}),
 }
-"""The kinds of groups whose blocks a store brings back."""
+"""The kinds of groups whose blocks a store loads."""
 
 
 @dataclass(slots=True)
 class Connector:
-    """The scheduler's and the worker's half in one (`KVConnectorBase_V1`)."""
+    """The scheduler's and the worker's side in one (`KVConnectorBase_V1`)."""
 
     manager: KVCacheManager
     pages: Pages
     loads: frozenset[str]
     kept: dict[tuple[int, int], dict[int, tuple[Array, ...]]] = field(default_factory=dict)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # request -> [from, to)
-    reach: dict[int, int] = field(default_factory=dict)  # request -> where its last promise ended
+    reach: dict[int, int] = field(default_factory=dict)  # request -> end of its last promise
 
     @classmethod
     def open(
         cls, options: VllmOptions, manager: KVCacheManager, runner: Runner
     ) -> "Connector | None":
-        """The store that the options name, or None."""
+        """The store of the options, or None."""
         if options.connector == "none":
             return None
         return cls(manager, runner.pages, LOADS[options.connector])
 
     def find(self, request: Request, local: int) -> int:
-        """Return the tokens that the store promises beyond the hit, in whole scheduler blocks.
+        """Number of stored tokens beyond the hit, in whole scheduler blocks.
 
         Follows `get_num_new_matched_tokens`: one number for all groups.
         """
@@ -574,7 +572,7 @@ class Connector:
         return end - local
 
     def promise(self, request: Request, local: int, tokens: int) -> None:
-        """The request was given blocks for what the store will bring.
+        """Record a promise after its blocks are allocated.
 
         Follows `update_state_after_alloc`.
         """
@@ -599,7 +597,7 @@ class Connector:
         )
 
     def load(self, step: Step) -> None:
-        """Bring what was promised to the requests of a step, before it runs."""
+        """Load the promised blocks of a step's requests, before it runs."""
         for chunk in step.chunks:
             span = self.promised.pop(chunk.request.id, None)
             if span is not None and chunk.fresh:
@@ -620,7 +618,7 @@ class Connector:
                                 self.pages.fill(group, table[index], content)
 
     def save(self, request: Request) -> None:
-        """Keep every block that a request has published and written."""
+        """Store the cached blocks of a finished request's prefix."""
         pool, unit = self.manager.pool, self.manager.sizes.hash_block
         for group, spec in enumerate(self.manager.groups):
             for index in range(len(request.hashes) * unit // spec.block):
@@ -634,7 +632,7 @@ def _ends(group: GroupSpec, local: int, end: int) -> range:
     """Ends of the blocks that a group needs from a store to resume at `end`.
 
     local hit |        |  window   |         a state: the block that ends there
-                       ^first     ^end       a window, a chunk: all that are seen from there
+                       ^first     ^end       a window, a chunk: all blocks attended to from there
     """
     if group.kind == "mamba":
         return range(end, end + 1)

@@ -1,7 +1,7 @@
-"""Steps: the tokens of each request, and their blocks. Follows `scheduler.py`.
+"""Steps: the tokens and blocks of each request. Follows `scheduler.py`.
 
-First come, first served; chunked prefill; every running request before any waiting one; when blocks
-run out the request that came last is preempted and computed again from what the cache still has.
+First come, first served; chunked prefill; running requests before waiting ones; without enough
+blocks the last request is preempted, and recomputed later from its cached prefix on.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
-        self.tells_blocks = False  # whether anybody computes in them
+        self.tells_blocks = False  # pass block tables to the runner
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit], None] | None = None
         self.external: Callable[[Request, int], int] | None = None
@@ -41,11 +41,11 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """True while any request is not done."""
+        """True while a request is unfinished."""
         return bool(self.waiting or self.running)
 
     def add_request(self, request: Request) -> None:
-        """Put a request at the end of the queue, or where its priority puts it."""
+        """Queue a request, by arrival or by priority."""
         self.waiting.append(request)
         self._sort_waiting()
 
@@ -56,7 +56,7 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Hand out the step's tokens and blocks. Follows `schedule`."""
+        """Assign the step's tokens and blocks. Follows `schedule`."""
         self.manager.new_step_starts()
         step = Step()
         limits = self.limits
@@ -101,9 +101,8 @@ class Scheduler:
             ends = (block for _, *pair in step.copies for block in pair)
             self.manager.pool.free_blocks(ends)
         for chunk in step.chunks:
-            # Count a chunk as computed; where steps overlap, also what it will say as said.
-            #
-            # Follows `_update_after_schedule`, and that of `AsyncScheduler`.
+            # Count a chunk as computed, and with overlapping steps its output as generated. Follows
+            # `_update_after_schedule`, also that of `AsyncScheduler`.
             request = chunk.request
             request.num_computed += chunk.count
             request.in_flight += chunk.count
@@ -121,7 +120,7 @@ class Scheduler:
     def _allocate_or_preempt(
         self, request: Request, new: int, turn: "_Turn"
     ) -> tuple[list[int], ...] | None:
-        """Blocks for a running request; the last in line give theirs up until there are enough."""
+        """Allocate blocks for a running request; preempt requests until there are enough."""
         while True:
             blocks = self.manager.allocate_slots(request, new, num_lookahead=self.limits.lookahead)
             if blocks is not None:
@@ -131,7 +130,7 @@ class Scheduler:
             victim.status = "preempted"
             victim.num_computed = 0
             victim.spec_tokens = []
-            victim.stale = victim.in_flight  # before 0.28 kept apart otherwise, to the same end
+            victim.stale = victim.in_flight  # before 0.28 tracked differently, with the same effect
             victim.placeholders = 0
             victim.preemptions += 1
             self.waiting.appendleft(victim)
@@ -141,10 +140,10 @@ class Scheduler:
                 return None
 
     def _victim(self, turn: "_Turn") -> Request:
-        """The running request to preempt: the last arrival, or the least urgent.
+        """The running request to preempt: the last arrival, or the lowest priority.
 
-        Under priorities that may be one that this step has a chunk of already. The chunk is taken
-        out, and will never run; the ids that its blocks were given stay (#57580).
+        Under priorities it may have a chunk in this step. The chunk is removed and never runs; the
+        ids of its blocks stay (#57580).
         """
         if not self.limits.by_priority:
             return self.running.pop()
@@ -211,10 +210,10 @@ class Scheduler:
             budget -= new
 
     def _prefix_hit(self, request: Request) -> tuple[Hit, int]:
-        """Prefix hit of a waiting request, and the tokens that a store has beyond it.
+        """Prefix hit of a waiting request, and the tokens of a store beyond it.
 
             |   whole blocks of the hit   | tail |
-                                          |  the store's tokens  |   more than the tail: it goes
+                                          |  the store's tokens  |   longer: the tail is dropped
 
         Follows the part of `schedule` around `get_num_new_matched_tokens`.
         """
@@ -233,7 +232,7 @@ class Scheduler:
         size = manager.sizes.scheduler_block
         tail = hit.length % size if rules.store_hit in {"attention", "whole-blocks"} else 0
         found = self.external(request, hit.length - tail)
-        if diverged and found <= tail:  # no state where attention's hit ends
+        if diverged and found <= tail:  # no state at the end of attention's hit
             hit = manager.get_computed_blocks(request)
             self._looked_up(request, hit)
             return hit, 0
@@ -252,7 +251,7 @@ class Scheduler:
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
         """True if a request with one token to compute gets draft slots; None: it has to wait.
 
-        Keeps all requests of a decoding step at one shape.
+        With it all requests of a decoding step have one shape.
         """
         rule, limits = self.rules.scheduler.padding, self.limits
         if new != 1 or not limits.drafts or rule == "never":
@@ -272,10 +271,10 @@ class Scheduler:
             return 0
         return self.limits.lookahead
 
-    # -- what came back ----------------------------------------------------------------------------
+    # -- outputs -----------------------------------------------------------------------------------
 
     def update_from_output(self, step: Step, sampled: Sequence[Sequence[int]]) -> list[Request]:
-        """Take the step's tokens; the requests that are done. Follows `update_from_output`."""
+        """Process a step's tokens; return the finished requests. Follows `update_from_output`."""
         done = []
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
@@ -299,10 +298,9 @@ class Scheduler:
         return done
 
     def _append(self, request: Request, tokens: Sequence[int], *, is_stale: bool) -> bool:
-        """Append sampled tokens up to a stop; True where the request is done and freed.
+        """Append sampled tokens up to a stop; True if the request is finished and freed.
 
-        A stale output belongs to a step before the request was preempted: its tokens count, and
-        nothing else of it does.
+        A stale output belongs to a step before a preemption: only its tokens count.
         """
         limits, rules = self.limits, self.rules.scheduler
         runs = request.status == "running" and not is_stale
@@ -328,7 +326,7 @@ class Scheduler:
         return stopped
 
     def _free(self, request: Request) -> None:
-        """Give its blocks back; a store is first handed what it can still look at.
+        """Free a request's blocks; before, a store gets those that are not out of a window.
 
         Follows `_free_request` and `_connector_finished`.
         """
@@ -344,7 +342,7 @@ class Scheduler:
             request.spec_tokens = [] if request.is_prefill_chunk else list(drafts)
 
     def abort(self, request: Request) -> None:
-        """The client went away. Follows `finish_requests`."""
+        """Remove a cancelled request. Follows `finish_requests`."""
         if request.status in ("finished", "aborted"):
             return
         if request.status == "running":
@@ -357,7 +355,7 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitter:
-    """The rules of `need_mamba_block_aligned_split`, for the group that keeps states."""
+    """`need_mamba_block_aligned_split`, for the recurrent group."""
 
     manager: KVCacheManager
     size: int  # tokens of the smallest block of all groups
@@ -367,7 +365,7 @@ class Splitter:
 
     @classmethod
     def of(cls, manager: KVCacheManager, *, budget: int, use_eagle: bool) -> "Splitter | None":
-        """For a model with states that are kept at chunk ends; None for any other."""
+        """The splitter for a model with states at chunk ends, else None."""
         mamba = next((each for each in manager.groups if each.kind == "mamba"), None)
         if mamba is None or mamba.mode != "align":
             return None
@@ -382,17 +380,17 @@ class Splitter:
         )
 
     def check_external(self, num_external: int) -> None:
-        """End the engine core where a release does not let a store bring states."""
+        """End the engine core in releases without states from a store."""
         if num_external and not self.manager.rules.scheduler.splits_after_store:
             where = "Scheduler._mamba_block_aligned_split"
             raise UpstreamAbort(where, "External KV connector is not verified yet")
 
     def take(self, request: Request, new: int, start: int, uncached: int) -> int:
-        """Return the number of tokens that a recurrent model's prefill takes now.
+        """Number of tokens in the next chunk of a recurrent model's prefill.
 
             start        block      block   junction     last boundary   prompt end
               |------------|----------|--------|--------------|-------------|
-                 a state is left where a chunk ends, so chunks end where one is wanted
+                 a chunk leaves a state at its end, so chunks end at the wanted positions
 
         Follows `_mamba_block_aligned_split`.
         """
@@ -404,7 +402,7 @@ class Splitter:
             last = self._last_boundary(request)
             end = start + new
             early = self.manager.rules.scheduler.chunk_split == "early-stops"
-            if early:  # may leave nothing of a chunk: a budget below a block waits for ever
+            if early:  # may be empty: a budget below a block makes no progress
                 end = end // size * size if end < last else end
             elif end < end_of_prefill:
                 aligned = end // size * size
@@ -457,7 +455,7 @@ class Splitter:
         return max(boundary - unit, 0) if eagle and rule.startswith("prompt-") else boundary
 
     def _next_of_interval(self, start: int) -> int:
-        """The next position at which retention would keep a state, if there were one."""
+        """The next multiple of the retention interval, or 0 if chunks do not end there."""
         interval = self.manager.coordinator.retention
         if not (interval and self.manager.rules.scheduler.stops_at_interval):
             return 0

@@ -1,4 +1,4 @@
-"""vLLM's engine core: requests go in, steps are scheduled and run, replies and events come out."""
+"""vLLM's engine core: requests in, steps, replies and events out."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,20 +37,20 @@ from cachesim.errors import ContractError, OptionError, UpstreamEndless
 from cachesim.model.adapters import Strengths
 from cachesim.units import Array, Count, Tokens
 
-# Adapters (LoRA) of requests: a name that goes into the ids of blocks, and a file that computes.
+# Adapters (LoRA) of requests: a name, which is part of the block ids, and a file with weights.
 #
 #     load  L from v1    P under L     ids of P and "L"
 #     load  L from v2    P under L     the same ids: blocks that v1 computed
 #
-# Trap: an adapter that is loaded again under its name has another file and the same name, and only
-# the name is part of the ids (`_gen_lora_extra_hash_keys`).
+# Trap: an adapter that is reloaded under its name has another file and the same name, and only the
+# name is part of the ids (`_gen_lora_extra_hash_keys`).
 
 FIELD: Final = "lora"
 
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """The adapter of one request (`LoRARequest`): its name, and the file that it has by then."""
+    """The adapter of a request (`LoRARequest`): its name, and the strength of each file."""
 
     name: str = ""
     strengths: Strengths = ()
@@ -61,9 +61,9 @@ class LoRARequest:
 
 
 def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRARequest:
-    """The adapter that a request names, `{ name = "L", path = "v1" }`; none is the plain model.
+    """The adapter of a request, `{ name = "L", path = "v1" }`; without one, the plain model.
 
-    Stands for `load_lora_adapter` before the request too. Upstream: `_maybe_get_adapters`.
+    Includes the `load_lora_adapter` before the request. Upstream: `_maybe_get_adapters`.
     """
     given = fields.get(FIELD)
     plain = (0.0,) * len(files)
@@ -83,12 +83,12 @@ def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRAR
     return LoRARequest(name, tuple(float(each == path) for each in files))
 
 
-# Why not more was reused: the rule that lowered the number, group by group.
+# Accounting of lost reuse: the rule that lowered the number, group by group.
 #
 #     computed before   -last token->  -whole blocks->  full attention  -> look-ahead
-#                       -> window -> state -> what all agree on -> store
+#                       -> window -> state -> common hit -> store
 #
-# The numbers are the lookup's own: each kind of group's answer when it was asked.
+# The numbers are the lookup's own: the hit of each kind of group in the first round.
 
 NOTHING: Final = "nothing"
 
@@ -103,11 +103,11 @@ MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
 
 
 Tails: TypeAlias = dict[tuple[int, int], list[tuple[tuple[int, ...], int]]]
-"""By the prefix before them and their first token: parts of a unit, and who computed them."""
+"""Parts of units and the requests that computed them, by preceding prefix and first token."""
 
 
 class Computed:
-    """Every sequence that was computed, by hash unit: how much of a prompt was computed before."""
+    """All computed sequences, by hash unit."""
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
@@ -116,7 +116,7 @@ class Computed:
         self._earlier: Tails = {}
 
     def learn(self, request: Request, count: int) -> None:
-        """Tokens `[0, count)` of a request have been computed."""
+        """Add the computed tokens `[0, count)` of a request."""
         unit = self.unit
         parent = request.root
         for index in range(min(count // unit, len(request.hashes))):
@@ -135,12 +135,12 @@ class Computed:
             known.append((tail, request.id))
 
     def cut(self, left: AbstractSet[int]) -> None:
-        """Forget all prefixes but these, and parts of units from before the last cut."""
+        """Keep only the prefixes `left`, and the parts of units added since the previous cut."""
         self._whole = {number: by for number, by in self._whole.items() if number in left}
         self._earlier, self._tails = self._tails, {}
 
     def equal(self, request: Request) -> tuple[int, str]:
-        """Return the number of leading tokens that were computed before, and the request."""
+        """Number of leading tokens that were computed before, and the request that did."""
         unit, parent, count, by = self.unit, request.root, 0, -1
         for number in request.hashes:
             if number not in self._whole:
@@ -160,7 +160,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Writes down the branches of one request's lookup; `lost` are the keys that were evicted."""
+    """The accounting of a request's lookup; `lost` holds the evicted keys."""
 
     ledger: Ledger
     request: Request
@@ -168,7 +168,7 @@ class Account:
     lost: AbstractSet[int]
 
     def of(self, hit: Hit) -> None:
-        """From what was computed before down to the hit, each step with its cause."""
+        """Apply the causes between the computed tokens and the hit."""
         ledger, coordinator = self.ledger, self.coordinator
         known = self.request.num_tokens
         if not (coordinator.enable_caching and self.request.reads_cache):
@@ -219,14 +219,14 @@ class Account:
 
 
 NGRAM: Final = 2
-"""Tokens that must have been seen together before (`prompt_lookup_min`)."""
+"""Length of an n-gram that has to repeat (`prompt_lookup_min`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """Proposes the next step's drafts.
+    """The drafts of the next step.
 
-    An EAGLE or MTP head proposes in every step; n-grams where the last tokens were seen before.
+    An EAGLE or MTP head proposes in every step, n-grams after a repeated one.
     """
 
     options: VllmOptions
@@ -234,7 +234,7 @@ class Drafter:
     def propose(
         self, request: Request, forced: Tokens | None, given: tuple[Tokens, ...] | None, turn: int
     ) -> list[int]:
-        """The drafts after what has been sampled so far."""
+        """The drafts after the sampled tokens."""
         count = self.options.drafts
         if not count:
             return []
@@ -261,9 +261,9 @@ def _lookup(tokens: list[int], count: int) -> list[int]:
 
 
 def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
-    """Raise ContractError at the first disagreement."""
+    """Raise ContractError at the first inconsistency."""
     pool = manager.pool
-    holders: Counter[int] = Counter()  # read by `get`, which is quicker for blocks without any
+    holders: Counter[int] = Counter()  # `get` is faster for blocks without any
     for each in manager.managers:
         for number, table in each.tables.items():
             if number not in requests:
@@ -289,10 +289,9 @@ def _fail(what: str) -> None:
 
 
 def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
-    """Every cached block: cells of attention, and states with what they have folded in.
+    """Every cached block: cells of attention, and states with the mark of their last token.
 
-    A cached block's place in its prefix is known from its id; who uses it now is nobody's or a
-    running request's business, so owners are the references.
+    The id of a block gives its prefix. The owner of a state is 1 if the block is referenced.
     """
     pool, pages = manager.pool, runner.pages
     marks, parents = Marks.of(runner.network), prefixes.parents()
@@ -348,9 +347,9 @@ def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
 
 
 def amounts(manager: KVCacheManager) -> Amounts:
-    """The same in numbers: blocks that are cached, in whole blocks of their group.
+    """Cached blocks in tokens, and states.
 
-    A group counts as much as its layers are of all layers of its kind.
+    A group is weighted by its share of the layers of its kind.
     """
     pool, groups = manager.pool, manager.groups
     keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
@@ -367,7 +366,7 @@ def amounts(manager: KVCacheManager) -> Amounts:
 
 
 MOST_IDLE: Final = 2
-"""Steps in a row that schedule nothing while requests wait: nothing can change any more."""
+"""Consecutive steps without a chunk after which waiting requests can make no progress."""
 
 
 class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
@@ -409,9 +408,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.drafter = Drafter(self.options)
         self.connector = Connector.open(self.options, self.manager, self.runner)
         self._pending: Step | None = None
-        self._published: dict[int, int] = {}  # blocks of the step that is scheduled, by request
+        self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
         self._lost: set[int] = set()  # keys that were evicted
-        self._most: int | None = None  # prefixes after which the books are cut
+        self._most: int | None = None  # number of prefixes at which the records are cut
         self._idle = 0
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
@@ -463,7 +462,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def forget(self, ticket: Ticket) -> None:
         request = self._jobs[ticket].request
         if self._pending is not None and request is not None and self._pending.has(request):
-            self._events.clear()  # its step is in flight, and samples for it
+            self._events.clear()  # its step is in flight
         else:
             super().forget(ticket)
 
@@ -483,7 +482,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._tell(happened.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all ids, as `POST /reset_prefix_cache` does; refused while blocks are in use."""
+        """Remove all ids, as `POST /reset_prefix_cache` does; False while blocks are in use."""
         done = self.manager.reset_prefix_cache()
         self._tell(happened.CacheReset(done=done))
         return done
@@ -574,7 +573,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             )
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
-        """Greedy, or the tokens that the request brought; drafts count as far as they agree."""
+        """Greedy or forced tokens, up to the first rejected draft."""
         request, job = chunk.request, self._jobs[chunk.request.id]
         tokens: list[int] = []
         for row in range(1 + len(chunk.drafts)):
@@ -591,7 +590,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._most = most
 
     def _cut_books(self) -> None:
-        """Forget prefixes that no block, store or request has, and what was noted of them."""
+        """Drop the records of prefixes that no block, store or request has."""
         groups = len(self.manager.groups)
         held = {key // groups for key in self.manager.pool.cached}
         if self.connector is not None:
@@ -603,7 +602,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.computed.cut(left)
         self._lost = {key for key in self._lost if key // groups in left}
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _looked_up(self, request: Request, hit: Hit) -> None:
         job = self._jobs[request.id]
@@ -667,7 +666,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 )
             )
 
-    # -- looking in --------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         pool, count = self.manager.pool, len(self.manager.groups)
