@@ -1,4 +1,4 @@
-"""Why mlx-lm's server reuses fewer tokens than it has: one cause for each branch."""
+"""Causes of lost reuse in mlx-lm's server, one for each branch."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""mlx-lm's server as an engine: requests go in, replies and events come out."""
+"""mlx-lm's server as an engine: requests in, replies and events out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ from cachesim.units import Tokens, as_tokens
 
 
 def held(store: ServerStore, network: Network) -> Held:
-    """Every entry of the store, and the tokens of places that hold something else than its key."""
+    """Every entry of the store, and the places that hold other tokens than its key's."""
     return Held(
         entries=tuple(
             EntryHeld(
@@ -41,7 +41,7 @@ def held(store: ServerStore, network: Network) -> Held:
 
 
 def _nodes(store: ServerStore, network: Network) -> Iterator[NodeHeld]:
-    """The trie; what leads to no entry any more is left of those that were taken out."""
+    """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
     for each in store.cache.trie.stretches():
         tokens = as_tokens(each.tokens)
         saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
@@ -65,12 +65,12 @@ def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[
 
 
 def texts(store: ServerStore) -> Texts:
-    """The keys of the entries alone."""
+    """The keys of the entries."""
     return Texts(entries=tuple(as_tokens(tokens) for _, tokens, _ in store.cache.trie.items()))
 
 
 def amounts(store: ServerStore) -> Amounts:
-    """The bytes of all entries; a release that limits none counts none."""
+    """The bytes of all entries; 0 in releases without a byte limit."""
     return Amounts(parked=store.cache.nbytes if store.cache.rules.limits_bytes else 0)
 
 
@@ -100,7 +100,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         )
 
     def _draft(self) -> Forward | None:
-        """The draft model, where there is one; nobody asks what its states have folded in."""
+        """The draft model, if there is one; its states are not traced."""
         spec = self.options.draft_spec(self.network.spec)
         if spec is None:
             return None
@@ -139,7 +139,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return len(self._jobs[ticket].generated)
 
     def trimmed(self, ticket: Ticket) -> int:
-        """Number of last tokens that the HTTP side holds back: a stop word, before #1072."""
+        """Number of last tokens that the HTTP side removes: a stop word, before #1072."""
         watcher = self._jobs[ticket].watcher
         return 0 if watcher is None else watcher.met
 

@@ -1,8 +1,8 @@
-"""The model classes of mlx-lm, as far as they differ in what a padded batch does to their states.
+"""The model classes of mlx-lm, and the effect of batch padding on their recurrent states.
 
-A batch of unequal rests is padded. Every recurrent layer class has its own code for what padding
-does to its convolution and to its state, and it is not right in every release: a state is then
-wrong for whoever shared the batch, whatever the caches and the store did.
+A batch of unequal prompts is padded. Every recurrent layer class has its own code for padding in
+its convolution and its state, which is wrong in some releases: then the states of a shared batch
+are wrong, whatever the caches and the store do.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentRules:
-    """Handling of batch padding by a model class; the defaults are right."""
+    """Handling of batch padding by a model class; the defaults are correct."""
 
     slots: int = 2
-    """Arrays that a layer's `ArraysCache` has."""
+    """Number of arrays in a layer's `ArraysCache`."""
 
     merges_slots_as_padding: bool = False
-    """Its caches are of a class of their own, `MambaCache`, whose first argument is a padding:
-    merged, fresh ones take the number of slots for one, and the next prefill raises (#842)."""
+    """Its caches are `MambaCache`s, whose first argument is a padding: a merge of fresh ones passes
+    the number of slots as padding, and the next prefill raises (#842)."""
 
     paired: bool = False
     """A recurrent layer and the attention after it are one layer with one `CacheList`."""
 
     masks: bool = True
-    """The layer looks at the cache's mask; one that does not takes padding for tokens."""
+    """The layer applies the cache's mask; otherwise padding counts as tokens."""
 
     conv_at_lengths: bool = True
     """The convolution keeps the rows at the end of `lengths`, not the last ones of the batch."""
@@ -37,11 +37,11 @@ class RecurrentRules:
     """The state is computed by chunks (`ssm_attn`), not token by token."""
 
     scan_at_lengths: bool = True
-    """The chunked scan is told `lengths`; one that is not takes its last row, and where that is
-    padding it loses every token of the chunk."""
+    """The chunked scan gets `lengths`; otherwise it uses its last row, and if that is padding, it
+    loses every token of the chunk."""
 
     padding_decays: bool = False
-    """In the chunked scan padding lets the state of earlier tokens decay."""
+    """Padding decays the state of earlier tokens in the chunked scan."""
 
     float32_state: bool = True
     """The state is in float32 whatever the model's type is; the convolution's rows never are."""
@@ -50,20 +50,20 @@ class RecurrentRules:
     """Every layer has one cache of the class's own, with a window and groups."""
 
     shares_in_batches: bool = True
-    """Layers that use another layer's keys take them from a batch too; those that cannot raise."""
+    """Layers that share another layer's keys do so in batches too; otherwise they raise."""
 
     shares_in_time: bool = True
-    """Such layers turn their queries to the columns' positions, not to those after the call, which
-    the layer whose keys they use has counted already."""
+    """Such layers rotate their queries to the columns' positions; otherwise to those after the
+    call, which the layer with the keys has counted already."""
 
     advances: bool = True
-    """The layer counts the columns that went through; one that does not meets the mask of the first
-    columns again with every step of a prefill."""
+    """The layer advances its cache by the computed columns; otherwise every step of a prefill uses
+    the mask of the first columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Difference up to and including a release, and the change that ended it."""
+    """A difference up to and including a release, and the change that ended it."""
 
     release: str
     upstream: str
@@ -72,7 +72,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A model class: the layers it may have, and its rules, the newest and the older ones."""
+    """A model class: its possible layers, and its rules in the newest and in older releases."""
 
     name: str
     about: str
@@ -84,7 +84,7 @@ class ModelFamily:
     batches: bool = True  # its caches have a batch form
 
     def is_at(self, release: str, order: tuple[str, ...]) -> bool:
-        """True where a release has the class."""
+        """True if a release has the class."""
         return not self.since or order.index(release) >= order.index(self.since)
 
     def rules_at(self, release: str, order: tuple[str, ...]) -> RecurrentRules:
@@ -104,7 +104,7 @@ _NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32
 """#992 for the chunked scan, #997 for the delta rule: states became float32."""
 _MAMBA: Final = Until(release="0.30.5", upstream="#842", fields={"merges_slots_as_padding": True})
 _ALONE: Final = Until(release="0.30.2", upstream="#690", fields={"advances": False})
-"""Before it, no recurrent layer was in a batch, and none counted columns."""
+"""Before it, no recurrent layer was batched, and none counted columns."""
 
 _CHUNKED: Final = RecurrentRules(chunked=True)
 
@@ -223,11 +223,11 @@ DEFAULTS: Final[Mapping[LayerKind, str]] = {
     "window": "gemma3_text",
     "attention": "llama",
 }
-"""A kind of layer -> the class of a model that has it, the first kind that fits."""
+"""Kind of layer -> the class of a model with it; the first kind counts."""
 
 
 def family_of(spec: ModelSpec) -> ModelFamily:
-    """The class that a model names, or the one that its layers call for."""
+    """The class that a model names, or the default of its layers."""
     family = FAMILIES.get(spec.family or _default(spec))
     if family is None:
         msg = f"mlx-lm has no model family {spec.family!r} here; there are {', '.join(FAMILIES)}"

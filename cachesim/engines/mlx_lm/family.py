@@ -138,9 +138,7 @@ def _release(
     beside: tuple[str, ...] = (),
     upstream: str = "",
 ) -> Release[MlxRules]:
-    """A release, or a state of the main branch; on the package index the older releases need the
-    older array runtime.
-    """
+    """A release, or a state of the main branch; older ones need the older array runtime."""
     caches, store, server = rules
     needs = (f"mlx[cpu]=={runtime}", *beside)
     return Release(
@@ -258,7 +256,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
         runtime="0.32.4",
     ),
 )
-"""The releases, oldest first, and states of upstream's main branch that proposals stand on."""
+"""The releases, oldest first, and the states of upstream's main branch below proposals."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
 BEFORE_738: Final = ("0.29.1", "0.30.0", "0.30.2")
@@ -267,7 +265,7 @@ SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")
 
 
 def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
-    """#923 with fixes of #929, which are changes to its snapshots, and add up."""
+    """#923 with fixes of #929, which are cumulative changes to its snapshots."""
 
     def lay(rules: MlxRules) -> MlxRules:
         taken = replace(rules.server.snapshots or SnapshotRules(), **dict.fromkeys(fixes, True))
@@ -492,7 +490,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         cures="the mask on a wrapped ring hides a token of a padded row",
     ),
 )
-"""Numbered patches are pull requests at ml-explore/mlx-lm, with a dot one of several commits."""
+"""Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""
 
 
 _SAMPLING: Final = "sampling changes nothing that is stored, and is greedy here"
@@ -506,7 +504,7 @@ ELSEWHERE: Final = {
     "max_kv_size": "mlx_lm.server has no such flag: only mlx_lm.generate, which stores nothing",
     "use_default_chat_template": "name a template with chat_template",
 }
-"""Flags and fields of the real server that are not simulated, and why."""
+"""Unsupported flags and fields of the real server, and the reason for each."""
 
 FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",

@@ -1,4 +1,4 @@
-"""The options of `mlx_lm.server` that decide what is cached, under upstream's names."""
+"""The options of `mlx_lm.server` that affect the cache, under upstream's names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatT
     "bytes": (tuple(TEMPLATES), lambda template, _size: ByteTokenizer(template)),
     "words": (tuple(WORD_TEMPLATES), WordTokenizer),
 }
-"""Name -> the chat templates it has, and how to build it for a template and a vocabulary."""
+"""Name -> its chat templates, and its constructor for a template and a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxOptions:
     """Options of the server; the defaults are upstream's.
 
-    `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; it and the element size are the
-    model's business in the real server. They are handed in by programs, as is `provenance`.
+    `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; in the real server the model
+    determines it and the element size. Programs set them, and `provenance`.
     """
 
     prompt_cache_size: int = option(
@@ -125,25 +125,27 @@ class MlxOptions:
         "--chat-template",
         "how messages become tokens",
         default="chatml",
-        kind="text",  # which there are depends on the tokenizer
+        kind="text",  # depends on the tokenizer
         choices=tuple(TEMPLATES),
     )
     tokenizer: object = option(default="bytes", kind="any", internal=True)
     element_bytes: int = option(  # of a key or value: 4 for a model in float32
         default=F16_BYTES, low=F16_BYTES, high=F32_BYTES, internal=True
     )
-    provenance: bool = option(  # write down what every state has folded in
+    provenance: bool = option(  # record the tokens of every state
         default=True, internal=True
     )
 
     def draft_spec(self, model: ModelSpec) -> ModelSpec | None:
-        """The draft model: a toy of a preset with the model's vocabulary, or the model itself."""
+        """The draft model: a small one of a preset with the same vocabulary, or the model
+        itself.
+        """
         if self.draft_model is None or self.draft_model == "self":
             return None if self.draft_model is None else model
         return tiny(self.draft_model, vocabulary=model.vocabulary, seed=model.seed + 1)
 
     def chat_tokenizer(self, vocabulary: int) -> ChatTokenizer:
-        """The tokenizer that was asked for, with its chat template."""
+        """The tokenizer of the options, with its chat template."""
         if not isinstance(self.tokenizer, str):
             if not isinstance(self.tokenizer, ChatTokenizer):
                 msg = f"option 'tokenizer' is {self.tokenizer!r}; write {' or '.join(TOKENIZERS)}"
@@ -178,4 +180,4 @@ FIELDS: Final = (
         since="0.30.6",  # #829
     ),
 )
-"""Fields of a request that decide how it is served; those of sampling do not."""
+"""Request fields that affect the cache; those of sampling do not."""

@@ -1,7 +1,7 @@
 """Rules of the cache classes of an mlx-lm release, as data.
 
-One field per difference, named after what it does; its docstring names the change that made it.
-The logic never asks for a release: it asks for a rule. The defaults are the newest release's.
+One field per difference, named after its effect; its docstring names the upstream change. The logic
+reads rules, never the release. The defaults are the newest release's.
 """
 
 from dataclasses import dataclass
@@ -17,107 +17,105 @@ BatchForm: TypeAlias = Literal["raises", "other-side", "own-side"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRules:
-    """The layer caches of one release."""
+    """Rules of the layer caches."""
 
     state_form: StateForm = "whole"
-    """0.32.0: `state` is everything, scalars too; before, arrays cut to their tokens and a
-    `meta_state` of strings beside them."""
+    """0.32.0: `state` is complete, scalars included; before, arrays cut to their tokens and a
+    `meta_state` of strings."""
 
     counts_bytes: bool = True
     """#906 (0.31.0): caches have `nbytes`."""
 
     bytes_skip_missing_slots: bool = True
-    """#918 (0.31.0), and #923: a recurrent slot without a state counts as nothing."""
+    """#918 (0.31.0), #923: a recurrent slot without a state counts 0 bytes."""
 
     list_state_by_member: bool = True
-    """#886 (0.31.0): the state of a `CacheList` keeps its members apart and can be restored."""
+    """#886 (0.31.0): the state of a `CacheList` separates its members and can be restored."""
 
     restores_padding_fields: bool = True
-    """#807 (0.30.5): a restored recurrent cache has its fields for padding; before, whatever asked
-    for one of them raised."""
+    """#807 (0.30.5): a restored recurrent cache has its padding fields; before, they raised."""
 
     lengths_beside_left_padding: bool = True
-    """0.32.0: a recurrent mask obeys left padding and lengths; before, the first hid the second,
-    and since #1177 every fresh batch has a left padding of zeros."""
+    """0.32.0: a recurrent mask combines left padding and lengths; before, left padding replaced
+    lengths, and since #1177 every fresh batch has a left padding of zeros."""
 
     window_masks_one_column: bool = True
-    """#843 (0.30.6): a cache that keeps everything gives a mask where a window is asked for;
-    before, one column had none, and several only where an array was asked for."""
+    """#843 (0.30.6): a cache without eviction returns a mask for a window; before, none for one
+    column, and for several columns only on request."""
 
     chunk_front_counts_valid_rows: bool = True
     """#1673 (0.32.0): dropping a chunk's front counts valid rows; before, allocated ones."""
 
     chunks_always_trim: bool = True
-    """A chunk says that it can be trimmed, though its front may be gone: what is asked beyond that
-    stays. Patch "chunk-front", cachesim's own: it says so only while it holds every token."""
+    """A chunk is always trimmable, though its front may be dropped: a trim beyond that is
+    incomplete. Patch "chunk-front", cachesim's own: trimmable only while it holds every token."""
 
     filter_accepts_empty: bool = True
-    """#1072 (0.31.2): `filter` of a batch cache, or a recurrent slot, that holds nothing."""
+    """#1072 (0.31.2): `filter` accepts an empty batch cache or recurrent slot."""
 
     filter_keeps_lengths: bool = True
     """#1072 (0.31.2): filtering a recurrent batch filters its lengths too."""
 
     filter_keeps_left_padding: bool = True
-    """#1177 (0.31.3): and its left padding."""
+    """#1177 (0.31.3): filtering a recurrent batch filters its left padding too."""
 
     arrays_extend: EmptySide = "zeros"
-    """Replacement of a missing slot when recurrent batches are joined. #1169, #1177 (0.31.3): zeros
-    of that side's batch size; 0.31.2: it is skipped, so the batch comes out too short."""
+    """Replacement of a missing slot when recurrent batches are joined: zeros of that side's batch
+    size since #1169 and #1177 (0.31.3); none in 0.31.2, so that the batch is too short."""
 
     arrays_merge_of_empties: MergedEmpties = "zero-padded"
-    """Merging recurrent caches that all hold nothing: #1072 (0.31.2) stopped raising, #1177
-    (0.31.3) set a left padding of zeros, so that the batch knows its size."""
+    """Merging recurrent caches that are all empty: no error since #1072 (0.31.2); a left padding of
+    zeros, which gives the batch its size, since #1177 (0.31.3)."""
 
     batch_extend: BatchForm = "own-side"
-    """The batch size of an empty side's block in `extend`: #1141 (0.31.3) takes it from that
-    side's own offsets; 0.31.2 from whichever side has a buffer; before, it raised."""
+    """Batch size of an empty side's block in `extend`: its own since #1141 (0.31.3); that of the
+    side with a buffer in 0.31.2; before, an error."""
 
     extend_promotes: bool = False
-    """Until #1491 (0.32.0) a side that holds nothing comes in float32, so that keys and values of
-    all rows become float32: whoever joins a batch doubles its bytes, and those of what is stored
-    of it."""
+    """Until #1491 (0.32.0) an empty side is in float32, and so is the joined batch: its bytes
+    double, and so do those of the entries stored from it."""
 
     merge_skips_empty: bool = True
-    """#755 (0.30.4): a cache without keys is merged with others; before, it raised."""
+    """#755 (0.30.4): a merge accepts caches without keys; before, it raised."""
 
     merge_of_empties: bool = True
-    """#1072 (0.31.2): merging caches that all hold nothing gives an empty batch."""
+    """#1072 (0.31.2): a merge of empty caches gives an empty batch."""
 
     batch_size_method: bool = True
     """Batch caches have a `size()` of their own: not from #769 (0.30.4) to #1072 (0.31.2)."""
 
     rotating_merge: RingMerge = "last-rows"
-    """#1072 (0.31.2): a merged ring gives its last `size()` rows; before, its whole temporal
-    order into a place `_idx` rows wide, before #738 (0.30.4) as wide as its offset."""
+    """#1072 (0.31.2): a merged ring gives its last `size()` rows; before, its whole temporal order
+    for a slice of `_idx` rows, before #738 (0.30.4) of `offset` rows."""
 
     rotating_extract: RingExtract = "clamped"
-    """#1072 (0.31.2): a negative left padding counts as none when a row is extracted; before, it
-    counted from the end, and before #738 (0.30.4) a row without padding kept unused rows too."""
+    """#1072 (0.31.2): a negative left padding counts as 0 when a row is extracted; before, it
+    indexed from the end, and before #738 (0.30.4) a row without padding kept unused rows too."""
 
     batches_recurrent: bool = True
     """#690, with #740, #743 and #769 (0.30.4): recurrent caches, and lists of caches, have a batch
-    form, and caches can be asked whether they are empty."""
+    form, and all caches have `empty`."""
 
     chunked_is_kv: bool = False
     """Until #743 (0.30.4) a `ChunkedKVCache` was a `KVCache`, whose size is its offset."""
 
     rotated_is_restored: bool = True
-    """0.32.0: the flag survives a restore; before, its text was taken as true."""
+    """0.32.0: a restore keeps the flag; before, any text counted as true."""
 
     saves_empty_arrays: bool = True
     """The array runtime under 0.30 and 0.31.1 refuses to save an array without elements."""
 
     rotating_unrolls_on_trim: bool = False
-    """#999 (closed): rings can always be trimmed, by unrolling them and dropping rows; position
-    and fill are counted apart."""
+    """#999 (closed): rings are always trimmable, by unrolling them and dropping rows; position and
+    fill are separate."""
 
     ring_mask_counts_rows: bool = False
-    """Patch "ring-mask", cachesim's own: the mask of several columns on a ring that has turned
-    counts its rows. Every release takes the write index for that number, and so hides one token
-    too many of each padded row (found by random journeys)."""
+    """Patch "ring-mask", cachesim's own: the mask of several columns on a wrapped ring uses its
+    number of rows. Every release uses the write index instead, and so hides one token too many of
+    each padded row (found by random tests)."""
 
     arrays_trim_resets: bool = False
-    """#1253, #1254 (closed): recurrent states can be trimmed, which forgets them."""
+    """#1253, #1254 (closed): a trim resets recurrent states."""
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "CacheRules":
         return self
@@ -129,19 +127,19 @@ SameKey: TypeAlias = Literal["counts", "keeps-old", "replaces"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRules:
-    """The `LRUPromptCache` of one release; the defaults are those of #1078 (0.31.2)."""
+    """Rules of the `LRUPromptCache`; the defaults are those of #1078 (0.31.2)."""
 
     consumes: bool = False
-    """Until #911 (0.31.0) a fetch takes the entry out of the store."""
+    """Until #911 (0.31.0) a fetch removes the entry from the store."""
 
     cuts_to_common_prefix: bool = True
-    """#138 (0.24.1): an entry that parts from the prompt is cut back; before, none was used."""
+    """#138 (0.24.1): an entry that diverges from the prompt is trimmed; before, it was not used."""
 
     leaves_one_token: bool = True
-    """#183 (0.24.2): a longer entry is cut so that one token is left; before, nothing was left."""
+    """#183 (0.24.2): a longer entry is trimmed so that one token is left to feed; before, none."""
 
     longer_beside_shorter: bool = True
-    """#911 (0.31.0): a longer entry is considered although a shorter one could be used."""
+    """#911 (0.31.0): a longer entry is considered beside a usable shorter one."""
 
     prunes: Prunes = "all"
     """Prefix entries removed by an insertion of trimmable caches: none until #911; with #1019
@@ -149,8 +147,8 @@ class StoreRules:
     most `size()` tokens shorter."""
 
     same_key: SameKey = "replaces"
-    """A second insertion under one key: counted and thrown away until #911 (0.31.0), thrown away
-    until #1019 (0.31.2), then it replaces the first."""
+    """A second insertion under one key: counted and discarded until #911 (0.31.0), discarded until
+    #1019 (0.31.2); since then it replaces the first."""
 
     queues: tuple[str, ...] = ("assistant", "user", "system")
     """Recency queues: one; with #911 ordinary entries and checkpoints; with #1019 one per type."""
@@ -159,25 +157,25 @@ class StoreRules:
     """#906 (0.31.0): `max_bytes`, a byte counter and `trim_to`."""
 
     keeps_one_beyond_bytes: bool = False
-    """Until #1019 the byte limit leaves one entry, however large."""
+    """Until #1019 the byte limit leaves one entry, whatever its size."""
 
     empty_query_is_exact: bool = False
     """Until #1078 (0.31.2) an empty query counted as an exact match, then was not found."""
 
     forgives_lost_keys: bool = True
-    """Since #1019 (0.31.2) a key that no queue has is no error."""
+    """Since #1019 (0.31.2) a key that is missing in all queues is no error."""
 
     passes_empty_queues: bool = True
-    """#1072 (0.31.2): an empty queue is passed over; #1019 took from it, and raised."""
+    """#1072 (0.31.2): eviction skips an empty queue; #1019 popped from it, and raised."""
 
     checks_trimmed: bool = False
-    """#999 (closed): a longer entry serves only if the first layer trimmed what was asked."""
+    """#999 (closed): a longer entry is used only if its first layer was trimmed as requested."""
 
     reuses_untrimmed: bool = False
-    """#1186 (closed): a longer entry that cannot be cut serves as it is."""
+    """#1186 (closed): a longer entry that cannot be trimmed is used as it is."""
 
     def queue_of(self, cache_type: str) -> str:
-        """The queue of an entry: its type's, or what the release makes of types."""
+        """The queue of an entry: that of its type, in releases with fewer queues a common one."""
         if cache_type in self.queues:
             return cache_type
         if "checkpoint" in self.queues:
@@ -186,18 +184,18 @@ class StoreRules:
 
 
 Tails: TypeAlias = Literal["ragged", "padded"]
-"""Fed after the checkpoint: the last columns of each prompt, refused or padded if unequal."""
+"""Columns after the checkpoint: the last ones of each prompt, refused or padded if unequal."""
 
 WhenDead: TypeAlias = Literal["hangs", "refused"]
-"""Fate of a request that arrives after the death of the generation thread."""
+"""Result of a request that arrives after the death of the generation thread."""
 
 NoTokens: TypeAlias = Literal["default", "one", "dies", "refused"]
-"""A request for no tokens at all gets some in a batch, ends the thread, or is turned away."""
+"""Result of a request for 0 tokens: a default, one token, death of the thread, refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
-    """#923: copies of a finished conversation, cut back to the ends of its messages."""
+    """#923: copies of a finished conversation, trimmed to the ends of its messages."""
 
     interval: int = 8192
     always_the_last_boundary: bool = False  # 929, its first fix
@@ -210,47 +208,49 @@ class ServerRules:
     """Rules of a release's server: tokens, lookup, prefill, storage, report."""
 
     segments: bool = False
-    """#1072 (0.31.2): prompts are prefilled in segments, right-padded, key and state together; what
-    a disconnected client leaves is thrown away, where #741 had stored it."""
+    """#1072 (0.31.2): prompts are prefilled in right-padded segments, key and state together; the
+    state of a disconnected client is discarded, where #741 had stored it."""
 
-    checkpoint: bool = False  # 911: one state of each chat prompt is kept, near its end
-    checkpoint_at_last_user: bool = False  # 1006: near the end becomes "before the last user text"
+    checkpoint: bool = False  # 911: a state of each chat prompt is stored, near its end
+    checkpoint_at_last_user: bool = False  # 1006: before the last user text instead
     tails: Tails = "ragged"  # 1006, its second commit: "padded"
     checkpoint_only_at_own_distance: bool = False  # 1006, its third commit
     binds_late: bool = False  # until 976: each checkpoint of a batch holds the last row's state
     reports_cached: bool = True  # 849
     stop_words_end_generation: bool = False
-    """#1072: before, the HTTP side watched for them, and told the worker to stop."""
+    """Since #1072; before, the HTTP side matched stop words and stopped the worker."""
 
     fresh_by_length: bool = False
-    """Until #690 (0.30.4) a batch was fresh if no cache held a token; since, if the first layer of
-    every cache has never been written."""
+    """Until #690 (0.30.4) a batch was fresh if no cache held a token; since then, if the first
+    layer of every cache was never written."""
 
     lengths_leave_last: bool = True
-    """#738 (0.30.4): a padded prefill is told its rows' lengths without their last tokens, which it
-    does not feed; before, with them, and a ring kept one token too many of each shorter row."""
+    """#738 (0.30.4): a padded prefill gets the lengths of its rows without their last tokens, which
+    it does not feed; before, with them, so that a ring kept one token too many of each shorter row.
+    """
 
     forgets_stopped: bool = True
-    """#741 (0.30.6): what a stop word ended is stored and leaves the books of its batch; before,
-    its state was thrown away and the books kept it, so that no such batch was ever drained."""
+    """#741 (0.30.6): the state of a request ended by a stop word is stored, and the request removed
+    from its batch; before, the state was discarded and the request kept, so that such a batch was
+    never drained."""
 
     notices_leaving: bool = False
-    """#1072: the HTTP side stops what its client left; before, a reply went on for nobody."""
+    """#1072: the HTTP side stops requests of disconnected clients; before, they ran on."""
 
     drafts_are_guarded: bool = False
-    """#1109 (0.31.2): caches that cannot be trimmed are refused with a draft model; before, what
-    was drafted in vain stayed in them. A prompt's last token is fed alone since then."""
+    """#1109 (0.31.2): untrimmable caches are refused with a draft model; before, rejected drafts
+    stayed in them. Since then a prompt's last token is fed alone."""
 
     key_is_what_was_fed: bool = False
-    """Patch "draft-key", cachesim's own: with a draft model, the key of a stored state ends where
-    the state does. Every release ends it with the reply, of which the last token may be unfed."""
+    """Patch "draft-key", cachesim's own: with a draft model, a stored key ends where its state
+    ends. In every release it ends with the reply, whose last token may be unfed."""
 
     tells_marks: bool = True
-    """0.31.2 keeps the end mark and thinking marks to itself, in the counts of a reply too."""
+    """False in 0.31.2: a reply excludes the end mark and thinking marks, in its counts too."""
 
     no_tokens: NoTokens = "default"
-    """Effect of `max_tokens` 0: the generator's default of 128 tokens; from 0.31.2 on one; 0.32.0
-    dies of it; 0.32.2 refuses it."""
+    """Effect of `max_tokens` 0: the generator's default of 128 tokens; one token from 0.31.2 on;
+    death of the thread in 0.32.0; refusal in 0.32.2."""
 
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast

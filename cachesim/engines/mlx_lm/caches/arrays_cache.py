@@ -29,10 +29,10 @@ from cachesim.units import Array, Integers
 
 
 class ArraysCache(LayerCache):
-    """Slots of shape (batch, ...); None where nothing was written.
+    """Slots of shape (batch, ...); None before the first write.
 
-    A state cannot be cut: it is valid at exactly one number of tokens. `left_padding`
-    and `lengths` say which columns of the coming forward passes are tokens.
+    A state cannot be trimmed: it is valid at exactly one number of tokens. `left_padding` and
+    `lengths` mark the columns of the coming forward passes that are tokens.
     """
 
     has_merge = True
@@ -62,12 +62,11 @@ class ArraysCache(LayerCache):
 
     @property
     def merges(self) -> bool:
-        """Since #690."""
         return self.rules.batches_recurrent
 
     @property
     def left_padding(self) -> Integers | None:
-        """Columns before each row's first token."""
+        """Number of columns before each row's first token."""
         if isinstance(self._left_padding, Missing):
             self.lacks("left_padding")
         return self._left_padding
@@ -78,7 +77,7 @@ class ArraysCache(LayerCache):
 
     @property
     def lengths(self) -> Integers | None:
-        """Columns up to each row's last token."""
+        """Number of columns up to each row's last token."""
         if isinstance(self._lengths, Missing):
             self.lacks("lengths")
         return self._lengths
@@ -92,9 +91,9 @@ class ArraysCache(LayerCache):
         return any(isinstance(each, np.ndarray) for each in (self._left_padding, self._lengths))
 
     def may_pad(self, batch: int, columns: int) -> bool:
-        """Check whether the mask of the coming columns has to be asked for.
+        """Check whether the mask of the coming columns is needed.
 
-        It need not be where the fields for padding say of each row that all of them are tokens.
+        It is not if the padding fields mark all columns of each row as tokens.
         """
         left, lengths = self._left_padding, self._lengths
         starts = left is None or (_counts_rows(left, batch) and max(left.tolist(), default=0) <= 0)
@@ -105,7 +104,7 @@ class ArraysCache(LayerCache):
 
     @property
     def batch_size(self) -> int:
-        """The first thing that knows it says it; 1 if none does."""
+        """The batch size of the first slot or padding field that is set; else 1."""
         for state in self.cache:
             if state is not None:
                 return int(state.shape[0])
@@ -116,13 +115,13 @@ class ArraysCache(LayerCache):
 
     @property
     def state(self) -> State:
-        """The slots; since #1632 also what decides the mask."""
+        """The slots; since #1632 also the padding fields."""
         if self.rules.state_form == "whole":
             return self.cache, self.left_padding, self.lengths
         return self.cache
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setter of `state`; before #807 the fields for padding were not made."""
+        """Follows the setter of `state`; before #807 without the padding fields."""
         made = self.rules.restores_padding_fields
         self._left_padding = None if made else MISSING
         self._lengths = None if made or not self.rules.batches_recurrent else MISSING
@@ -156,7 +155,7 @@ class ArraysCache(LayerCache):
         return self.row_bytes * int(states[0].shape[0]) if states else 0
 
     def announce(self, padding: Announced) -> None:
-        """Remember how many of the coming columns are tokens; follows `ArraysCache.prepare`."""
+        """Set the number of tokens in the coming columns; follows `ArraysCache.prepare`."""
         self.needs_batches("prepare")
         if padding.lengths is None:
             msg = "an array cannot be made of None"
@@ -177,10 +176,10 @@ class ArraysCache(LayerCache):
             self._left_padding = left_padding - columns
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
-        """True where a column is a token of its row; None if nothing is padded.
+        """True where a column is a token of its row; None without padding.
 
-        Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths, and before
-        #690 it counts only as long as there is no state.
+        Follows `ArraysCache.make_mask`; before 0.32.0 left padding replaces lengths, and before
+        #690 it counts only without a state.
         """
         if not self.rules.batches_recurrent and not self.empty():
             return None
@@ -215,7 +214,7 @@ class ArraysCache(LayerCache):
             self.left_padding = chosen(self.left_padding, rows)
 
     def extend(self, other: "ArraysCache") -> None:
-        """Append rows; follows `ArraysCache.extend`. What a missing side becomes is a rule."""
+        """Append rows; a rule replaces a missing side. Follows `ArraysCache.extend`."""
         sizes = self.batch_size, other.batch_size
         self.cache = [
             self._appended(one, two, sizes)
@@ -255,8 +254,8 @@ class ArraysCache(LayerCache):
     def merge(cls, caches: Sequence["ArraysCache"]) -> "ArraysCache":
         """A zero block per slot with the rows that exist; follows `ArraysCache.merge`.
 
-        It makes a cache of the first one's class from the number of slots, which a `MambaCache`
-        takes for its left padding (an oddity).
+        The first cache's class is called with the number of slots, which a `MambaCache` uses as its
+        left padding (an oddity).
         """
         caches[0].needs_batches("merge")
         rules = caches[0].rules
@@ -294,7 +293,7 @@ def _counts_rows(field: Integers | Missing, batch: int) -> TypeGuard[Integers]:
 
 
 class CacheList(LayerCache):
-    """A layer that keeps, say, a recurrent state and keys and values (`CacheList`)."""
+    """A layer with several caches, as a recurrent state beside keys and values (`CacheList`)."""
 
     has_merge = True
 
@@ -307,19 +306,18 @@ class CacheList(LayerCache):
 
     @property
     def merges(self) -> bool:
-        """Since #743."""
         return self.rules.batches_recurrent
 
     def is_trimmable(self) -> bool:
         return all(each.is_trimmable() for each in self.caches)
 
     def trim(self, n: int) -> int:
-        """Trim every member; what the last one says counts. Follows `CacheList.trim`."""
+        """Trim every member; return the last one's result. Follows `CacheList.trim`."""
         trimmed = [each.trim(n) for each in self.caches]
         return trimmed[-1]
 
     def size(self) -> int:
-        """The largest member's; before #769 there was none."""
+        """The largest member's size; 0 before #769."""
         if not self.rules.batches_recurrent:
             return super().size()
         return max(each.size() for each in self.caches)
@@ -332,7 +330,7 @@ class CacheList(LayerCache):
 
     @property
     def state(self) -> State:
-        """The members' states; before #886 in one flat list, which cannot be taken apart again."""
+        """The members' states; before #886 in one flat list, which cannot be restored."""
         if self.rules.state_form == "whole":
             return [(each.state, type(each).__name__) for each in self.caches]
         if self.rules.list_state_by_member:

@@ -1,4 +1,4 @@
-"""`BatchKVCache`: several sequences that end at one common row, padded on the left."""
+"""Batch caches: several sequences that end at one common row, padded on the left."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ class BatchCache(RowsCache, shared=True):
         return self._idx
 
     def _pad(self, left_padding: Sequence[int] | None) -> None:
-        """Left padding in `prepare`, as both classes apply it."""
+        """Apply the left padding of `prepare`."""
         if left_padding is not None:
             if self.keys is not None:
                 msg = f"Left padding can only be added to an empty {type(self).__name__}"
@@ -62,7 +62,7 @@ class BatchCache(RowsCache, shared=True):
         self.left_padding = chosen(self.left_padding, rows)
 
     def _takes_empty(self, other: "BatchCache") -> bool:
-        """First part of `extend`; True if neither batch holds anything."""
+        """First part of `extend`; True if both batches are empty."""
         promotes = self.rules.extend_promotes
         self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
         if not (self.empty() and other.empty()) or self.rules.batch_extend == "raises":
@@ -87,7 +87,7 @@ def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
 
 
 def place_rows(batch: Array, row: int, place: slice, rows: Array) -> None:
-    """Write one sequence's rows into its row of the batch; the place is clipped, the rows not."""
+    """Write one sequence's rows into its row of the batch; only the slice is clipped."""
     try:
         batch[row : row + 1, :, place] = rows
     except ValueError as error:
@@ -97,10 +97,10 @@ def place_rows(batch: Array, row: int, place: slice, rows: Array) -> None:
 def extended(
     one: BatchCache, other: BatchCache, rules: CacheRules
 ) -> tuple[Array, Array, Integers, Integers]:
-    """Keys, values, offsets and left padding of both, brought to one end and one length.
+    """Keys, values, offsets and left padding of both, aligned to one end and one length.
 
-    Follows the inner part of upstream's two `extend` methods. A side that holds nothing becomes
-    zeros without rows; of which batch size, is a rule.
+    Follows the inner part of upstream's two `extend` methods. An empty side becomes zeros without
+    rows; a rule decides its batch size.
 
         one    [padding | tokens]            _idx
         other      [left | padding | tokens] _idx + left
@@ -132,7 +132,7 @@ def _first(one: Array | None, other: Array | None) -> Array | None:
 
 
 def _fitted(buffer: Array | None, like: Array, batch: int, left: int, longest: int) -> Array:
-    """Pad in front by `left`, then pad or cut behind to the longer buffer."""
+    """Pad in front by `left`, then pad or cut at the end to the longer buffer."""
     if buffer is None:
         buffer = np.zeros((batch, like.shape[1], 0, like.shape[3]), like.dtype)
     right = longest - buffer.shape[2] - left
@@ -156,13 +156,13 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     @property
     def right_padding(self) -> Integers | None:
-        """Right padding that `finalize` turns into left padding; upstream's `_right_padding`."""
+        """Pending right padding, turned into left padding by `finalize`; `_right_padding`."""
         if isinstance(self._right_padding, Missing):
             self.lacks("_right_padding")
         return self._right_padding
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """`KVCache`'s rule of growth with the common row; follows upstream's method."""
+        """Write after the common end, growing as `KVCache` does; follows upstream's method."""
         prev = self._idx
         self._make_room(prev, keys, values)
         self.offset = self.offset + keys.shape[2]
@@ -175,7 +175,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return some(self.keys)[:, :, : self._idx], some(self.values)[:, :, : self._idx]
 
     def announce(self, padding: Announced) -> None:
-        """Left padding at once, right padding remembered; follows `BatchKVCache.prepare`."""
+        """Apply left padding, store right padding; follows `BatchKVCache.prepare`."""
         self._pad(padding.left_padding)
         if padding.right_padding is not None and max(padding.right_padding) > 0:
             self._right_padding = integers(padding.right_padding)
@@ -206,7 +206,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return keys, values, self.offset, self.left_padding
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setter of `state`; the field for pending padding is not made (an oddity)."""
+        """Follows the setter of `state`, which omits the field for pending padding (an oddity)."""
         self._right_padding = MISSING
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.left_padding, self._idx = state
@@ -219,7 +219,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return True
 
     def trim(self, n: int) -> int:
-        """Move the common end back, into the padding if asked; follows `BatchKVCache.trim`."""
+        """Move the common end back, even into the padding; follows `BatchKVCache.trim`."""
         n = min(self._idx, n)
         self._idx -= n
         self.offset = self.offset - n
@@ -232,7 +232,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return Causal(columns, self._idx, window_size, tuple(self.left_padding.tolist()))
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these rows, then drop padding that all of them share; follows upstream's method.
+        """Keep these rows, then drop their common padding; follows upstream's method.
 
         Pending right padding keeps its size, so the next `finalize` raises (an oddity).
         """
@@ -246,7 +246,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
             self.left_padding = self.left_padding - shared
 
     def extend(self, other: "BatchKVCache") -> None:
-        """Append rows, all brought to one common end; follows `BatchKVCache.extend`."""
+        """Append rows, aligned to one common end; follows `BatchKVCache.extend`."""
         if self._takes_empty(other):
             return
         joint = extended(self, other, self.rules)
@@ -254,7 +254,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         self._idx = max(self._idx, other.idx)
 
     def extract(self, row: int) -> KVCache:
-        """Cut one row out, exactly as long as its tokens; follows `BatchKVCache.extract`."""
+        """Extract one row, exactly as long as its tokens; follows `BatchKVCache.extract`."""
         cache = KVCache(self.rules)
         inherit_bytes(cache, self)
         padding = int(self.left_padding[row])
@@ -265,7 +265,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     @classmethod
     def merge(cls, caches: Sequence[KVCache]) -> "BatchKVCache":
-        """Put single caches side by side, flush at the end; follows `BatchKVCache.merge`."""
+        """Merge single caches, aligned at the end; follows `BatchKVCache.merge`."""
         rules = caches[0].rules
         lengths = [each.size() for each in caches]
         longest = max(lengths)
@@ -295,10 +295,10 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
 
 class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
-    """Keys and values of a batch of windows; there is no `keep`.
+    """Keys and values of a batch of windows, without `keep`.
 
-    `offset` counts each row's tokens, `_offset` the tokens written since the batch was made. Once
-    `rotated`, the ring's oldest row is at `_idx`, and left padding counts down with every write,
+    `offset` counts each row's tokens, `_offset` the tokens written since the batch was created. If
+    `rotated`, the ring's oldest row is at `_idx`, and left padding decreases with every write,
     below zero too.
     """
 
@@ -311,7 +311,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     @property
     def fill(self) -> int:
-        """Tokens written, common to all rows; upstream's `_offset`."""
+        """Number of tokens written, common to all rows; upstream's `_offset`."""
         return self._offset
 
     @property
@@ -330,7 +330,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             self.rotated = False
 
     def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Unroll, roll right-padded rows flush, drop the oldest, append; as `_update_concat`."""
+        """Unroll, roll padding to the front, drop the oldest rows, append; as `_update_concat`."""
         if self.keys is None:
             self.keys, self.values = keys.copy(), values.copy()
         else:
@@ -349,7 +349,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         return self.keys, some(self.values)
 
     def _roll_padding(self) -> None:
-        """Move what lies beyond each row's end to its front, so that it cannot evict tokens."""
+        """Roll the rows after each row's end to its front, so that they cannot evict tokens."""
         lengths = self.lengths
         if lengths is None:
             return
@@ -360,7 +360,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         self.offset = added(self.offset, -roll)
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Grow up to W rows, then go round; follows `_update_in_place`."""
+        """Grow up to W rows, then wrap around; follows `_update_in_place`."""
         if self.lengths is not None:
             msg = "finalize() comes before single columns"
             raise UpstreamRuntimeError(msg)
@@ -383,7 +383,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         return self.keys_and_values()
 
     def announce(self, padding: Announced) -> None:
-        """Left padding at once; right padding as absolute ends. Follows upstream's method."""
+        """Apply left padding; store right padding as absolute ends. Follows upstream's method."""
         self._pad(padding.left_padding)
         if padding.right_padding is not None and max(padding.right_padding) > 0:
             if padding.lengths is None:
@@ -392,7 +392,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             self._lengths = added(integers(padding.lengths), self.offset)
 
     def finalize(self) -> None:
-        """A last roll; follows `BatchRotatingKVCache.finalize`."""
+        """Roll pending padding to the front; follows `BatchRotatingKVCache.finalize`."""
         if self.lengths is not None:
             self._roll_padding()
             self._lengths = None
@@ -468,8 +468,8 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         """A windowed mask without each row's padding, rolled for a single column of a ring.
 
         Follows `BatchRotatingKVCache.make_mask`.
-        On a turned ring `_idx` is not the number of rows, and the rows that the write is about to
-        drop are overlooked: padding seems longer than it is (an oddity, see `ring-mask`).
+        On a wrapped ring `_idx` is not the number of rows, and the rows that the write drops are
+        not subtracted: padding seems longer than it is (an oddity, see `ring-mask`).
         """
         window = window_size or self.max_size
         offset = min(self.max_size - 1, self._offset)
@@ -502,7 +502,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         self._offset = max(self._offset, other.fill)
 
     def extract(self, row: int) -> RotatingKVCache:
-        """Cut one row out of the unrolled ring; follows `BatchRotatingKVCache.extract`."""
+        """Extract one row of the unrolled ring; follows `BatchRotatingKVCache.extract`."""
         cache = RotatingKVCache(self.rules, self.max_size)
         inherit_bytes(cache, self)
         if self.keys is None and self.rules.rotating_unrolls_on_trim:
@@ -523,7 +523,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     @classmethod
     def merge(cls, caches: Sequence[RotatingKVCache]) -> "BatchRotatingKVCache":
-        """Put rings side by side, oldest row first, flush at the end; as upstream's `merge`."""
+        """Merge rings, oldest row first, aligned at the end; as upstream's `merge`."""
         rules, max_size = caches[0].rules, caches[0].max_size
         if any(each.max_size != max_size for each in caches):
             msg = "BatchRotatingKVCache can only merge caches with the same maximum size"

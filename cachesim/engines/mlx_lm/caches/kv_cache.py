@@ -1,4 +1,4 @@
-"""`KVCache`: a buffer that grows in steps of 256 rows and never shrinks."""
+"""`KVCache` and its relatives: keys and values of one sequence."""
 
 from typing import ClassVar, Final
 
@@ -28,7 +28,7 @@ from cachesim.units import Array, Integers
 
 
 class RowsCache(LayerCache, shared=True):
-    """A buffer of keys and one of values, which grow by whole steps."""
+    """Buffers of keys and values that grow in whole steps."""
 
     step: ClassVar[int] = 256
 
@@ -58,7 +58,7 @@ class RowsCache(LayerCache, shared=True):
 
 
 class RingCache(RowsCache, shared=True):
-    """Rows that go round once there are `max_size` of them."""
+    """Rows that wrap around at `max_size`."""
 
     max_size: int
     _idx: int
@@ -70,11 +70,11 @@ class RingCache(RowsCache, shared=True):
 
     @property
     def fill(self) -> int:
-        """Tokens that count for the ring."""
+        """Number of tokens that count for the ring."""
         raise NotImplementedError
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """A column goes in place, any other number behind; follows upstream's method."""
+        """Write one column in place, several at the end; follows upstream's method."""
         if keys.shape[2] == 1:
             return self._update_in_place(keys, values)
         return self._update_concat(keys, values)
@@ -107,7 +107,7 @@ class RingCache(RowsCache, shared=True):
 class KVCache(RowsCache):
     """Keys and values of one sequence.
 
-    [0, offset) tokens   [offset, rows) allocated, or left behind by a trim
+    [0, offset) tokens   [offset, rows) allocated, or left by a trim
     """
 
     has_merge = True
@@ -117,7 +117,7 @@ class KVCache(RowsCache):
         self.offset = 0
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Write behind `offset`; follows `KVCache.update_and_fetch`."""
+        """Write after `offset`; follows `KVCache.update_and_fetch`."""
         prev = self.offset
         self._make_room(prev, keys, values)
         self.offset += keys.shape[2]
@@ -158,7 +158,7 @@ class KVCache(RowsCache):
     def make_mask(
         self, columns: int, *, window_size: int | None = None, return_array: bool = False
     ) -> Mask:
-        """Causal from `offset` on; follows `KVCache.make_mask`."""
+        """A causal mask from `offset` on; follows `KVCache.make_mask`."""
         return create_attention_mask(
             columns,
             self.offset,
@@ -168,21 +168,21 @@ class KVCache(RowsCache):
         )
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
-        """As `make_mask`, where a causal one need not be written out."""
+        """As `make_mask`, but a causal mask may stay symbolic."""
         one = self.rules.window_masks_one_column
         return attention_mask(columns, self.offset, window_size=window_size, masks_one_column=one)
 
 
 # `QuantizedKVCache`: keys and values in a few bits, with a scale and a bias for each group.
 #
-# The buffers hold what the packed numbers stand for, so that attention reads what the real one
-# reads. What they take is counted as packed.
+# The buffers hold the dequantised numbers, so that attention reads the values of the real one.
+# Their bytes are counted as packed.
 
 SMALLEST_SCALE = 1e-7
 
 
 class QuantizedKVCache(KVCache):
-    """Keys and values of one sequence; there is no batch of them, and `size()` says nothing."""
+    """Quantised keys and values of one sequence, without a batch form; `size()` is 0."""
 
     has_merge = False
 
@@ -190,14 +190,14 @@ class QuantizedKVCache(KVCache):
         super().__init__(rules)
         self.group_size = group_size
         self.bits = bits
-        self.key_order: Integers | None = None  # where the toy keeps a key's numbers in another one
+        self.key_order: Integers | None = None  # order of a key's numbers, if not the real one
 
     def size(self) -> int:
-        """Not its own: upstream's class inherits it."""
+        """0, as upstream's class inherits it."""
         return 0
 
     def rounded_keys(self, rows: Array) -> Array:
-        """As `rounded`, with the numbers of each head in the order that the real keys have."""
+        """As `rounded`, with the numbers of each head in the order of the real keys."""
         if self.key_order is None or rows.dtype == np.uint64:
             return self.rounded(rows)
         real = rows[..., np.argsort(self.key_order)]
@@ -205,11 +205,12 @@ class QuantizedKVCache(KVCache):
         return back
 
     def rounded(self, rows: Array) -> Array:
-        """Rows (..., width) after quantization and back; follows `mx.quantize`.
+        """Rows (..., width) quantised and dequantised; follows `mx.quantize`.
 
-        A group is spread from its extreme of larger magnitude, which is met exactly, as 0 nearly.
+        The scale of a group begins at its extreme of larger magnitude, which stays exact, as 0
+        nearly does.
         """
-        if rows.dtype == np.uint64:  # words of the ring: what is left of them is their upper half
+        if rows.dtype == np.uint64:  # ring arithmetic: keep the upper half of each word
             return rows >> np.uint64(32) << np.uint64(32)
         if rows.shape[-1] % self.group_size:
             msg = (
@@ -230,9 +231,9 @@ class QuantizedKVCache(KVCache):
         return whole
 
     def take(self, cache: KVCache, width: tuple[int, ...]) -> None:
-        """Become a cache's quantised twin; follows `KVCache.to_quantized`.
+        """Copy a cache, quantised; follows `KVCache.to_quantized`.
 
-        `width` is the shape of one token's keys; behind them a buffer may hold the position.
+        `width` is the shape of one token's keys; after them a buffer may hold the position.
         """
         self.offset = cache.offset
         self.row_bytes = self._packed_bytes(cache)
@@ -244,7 +245,7 @@ class QuantizedKVCache(KVCache):
         self.values = self.rounded(values.reshape(heads)).reshape(values.shape)
 
     def _packed_bytes(self, cache: KVCache) -> int | None:
-        """Bits for each number, a scale and a bias of the model's type for each group."""
+        """Bytes of a row: numbers, and a scale and a bias of the model's type for each group."""
         if cache.row_bytes is None or cache.wide_row_bytes is None:
             return None
         numbers = cache.wide_row_bytes // F32_BYTES
@@ -253,7 +254,7 @@ class QuantizedKVCache(KVCache):
 
     @property
     def state(self) -> State:
-        """As a `KVCache`'s, with the two numbers."""
+        """The state of a `KVCache`, with group size and bits."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.group_size, self.bits
         return self.keys_and_values()
@@ -272,11 +273,11 @@ class QuantizedKVCache(KVCache):
 
 
 class RotatingKVCache(RingCache):
-    """Keys and values of one sequence, the last `max_size` tokens of it.
+    """Keys and values of the last `max_size` tokens of one sequence.
 
     [0, keep) kept   [keep, _idx) newest   [_idx, rows) oldest, once the ring is full
 
-    Several tokens at once go behind the unrolled ring, so the buffer may hold up to
+    Several tokens at once are appended to the unrolled ring, so that the buffer may have up to
     `max_size - 1 + S` rows; single tokens are written in place.
     """
 
@@ -292,7 +293,7 @@ class RotatingKVCache(RingCache):
 
     @property
     def fill(self) -> int:
-        """Tokens that count for the ring; the offset, unless #999 tells the two apart."""
+        """Number of tokens that count for the ring; the offset, unless #999 separates the two."""
         return self._offset if self.rules.rotating_unrolls_on_trim else self.offset
 
     def without_middle(self, excess: int, buffer: Array) -> Array:
@@ -312,7 +313,7 @@ class RotatingKVCache(RingCache):
         return rows[:, :, : self._idx]
 
     def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Unroll, drop the oldest so that W - 1 rows stay, append. Follows `_update_concat`."""
+        """Unroll, drop the oldest rows beyond W - 1, append. Follows `_update_concat`."""
         if self.keys is None:
             self.keys, self.values = keys.copy(), values.copy()
         else:
@@ -330,7 +331,7 @@ class RotatingKVCache(RingCache):
         return self.keys, some(self.values)
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Grow up to W rows, then go round. Follows `_update_in_place`."""
+        """Grow up to W rows, then wrap around. Follows `_update_in_place`."""
         self._grow(keys, values)
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
@@ -363,7 +364,7 @@ class RotatingKVCache(RingCache):
         return tuple(map(str, numbers))
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setters of `state` and `meta_state`; #999 takes four numbers too."""
+        """Follows the setters of `state` and `meta_state`; #999 also accepts four numbers."""
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.keep, self.max_size, self._idx = state
         else:
@@ -403,14 +404,14 @@ class RotatingKVCache(RingCache):
         return n
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> LayerCache:
-        """Follows upstream's, which is not there yet."""
+        """Raise, as upstream has not implemented it."""
         msg = f"RotatingKVCache Quantization NYI ({group_size=}, {bits=})"
         raise UpstreamNotImplementedError(msg)
 
     def make_mask(
         self, columns: int, *, window_size: int | None = None, return_array: bool = False
     ) -> Mask:
-        """Many columns meet the concat path's order, one meets the ring's; as upstream."""
+        """A mask in concat order for several columns, in ring order for one; as upstream."""
         if columns > 1 and return_array:
             return self._causal(columns, window_size or self.max_size).dense()
         return written_out(self.mask_of(columns, window_size=window_size))
@@ -419,7 +420,7 @@ class RotatingKVCache(RingCache):
         return Causal(columns, min(self.max_size - 1, self.fill), window)
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
-        """As `make_mask`, where a causal one need not be written out."""
+        """As `make_mask`, but a causal mask may stay symbolic."""
         if columns > 1:
             window = window_size or self.max_size
             mask = self._causal(columns, window)
@@ -433,7 +434,7 @@ class RotatingKVCache(RingCache):
         return None
 
     def adopt(self, keys: Array, values: Array, offset: int) -> None:
-        """Take rows in temporal order that end at `offset`; what `extract` does to a new ring."""
+        """Set the rows, in temporal order up to `offset`, as `extract` does on a new ring."""
         self.keys, self.values = keys, values
         self.offset = offset
         self._idx = self._offset = keys.shape[2]
@@ -454,8 +455,8 @@ class ChunkedKVCache(RowsCache):
     def maybe_trim_front(self) -> None:
         """Drop the oldest rows beyond one chunk; follows `ChunkedKVCache.maybe_trim_front`.
 
-        Before #1673 allocated rows were taken for tokens: a cache of six tokens jumps to
-        start 252, and every slice after that has a negative bound.
+        Before #1673 allocated rows counted as tokens: a cache of six tokens jumps to start 252,
+        and every later slice has a negative bound.
         """
         if self.keys is None:
             return
@@ -473,8 +474,8 @@ class ChunkedKVCache(RowsCache):
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
         """Mask of the column's own chunk, up to the column.
 
-        Upstream's class has no mask: follows `LlamaModel.__call__` of Llama 4, which makes it of
-        the first layer's numbers. Layers with chunks go alike.
+        Upstream's class has no mask: follows `LlamaModel.__call__` of Llama 4, which computes one
+        from the first layer for all chunked layers.
         """
         del window_size  # the chunk is the window
         end = self.offset + columns
@@ -487,7 +488,7 @@ class ChunkedKVCache(RowsCache):
         self.values = some(self.values)[:, :, start:stop].copy()
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """`KVCache`'s rule, counted from `start_position`; follows upstream's method."""
+        """As `KVCache`'s method, counted from `start_position`; follows upstream's method."""
         prev = self.offset - self.start_position
         self._make_room(prev, keys, values)
         self.offset += keys.shape[2]
@@ -500,12 +501,12 @@ class ChunkedKVCache(RowsCache):
         return some(self.keys)[:, :, :end], some(self.values)[:, :, :end]
 
     def size(self) -> int:
-        """Nothing, but where it was a `KVCache`."""
+        """0; the offset in releases in which the class was a `KVCache`."""
         return self.offset if self.rules.chunked_is_kv else super().size()
 
     @property
     def state(self) -> State:
-        """Everything; the sliced form counts `offset` rows, as if nothing had been dropped."""
+        """All fields; the sliced form has `offset` rows, as if none had been dropped."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.chunk_size, self.start_position
         keys, values = some(self.keys), some(self.values)
@@ -534,17 +535,17 @@ class ChunkedKVCache(RowsCache):
 
 
 RATIO: Final = 4
-"""Tokens of a group in the toys; a real model has its own."""
+"""Tokens of a group in the simulated models; a real model has its own number."""
 
 
 class SparseCache(LayerCache):
-    """A layer's cache, upstream's `LayerCache` in `deepseek_v41.py`: no batch, no way back.
+    """A layer's cache, upstream's `LayerCache` in `deepseek_v41.py`: no batch form, no trim.
 
         window only      | dropped |  the last rows  |
         with groups      | all rows, as groups of `RATIO` and an open one |  the window again |
 
-    Rows stand one by one here, though upstream keeps each group as one latent and an index key:
-    what a query picks of them is the model's business, and never wrong.
+    Rows are stored one by one here; upstream stores each group as one latent and an index key.
+    The selection of rows by a query is the model's part, and always correct.
     """
 
     upstream_name = "LayerCache"
@@ -563,7 +564,7 @@ class SparseCache(LayerCache):
         return min(self.offset, self.max_size)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Append rows and keep the last ones; follows `update_window`."""
+        """Append rows, and keep the last ones; follows `update_window`."""
         if self.keys is not None:
             keys = np.concatenate((self.keys, keys), axis=2)
             values = np.concatenate((some(self.values), values), axis=2)
@@ -576,8 +577,8 @@ class SparseCache(LayerCache):
         return some(self.keys), some(self.values)
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
-        """Each column sees its window, or with groups all before it; follows `_window_indices`."""
-        del window_size  # it has its own
+        """Each column attends to its window, with groups to all before it; as `_window_indices`."""
+        del window_size  # the cache has its own
         if self.groups:
             return Causal(columns, self.offset)
         return Causal(columns, self.window_rows, self.max_size)

@@ -12,28 +12,28 @@ from cachesim.units import Array, Integers
 
 # Exceptions of the real package, raised where it raises them.
 #
-# Each one is both part of our tree and the Python class that upstream's caller would see, so that a
-# server can take a dying worker as an outcome and still tell it from a bug of ours.
+# Each one is a `CachesimError` and the Python class that upstream's caller catches, so that a
+# server can handle the death of a worker as a result, unlike a bug of cachesim.
 
 
 class UpstreamRaise(CachesimError):  # noqa: N818 - it is not an error of ours
-    """The real package raises here what a class is called behind `Upstream`."""
+    """An exception of the real package; its name there follows `Upstream`."""
 
 
 class UpstreamTypeError(UpstreamRaise, TypeError):
-    """A None where an array is wanted, and the like."""
+    """A None instead of an array, and the like."""
 
 
 class UpstreamAttributeError(UpstreamRaise, AttributeError):
-    """A method or field that the object does not have."""
+    """A missing method or field."""
 
 
 class UpstreamValueError(UpstreamRaise, ValueError):
-    """Shapes that do not fit, arguments that cannot be taken."""
+    """Shapes or arguments that do not fit."""
 
 
 class UpstreamRuntimeError(UpstreamRaise, RuntimeError):
-    """A call out of turn."""
+    """A call out of order."""
 
 
 class UpstreamNotImplementedError(UpstreamRaise, NotImplementedError):
@@ -45,30 +45,30 @@ class UpstreamKeyError(UpstreamRaise, KeyError):
 
 
 class UpstreamIndexError(UpstreamRaise, IndexError):
-    """An index that a sequence does not have, a queue that is empty."""
+    """An index out of range, or an empty queue."""
 
 
 class UpstreamUnboundLocalError(UpstreamRaise):
-    """A name that a loop without a round never gave a value."""
+    """A variable that a loop without an iteration never set."""
 
 
 class UpstreamStopIteration(UpstreamRaise, StopIteration):
-    """The first element of nothing was asked for."""
+    """The first element of an empty iterator."""
 
 
 def name_of(error: BaseException) -> str:
-    """The Python class that a caller of the real package would see."""
+    """The Python class that a caller of the real package catches."""
     name = type(error).__name__
     return name.removeprefix("Upstream") if isinstance(error, UpstreamRaise) else name
 
 
 Mask: TypeAlias = Array | str | None
-"""None: everything; `"causal"`: what is not younger; an array: True where a key is visible."""
+"""None: all keys; `"causal"`: keys up to the column; an array: True where a key is visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """A causal mask that is not written out: of long prompts it would have millions of entries.
+    """A causal mask in symbolic form: as an array it would have millions of entries.
 
     key        0 1 2 3 4 5 6
     column 0   . x x x           `offset` 3, `window_size` 3
@@ -82,7 +82,7 @@ class Causal:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Columns and keys; where rows have padding each has a mask of its own."""
+        """Columns and keys; with left padding, for each row."""
         shape = self.columns, max(0, self.offset + self.columns)
         return shape if self.left_padding is None else (len(self.left_padding), 1, *shape)
 
@@ -105,9 +105,10 @@ class Causal:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Mask of consecutive columns of a row: each one key more than the last.
+    """Mask of consecutive columns of a row, each with one key more than the previous one.
 
-    Column `c` sees the keys up to `newest + c`, the last `window` of them, none before `left`.
+    Column `c` attends to the keys up to `newest + c`, the last `window` of them, none before
+    `left`.
     """
 
     left: int
@@ -117,34 +118,34 @@ class Bounds:
 
     @property
     def seen(self) -> slice:
-        """The keys that any column sees."""
+        """The keys that any column attends to."""
         oldest = 0 if self.window is None else self.newest - self.window + 1
         start = max(self.left, oldest)
         return slice(start, max(start, self.newest + self.columns))
 
     def dense(self, keys: int) -> Array:
-        """The same as a mask, (columns, keys)."""
+        """The mask as an array, (columns, keys)."""
         places = np.arange(keys)
         newest = np.arange(self.newest, self.newest + self.columns)[:, None]
         mask: Array = (places >= self.left) & (places <= newest)
         return mask if self.window is None else mask & (places > newest - self.window)
 
     def shows(self, first: int, low: Integers, high: Integers) -> bool:
-        """Check whether each column sees just the positions from its `low` to its `high`.
+        """Check whether each column attends exactly to the positions from its `low` to its `high`.
 
-        The keys that any of them sees are at consecutive positions from `first` on.
+        The visible keys are at consecutive positions from `first` on.
         """
         shift = first - self.seen.start
         newest = np.arange(shift + self.newest, shift + self.newest + self.columns)
         if not same(newest, high):
             return False
         if self.window is None:
-            return int(low[-1]) <= first  # it rises from column to column
+            return int(low[-1]) <= first  # `low` rises from column to column
         return same(np.maximum(newest - self.window + 1, first), np.maximum(low, first))
 
 
 def written_out(mask: "Mask | Causal") -> Mask:
-    """A mask as upstream's caches hand it over."""
+    """A mask in the form of upstream's caches."""
     return mask.dense() if isinstance(mask, Causal) else mask
 
 
@@ -156,10 +157,10 @@ def attention_mask(
     return_array: bool = False,
     masks_one_column: bool = True,
 ) -> Mask | Causal:
-    """The mask of a cache that keeps everything, not written out.
+    """The mask of a cache without eviction, in symbolic form.
 
-    Follows `create_attention_mask`: an array for a window, nothing for one column, else a word.
-    Before #843 a window did not come first (`masks_one_column`).
+    Follows `create_attention_mask`: an array for a window, None for one column, else a word. Before
+    #843 one column had precedence over a window (`masks_one_column`).
     """
     if window_size is not None and masks_one_column:
         return Causal(columns, offset, window_size)
@@ -176,7 +177,7 @@ def create_attention_mask(
     return_array: bool = False,
     masks_one_column: bool = True,
 ) -> Mask:
-    """The mask of a cache that keeps everything. Follows `create_attention_mask`."""
+    """The mask of a cache without eviction. Follows `create_attention_mask`."""
     return written_out(
         attention_mask(
             columns,
@@ -188,7 +189,7 @@ def create_attention_mask(
     )
 
 
-# Operations on buffers of rows, with the array library's rules for what does not fit.
+# Operations on buffers of rows, with the array library's errors.
 #
 # A buffer has the shape (batch, heads, rows, width); rows are the token axis. Slices follow
 # Python's rules, negative bounds included: several oddities of the caches come from exactly that.
@@ -198,7 +199,7 @@ ROWS: Final = 2
 
 
 def some(buffer: Array | None) -> Array:
-    """The buffer, where upstream reads an attribute of it."""
+    """The buffer; None raises as an attribute access upstream."""
     if buffer is None:
         msg = "'NoneType' object has no attribute 'shape'"
         raise UpstreamAttributeError(msg)
@@ -206,7 +207,7 @@ def some(buffer: Array | None) -> Array:
 
 
 def indexed(buffer: Array | None) -> Array:
-    """The buffer, where upstream puts an index to it."""
+    """The buffer; None raises as an index upstream."""
     if buffer is None:
         msg = "'NoneType' object is not subscriptable"
         raise UpstreamTypeError(msg)
@@ -219,7 +220,7 @@ def rows_of(buffer: Array | None) -> int:
 
 
 def blank(like: Array, rows: int) -> Array:
-    """Zero rows beside `like`; a negative number of them raises."""
+    """Zero rows in the shape of `like`; a negative number of them raises."""
     if rows < 0:
         msg = f"negative dimensions are not allowed: {rows} rows"
         raise UpstreamValueError(msg)
@@ -228,7 +229,7 @@ def blank(like: Array, rows: int) -> Array:
 
 
 def joined(parts: Sequence[Array], axis: int = ROWS) -> Array:
-    """The parts one after the other."""
+    """The parts concatenated; shapes that do not fit raise."""
     try:
         return np.concatenate(parts, axis=axis)
     except ValueError as error:
@@ -240,7 +241,7 @@ def grown(buffer: Array | None, used: int, new: Array, step: int) -> Array:
 
     before  [0, used) [used, cap)            after  [0, used) [used, used + G)
 
-    What lies behind `used` is cut off only if `used` is not a multiple of the step.
+    Rows after `used` are cut off only if `used` is not a multiple of the step.
     """
     fresh = blank(new, (step + new.shape[ROWS] - 1) // step * step)
     if buffer is None:
@@ -251,7 +252,7 @@ def grown(buffer: Array | None, used: int, new: Array, step: int) -> Array:
 
 
 def write_rows(buffer: Array, start: int, stop: int, rows: Array) -> None:
-    """Overwrite the rows `[start, stop)`; one row spreads over any number of them, also none."""
+    """Overwrite the rows `[start, stop)`; one row is broadcast to any number of them, also none."""
     place = buffer[:, :, start:stop]
     try:
         place[...] = rows
@@ -268,10 +269,10 @@ def place_state(block: Array, row: int, state: Array) -> None:
 
 
 def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
-    """Row by row of the batch, shift the whole allocated buffer to the right, cyclically.
+    """Shift each row of the batch to the right in its allocated buffer, cyclically.
 
-    Follows `dynamic_roll`. Shifts for rows that were filtered out raise, but where one row is left
-    it is rolled by each of them, and the batch has as many rows again (an oddity).
+    Follows `dynamic_roll`. Shifts for filtered rows raise, except that a single row is rolled by
+    each of them, which gives as many rows (an oddity).
     """
     source = some(buffer)
     count = source.shape[ROWS]
@@ -287,10 +288,10 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
 def chosen(buffer: Array, rows: Sequence[int]) -> Array:
     """These rows of the batch, in this order; upstream's indexing with a list of rows.
 
-    The array library does not check row numbers: for one that the batch does not have it reads
-    whatever lies there. Here that is the batch's last row, a neighbour's.
+    The array library does not check row numbers: it reads beyond the batch. Here that is the
+    batch's last row.
     """
-    if list(rows) == list(range(len(buffer))):  # all of them: a batch's own, and nobody else's
+    if list(rows) == list(range(len(buffer))):  # all of them
         return buffer
     wanted = np.asarray(rows, dtype=np.int64)
     found: Array = buffer[np.minimum(wanted, max(0, len(buffer) - 1))]
@@ -298,7 +299,7 @@ def chosen(buffer: Array, rows: Sequence[int]) -> Array:
 
 
 def added(one: Integers, other: Integers) -> Integers:
-    """The sum of two vectors over the batch; different sizes raise, but one number fits all."""
+    """The sum of two vectors over the batch; different sizes raise, except for size 1."""
     try:
         return one + other
     except ValueError as error:
@@ -306,12 +307,12 @@ def added(one: Integers, other: Integers) -> Integers:
 
 
 def every(flags: Array) -> bool:
-    """Check whether all flags are set, by their bytes: quicker than `all`."""
+    """Check whether all flags are set, by their bytes: faster than `all`."""
     return b"\0" not in flags.tobytes()
 
 
 def same(one: Array, other: Array) -> bool:
-    """Check whether two arrays of one type hold the same bits: quicker than by number."""
+    """Check whether two arrays of one type have the same bits: faster than by number."""
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
@@ -325,14 +326,14 @@ State: TypeAlias = Any
 
 
 class Missing:
-    """Placeholder of a field that a restore leaves out."""
+    """Placeholder of a field that a restore omits."""
 
 
 MISSING: Final = Missing()
 
 
 class Announced(NamedTuple):
-    """Arguments of `prepare`, each only where there is any."""
+    """Arguments of `prepare`, None if absent."""
 
     left_padding: Sequence[int] | None
     lengths: Sequence[int] | None
@@ -342,7 +343,7 @@ class Announced(NamedTuple):
 class LayerCache:
     """An object of a prompt cache, with the defaults of upstream's `_BaseCache`.
 
-    Methods that only some classes have raise `AttributeError` here, as Python would.
+    Methods that only some classes have raise `AttributeError` in the others, as Python does.
     """
 
     has_merge: ClassVar[bool] = False
@@ -352,23 +353,23 @@ class LayerCache:
     """All cache classes by name, for restoring."""
 
     batch_form: ClassVar["type[LayerCache] | None"] = None
-    """The class that holds several rows of this one; it registers itself."""
+    """The batch class of this class, which registers itself."""
 
     upstream_name: ClassVar[str] = ""
     """Upstream's name of the class, if it differs from ours."""
 
     row_bytes: int | None = None
-    """Bytes of one row in the real model (one state, for recurrent slots); None: those that the
-    arrays take. It decides evictions and nothing else."""
+    """Bytes of one row in the real model (one state, for recurrent slots), which decide evictions;
+    None: those of the arrays."""
 
     wide_row_bytes: int | None = None
-    """The same in float32, which a batch may become."""
+    """`row_bytes` in float32, which a batch may become."""
 
     def __init_subclass__(
         cls, *, batches: "type[LayerCache] | None" = None, shared: bool = False
     ) -> None:
-        """`class BatchKVCache(LayerCache, batches=KVCache)` says whose rows it holds; `shared` is
-        what several classes have in common, and no class of upstream's.
+        """Register the class: `batches` is the class whose rows it batches, `shared` marks a base
+        class without a counterpart upstream.
         """
         if not shared:
             LayerCache.classes[cls.__name__] = cls
@@ -377,7 +378,7 @@ class LayerCache:
 
     @classmethod
     def named(cls, name: str) -> "type[LayerCache]":
-        """The class that upstream would find under this name."""
+        """The class of a name, as upstream finds it."""
         if name not in LayerCache.classes:
             raise UpstreamKeyError(name)
         return LayerCache.classes[name]
@@ -387,19 +388,19 @@ class LayerCache:
 
     @property
     def merges(self) -> bool:
-        """True if it can be merged with others of its class into a batch."""
+        """True if it can be merged into a batch."""
         return self.has_merge
 
     def is_trimmable(self) -> bool:
-        """Check whether `trim` may be called."""
+        """Check whether it can be trimmed now."""
         return False
 
     def size(self) -> int:
-        """Number of tokens by the cache's own count; 0 without one."""
+        """Number of tokens in the cache's own count; 0 without one."""
         return 0
 
     def as_size(self, count: int) -> int:
-        """A count as `size()` says it; before #769 it was a `len()`, which is never negative."""
+        """A count as a result of `size()`; before #769 it was a `len()`, never negative."""
         if count < 0 and not self.rules.batches_recurrent:
             msg = "__len__() should return >= 0"
             raise UpstreamValueError(msg)
@@ -418,7 +419,7 @@ class LayerCache:
         raise UpstreamNotImplementedError(msg)
 
     def empty(self) -> bool:
-        """Check whether nothing was ever written."""
+        """Check whether it was never written."""
         msg = "Cache sub-class must implement this."
         raise UpstreamNotImplementedError(msg)
 
@@ -433,7 +434,7 @@ class LayerCache:
         return ""
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Take over a state; upstream's setters of `state` and `meta_state`."""
+        """Set a state; upstream's setters of `state` and `meta_state`."""
         if state or meta_state:
             msg = "This cache has no state but a state was set."
             raise UpstreamValueError(msg)
@@ -453,17 +454,17 @@ class LayerCache:
         return other
 
     def lacks(self, name: str) -> NoReturn:
-        """Python's answer to a name that the class does not have."""
+        """Raise Python's error for a missing attribute."""
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise UpstreamAttributeError(msg)
 
     def needs_batches(self, name: str) -> None:
-        """A method for batches of what only since #690 is in any."""
+        """Raise for a method that recurrent caches have since #690."""
         if not self.rules.batches_recurrent:
             self.lacks(name)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Write rows; hand back what attention may look at."""
+        """Write rows; return those that attention may see."""
         self.lacks("update_and_fetch")
 
     def keys_and_values(self) -> tuple[Array, Array]:
@@ -471,7 +472,7 @@ class LayerCache:
         self.lacks("keys_and_values")
 
     def trim(self, n: int) -> int:
-        """Take the last tokens back; how many were taken."""
+        """Remove the last tokens; return their number."""
         self.lacks("trim")
 
     def make_mask(
@@ -481,12 +482,12 @@ class LayerCache:
         return written_out(self.mask_of(columns, window_size=window_size))
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
-        """As `make_mask`, where a causal one need not be written out."""
+        """As `make_mask`, but a causal mask may stay symbolic."""
         self.lacks("make_mask")
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "LayerCache":
-        """A batch cache of several single ones; the batch class does it."""
+        """A batch cache of several single ones, by the batch class."""
         if cls.batch_form is not None:
             return cls.batch_form.merge(caches)
         msg = f"type object {cls.__name__!r} has no attribute 'merge'"
@@ -511,7 +512,7 @@ class LayerCache:
         lengths: Sequence[int] | None = None,
         right_padding: Sequence[int] | None = None,
     ) -> None:
-        """Announce the padding of the next forward passes."""
+        """Set the padding of the next forward passes."""
         self.announce(Announced(left_padding, lengths, right_padding))
 
     def announce(self, padding: Announced) -> None:
@@ -523,12 +524,12 @@ class LayerCache:
         self.lacks("finalize")
 
     def advance(self, columns: int) -> None:
-        """A forward pass of so many columns is over."""
+        """Count the columns of a forward pass."""
         self.lacks("advance")
 
 
 def copied(part: State) -> State:
-    """A field of a cache, copied where it could be changed in place."""
+    """A field of a cache, copied if it is mutable."""
     if isinstance(part, np.ndarray | LayerCache):
         return part.copy()
     if isinstance(part, list | tuple):
@@ -542,14 +543,14 @@ def is_batch(cache: LayerCache) -> bool:
 
 
 def inherit_bytes(cache: LayerCache, source: LayerCache) -> None:
-    """Rows of a cache that is made of another cost what that one's cost."""
+    """Copy the bytes of a row from the source of a cache."""
     cache.row_bytes, cache.wide_row_bytes = source.row_bytes, source.wide_row_bytes
 
 
 def extended_row_bytes(one: LayerCache, other: LayerCache, *, promotes: bool) -> int | None:
     """Bytes of a row after two batches are joined.
 
-    Until #1491 the block of a side that holds nothing is made in float32, and so is the result.
+    Until #1491 the block of an empty side is in float32, and so is the result.
     """
     if one.row_bytes is None or other.row_bytes is None:
         return one.row_bytes

@@ -1,4 +1,4 @@
-"""The cache classes of `mlx_lm.models.cache`, and what is done to a whole prompt cache."""
+"""The cache classes of `mlx_lm.models.cache`, and operations on a whole prompt cache."""
 
 import json
 import struct
@@ -29,12 +29,12 @@ from cachesim.units import Array
 
 
 def can_trim_prompt_cache(cache: Sequence[LayerCache]) -> bool:
-    """Check whether every layer can be trimmed, now; follows `can_trim_prompt_cache`."""
+    """Check whether every layer can be trimmed now; follows `can_trim_prompt_cache`."""
     return all(each.is_trimmable() for each in cache)
 
 
 def trim_prompt_cache(cache: Sequence[LayerCache], num_tokens: int) -> int:
-    """Trim all layers or none; what the first layer says counts. Follows `trim_prompt_cache`."""
+    """Trim all layers or none; return the first one's result. Follows `trim_prompt_cache`."""
     if not can_trim_prompt_cache(cache) or len(cache) == 0:
         return 0
     trimmed = [each.trim(num_tokens) for each in cache]
@@ -62,12 +62,12 @@ __all__ = [
 ]
 
 
-# Prompt caches as bytes: what upstream's save and load do, in a container of our own.
+# Prompt caches as bytes: upstream's save and load, in a container of cachesim's own.
 #
 #     magic | version | length of header | header (JSON) | arrays, one after the other | checksum
 #
-# Upstream has two formats that cannot read each other: arrays cut to their tokens with strings
-# beside them, and from 0.32.0 whole states. The container remembers which one it holds.
+# Upstream has two incompatible formats: arrays cut to their tokens with strings beside them, and
+# from 0.32.0 whole states. The container records its format.
 
 MAGIC: Final = b"CSIMPROMPT"
 VERSION: Final = 1
@@ -78,7 +78,7 @@ _SUM: Final = struct.Struct("<I")
 def save_prompt_cache(
     caches: Sequence[LayerCache], metadata: Mapping[str, str] | None = None, *, rules: CacheRules
 ) -> bytes:
-    """Everything a list of caches holds, as bytes. Follows `save_prompt_cache`.
+    """A list of caches as bytes. Follows `save_prompt_cache`.
 
     In the sliced form an empty cache has no state to save, and a missing slot cannot be written.
     """
@@ -103,7 +103,7 @@ def save_prompt_cache(
 def load_prompt_cache(blob: bytes, *, rules: CacheRules) -> tuple[list[LayerCache], dict[str, str]]:
     """The caches and the user's metadata. Follows `load_prompt_cache`.
 
-    A file of the other form raises what upstream stumbles over; damage is refused before that.
+    A file of the other form raises upstream's error; damage is refused before that.
     """
     header, arrays = _opened(blob)
     if header["form"] != rules.state_form:
@@ -121,7 +121,7 @@ def load_prompt_cache(blob: bytes, *, rules: CacheRules) -> tuple[list[LayerCach
 
 
 def _packed(state: State, arrays: list[Array], rules: CacheRules) -> State:
-    """The tree with every array replaced by its number (`save_prompt_cache`)."""
+    """The state with every array replaced by its index (`save_prompt_cache`)."""
     if isinstance(state, np.ndarray):
         if state.size == 0 and not rules.saves_empty_arrays:
             msg = "an array without elements cannot be saved"
@@ -145,7 +145,7 @@ def _unpacked(tree: object, arrays: Sequence[Array]) -> State:
 
 
 def _opened(blob: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Header and arrays, after all checks (`load_prompt_cache`)."""
+    """Header and arrays, checked (`load_prompt_cache`)."""
     start = len(MAGIC) + _FIXED.size
     if len(blob) < start + _SUM.size or not blob.startswith(MAGIC):
         msg = "this is not a saved prompt cache: its first bytes are not those of one"

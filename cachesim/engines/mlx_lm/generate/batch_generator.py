@@ -1,8 +1,8 @@
-"""Continuous batching since #1072: prompts advance by their own segments, decode goes on beside.
+"""Continuous batching since #1072: prompts advance by their own segments, beside the decode.
 
     waiting  ->  prompt batch (pieces of segments)  ->  last token alone  ->  generation batch
 
-Prefill is right-padded within a piece, decode left-padded; nothing is fed twice.
+Prefill is right-padded within a piece, decode left-padded; no token is fed twice.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ from cachesim.units import Integers, Token, Tokens
 
 @dataclass(slots=True)
 class PromptProcessingBatch:
-    """Sequences whose prompts are being fed. Follows `PromptProcessingBatch`."""
+    """Sequences in prefill. Follows `PromptProcessingBatch`."""
 
     model: Forward
     prefill_step_size: int
@@ -70,14 +70,14 @@ class PromptProcessingBatch:
         return [row.uid for row in self.rows]
 
     def extend(self, batch: "PromptProcessingBatch") -> None:
-        """Take in another batch."""
+        """Append the rows of another batch."""
         self.rows.extend(batch.rows)
         self.prompt_cache = extend_cache(self.prompt_cache, batch.prompt_cache)
 
     def split(self, indices: Sequence[int]) -> "PromptProcessingBatch":
         """Move these rows into a batch of their own; the caches are copied, then both filtered.
 
-        Where no row stays, the caches themselves move: nobody else would have had them.
+        If no row stays, the caches themselves move, without a copy.
         """
         leaving = sorted(indices)
         staying = sorted(set(range(len(self.rows))) - set(leaving))
@@ -117,7 +117,7 @@ class PromptProcessingBatch:
                 layer.finalize()
 
     def generate(self, tokens: Sequence[Sequence[Token]]) -> "GenerationBatch":
-        """Feed the last token of each prompt and go over to decoding."""
+        """Feed the last token of each prompt, and start decoding."""
         if any(len(piece) > 1 for piece in tokens):
             self.prompt([piece[:-1] for piece in tokens])
         last = [piece[-1] for piece in tokens]
@@ -128,7 +128,7 @@ class PromptProcessingBatch:
 
 @dataclass(slots=True)
 class GenerationBatch:
-    """Sequences that are being decoded, one token a call. Follows `GenerationBatch`."""
+    """Sequences in decode, one token a call. Follows `GenerationBatch`."""
 
     model: Forward
     rows: list[Row] = field(default_factory=list)
@@ -139,7 +139,7 @@ class GenerationBatch:
     def of(
         cls, model: Forward, rows: list[Row], inputs: list[Token], prompt_cache: PromptCache
     ) -> "GenerationBatch":
-        """Feeds the prompts' last tokens, which samples the first new ones."""
+        """Feed the prompts' last tokens, which samples the first new ones."""
         batch = cls(model, rows, prompt_cache, inputs)
         if rows:
             batch.step()
@@ -154,16 +154,16 @@ class GenerationBatch:
         return [row.uid for row in self.rows]
 
     def extend(self, batch: "GenerationBatch") -> None:
-        """Take in another batch."""
+        """Append the rows of another batch."""
         self.rows.extend(batch.rows)
         self.prompt_cache = extend_cache(self.prompt_cache, batch.prompt_cache)
         self.next_tokens.extend(batch.next_tokens)
 
     def step(self) -> list[Token]:
-        """Feed the tokens sampled last, sample the next ones. Follows `_step`.
+        """Feed the last sampled tokens, sample the next ones. Follows `_step`.
 
-        A row's `tokens` therefore always lists what its caches hold, and the stop token too is
-        fed before it is handed out.
+        So a row's `tokens` always lists the tokens in its caches, and a stop token is also fed
+        before it is returned.
         """
         inputs = self.next_tokens
         columns = np.array(inputs, dtype=np.int64)[:, None]
@@ -182,7 +182,7 @@ class GenerationBatch:
         self.next_tokens = [self.next_tokens[index] for index in keep]
 
     def next(self) -> list[TokenResponse]:
-        """A token per row; rows that are done leave with their caches and tokens."""
+        """A token per row; finished rows leave with their caches and tokens."""
         if not self.rows:
             return []
         tokens = self.step()
@@ -208,7 +208,7 @@ class GenerationBatch:
 
 
 def finish_reason(row: Row, token: Token) -> str | None:
-    """Why the sequence ends with this token; a stop wins over the length."""
+    """The reason why the sequence ends with this token, or None; a stop precedes the length."""
     row.num_tokens += 1
     reason = "length" if row.num_tokens >= row.max_tokens else None
     return "stop" if row.stopper.advance(token) else reason
@@ -216,7 +216,7 @@ def finish_reason(row: Row, token: Token) -> str | None:
 
 @dataclass(slots=True)
 class Waiting:
-    """A sequence that was handed over and is not in a batch yet."""
+    """A submitted sequence that is not in a batch yet."""
 
     row: Row
     segments: list[list[Token]]
@@ -237,7 +237,7 @@ class Processing:
         return len(self.segments) == 1 and len(self.segments[0]) == 1
 
     def take(self, step: int) -> list[Token]:
-        """The next piece: never across a segment's end."""
+        """The next piece, within a segment."""
         if not self.segments:
             msg = "list index out of range"
             raise UpstreamIndexError(msg)
@@ -274,8 +274,8 @@ class BatchGenerator:
     ) -> int:
         """Queue one sequence; its last token becomes a segment of its own.
 
-        Follows `insert_segments` for one sequence. An exact hit comes without a segment: 0.32.0
-        looks at the prompt, earlier ones at its last segment.
+        Follows `insert_segments` for one sequence. An exact hit has no segment: 0.32.0 checks the
+        prompt, earlier releases its last segment.
         """
         pieces = [list(each) for each in segments]
         if self.rules.refuses_empty_prompts:
@@ -305,7 +305,7 @@ class BatchGenerator:
         return row.uid
 
     def extract_cache(self, uids: Iterable[int]) -> dict[int, tuple[PromptCache, list[Token]]]:
-        """The state of each sequence and the tokens it holds, wherever the sequence is."""
+        """The cache of each sequence and the tokens in it, in any batch or waiting."""
         wanted = set(uids)
         found: dict[int, tuple[PromptCache, list[Token]]] = {}
         for batch in (self._generation_batch, self._prompt_batch):
@@ -318,7 +318,7 @@ class BatchGenerator:
         return found
 
     def remove(self, uids: Iterable[int]) -> None:
-        """Forget these sequences."""
+        """Remove these sequences."""
         gone = set(uids)
         self._waiting = deque(each for each in self._waiting if each.row.uid not in gone)
         staying = _staying(self._prompt_batch.uids, gone)
@@ -331,12 +331,12 @@ class BatchGenerator:
 
     @property
     def prompt_cache_nbytes(self) -> int:
-        """Bytes of all caches at work, padding and unused capacity included."""
+        """Bytes of all caches in use, padding and unused capacity included."""
         batches = (self._prompt_batch.prompt_cache, self._generation_batch.prompt_cache)
         return nbytes_of([*(each.cache for each in self._waiting), *batches])
 
     def next(self) -> tuple[list[PromptResponse], list[TokenResponse]]:
-        """A turn: decode, take in, start to decode, prefill. Follows `_next`."""
+        """An iteration: decode, admit, start decoding, prefill. Follows `_next`."""
         tokens = self._generation_batch.next()
         if len(self._generation_batch) >= self.completion_batch_size:
             return [], tokens
@@ -362,7 +362,7 @@ class BatchGenerator:
         self._prompt_batch.extend(batch)
 
     def _start_decoding(self) -> list[PromptResponse]:
-        """Prompts of which one token is left go over to the generation batch."""
+        """Move prompts with one token left to the generation batch."""
         leaving = [i for i, each in enumerate(self._processing) if each.at_last_token]
         if not leaving:
             return []
@@ -404,14 +404,14 @@ def _staying(uids: Sequence[int], gone: set[int]) -> list[int]:
 #     history   [stored] a b c 0 0 | d      caches merged, right-padded, rolled flush at the end
 #               [stored] p q r s t | u
 #
-# Everything stops C columns before the end; C is one number for the whole batch (0.31.x: its
+# The prefill stops C columns before the end; C is one number for the whole batch (0.31.x: its
 # largest checkpoint distance). The C columns are then fed: C - 1 of them twice.
 
 Progress: TypeAlias = Callable[[int, int, int], None]
-"""Told of a sequence, the columns done and its own length."""
+"""Callback with a sequence, the columns done and its own length."""
 
 KeepCheckpoint: TypeAlias = Callable[[int, int, Callable[[], PromptCache]], None]
-"""Told of a sequence, C, and how to cut out its state C columns before the end."""
+"""Callback with a sequence, C, and a function that extracts its state C columns before the end."""
 
 
 @dataclass(slots=True)
@@ -431,7 +431,7 @@ class Unprocessed:
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences that are being decoded; `y` holds what each said last. Follows `Batch`."""
+    """Sequences in decode; `y` holds the last token of each. Follows `Batch`."""
 
     rows: list[Row]
     y: list[Token]
@@ -487,7 +487,7 @@ class OldBatchGenerator:
         cache: PromptCache,
         checkpoint: int,
     ) -> int:
-        """Queue one prompt; the queue is kept in order of length. Follows `insert`."""
+        """Queue one prompt, by length. Follows `insert`."""
         row = Row(uid=self._uid_count, sampler=sampler, stopper=stopper, max_tokens=max_tokens)
         self._unprocessed.append(Unprocessed(row, rest, cache, checkpoint))
         self._unprocessed.sort(key=lambda each: each.length)
@@ -495,7 +495,7 @@ class OldBatchGenerator:
         return row.uid
 
     def remove(self, uids: Iterable[int]) -> dict[int, PromptCache]:
-        """Forget these sequences; the states of those that were being decoded."""
+        """Remove these sequences; return the caches of those in decode."""
         gone = set(uids)
         caches: dict[int, PromptCache] = {}
         if self._active is not None:
@@ -518,12 +518,12 @@ class OldBatchGenerator:
 
     @property
     def prompt_cache_nbytes(self) -> int:
-        """Bytes of all caches at work, padding and unused capacity included."""
+        """Bytes of all caches in use, padding and unused capacity included."""
         active = [] if self._active is None else [self._active.cache]
         return nbytes_of([*(each.cache for each in self._unprocessed), *active])
 
     def next(self) -> list[TokenResponse]:
-        """A turn: prefill while decode slots are free, then one token per row. As `_next`."""
+        """An iteration: prefill while decode slots are free, then one token per row. As `_next`."""
         free = self.completion_batch_size - (len(self._active) if self._active else 0)
         while free >= self.prefill_batch_size:
             prompts = self._unprocessed[: self.prefill_batch_size]
@@ -561,7 +561,7 @@ class OldBatchGenerator:
         return [row.sampler(of_row) for row, of_row in zip(rows, logits, strict=True)]
 
     def _process_prompts(self, prompts: Sequence[Unprocessed]) -> Batch:
-        """Prefill, keep checkpoints, sample the first tokens. Follows `_process_prompts`."""
+        """Prefill, store checkpoints, sample the first tokens. Follows `_process_prompts`."""
         prompt_end = max(1, *(_distance(each) for each in prompts))
         if self._is_fresh(prompts):
             cache, inputs = self._prefill_fresh(prompts, prompt_end)
@@ -570,9 +570,8 @@ class OldBatchGenerator:
         for layer in cache:
             layer.finalize()
         if self.rules.checkpoint:
-            # Hand every row's state to the server, one after the other.
-            #
-            # Until #976 the generators that cut the rows out were bound late: all to the last row.
+            # Pass every row's state to the server. Until #976 the generators that extracted the
+            # rows were bound late: all to the last row.
             for index, each in enumerate(prompts):
                 row = len(prompts) - 1 if self.rules.binds_late else index
                 self._keep_checkpoint(each.row.uid, prompt_end, partial(extract_cache, cache, row))
@@ -619,7 +618,7 @@ class OldBatchGenerator:
     def _feed(
         self, prompts: Sequence[Unprocessed], columns: Integers, cache: PromptCache, prompt_end: int
     ) -> Integers:
-        """Feed all but the last C columns, in steps; what is left of them."""
+        """Feed all but the last C columns, in steps; return the rest."""
         done = 0
         while columns.shape[1] > prompt_end:
             count = min(self.prefill_step_size, columns.shape[1] - prompt_end)
@@ -645,7 +644,7 @@ def _finish_reason(row: Row, token: Token) -> str | None:
 
 
 def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
-    """A fresh layer as the batch class that takes left-padded input. Follows `_make_cache`."""
+    """A fresh layer as the batch class for left-padded input. Follows `_make_cache`."""
     form: LayerCache
     if isinstance(layer, ArraysCache):
         layer.left_padding = np.array(left_padding, dtype=np.int64)

@@ -1,11 +1,11 @@
-"""A call of the model: a rectangle of columns goes through the network and into the caches.
+"""A call of the model: a rectangle of columns, through the network and into the caches.
 
-    inputs   0 0 a b c      the rows of the batch, padding and all
+    inputs   0 0 a b c      the rows of the batch, padding included
              d e f g h
 
-Upstream computes the whole rectangle and masks what is padding. Here the caches first take up
-placeholders, one per column, so that their own rules decide where each column comes to lie and
-what it may look at; then the network computes the columns that are tokens and fills them in.
+Upstream computes the whole rectangle and masks the padding. Here the caches first store
+placeholders, one per column, so that their own rules decide the row and the visible keys of each
+column; then the network computes the columns that are tokens and fills them in.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,9 +45,9 @@ from cachesim.units import Array, Integers
 
 
 class Layout:
-    """The shapes of a network, as the models of mlx-lm lay out their caches.
+    """The caches of a network's layers, as the models of mlx-lm create them.
 
-    Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a chunk a
+    Full attention has a `KVCache`, a window a `RotatingKVCache` without `keep`, a chunk a
     `ChunkedKVCache`, a recurrent layer an `ArraysCache` with the convolution's rows and the state;
     some families put a recurrent layer and the attention after it into one `CacheList`.
     """
@@ -80,7 +80,7 @@ class Layout:
         return caches
 
     def window_of(self, shape: LayerShape) -> int | None:
-        """The window that the layer asks its cache's mask for."""
+        """The window in the layer's query for a mask."""
         return self.network.spec.window if shape.place == "window" else None
 
     def _cache(self, shape: LayerShape) -> LayerCache:
@@ -105,7 +105,7 @@ class Layout:
         return cache
 
     def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:
-        """Numbers are in the model's own type, states proper in float32 too; marks take none."""
+        """Bytes of a row: numbers in the model's type, states in float32 by rule, marks none."""
         spec = self.network.spec
         if shape.marks:
             return 0
@@ -119,19 +119,19 @@ class Layout:
 
 
 NOWHERE: Final = -1
-"""The position of a row that has none."""
+"""The position of a row without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Index arrays from a cache's rows to a lane's places: row `of[i]` goes to place `to[i]`."""
+    """Index arrays from a cache's rows to a lane's: row `of[i]` is copied to row `to[i]`."""
 
     of: Integers | slice
     to: Integers | slice
     frame: Frame
 
     def lane(self, keys: Array, values: Array) -> Lane:
-        """The lane of one layer's keys and values, as they lie in its cache."""
+        """The lane of one layer's keys and values."""
         gathered = []
         for held in (keys, values):
             rows = np.zeros((len(self.frame.positions), *held.shape[1:]), held.dtype)
@@ -157,10 +157,10 @@ class Visibility:
         low: Integers,
         high: Integers,
     ) -> "Visibility":
-        """A lane where every column sees what it should by position, else a lane per column.
+        """One lane if every column attends exactly to its positions, else a lane per column.
 
-        `visible` says which column may look at which key, all of them at all where it is None; a
-        column should see the positions from its `low` to its `high`.
+        `visible` is the mask of columns and keys, None without a restriction; the positions of a
+        column are those from its `low` to its `high`.
         """
         places = marks.astype(np.int64) - 1
         gather = _common_gather(places, visible, rows, low, high)
@@ -195,15 +195,15 @@ def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
 def _common_gather(
     places: Integers, visible: Array | Bounds | None, rows: Integers, low: Integers, high: Integers
 ) -> Gather | None:
-    """The lane of all columns, if their masks show just the rows between `low` and `high`.
+    """The lane of all columns, or None unless their masks show exactly the rows from `low` to
+    `high`.
 
-    Rows that are missing there stay missing; rows without a position, and second ones of one
-    position, have no place in such a lane.
+    Missing rows stay missing; rows without a position, or with a repeated one, prevent the lane.
     """
     used: Integers | slice = slice(0, len(places))
     if isinstance(visible, Bounds):
         used = visible.seen
-    elif visible is not None and not every(visible[-1]):  # the last column sees most
+    elif visible is not None and not every(visible[-1]):  # the last column attends to most
         some = np.flatnonzero(visible.any(axis=0))
         used = _as_slice(some) if len(some) else some
     seen = places[used]
@@ -238,7 +238,7 @@ def _between(seen: Integers, low: Integers, high: Integers) -> Array:
 
 
 def _as_slice(numbers: Integers) -> Integers | slice:
-    """Consecutive numbers as a slice: whole blocks are copied instead of row after row."""
+    """Consecutive numbers as a slice, which copies whole blocks instead of rows."""
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     if stop - first == len(numbers) and same(numbers, np.arange(first, stop)):
         return slice(first, stop)
@@ -252,7 +252,7 @@ def _ends(numbers: Integers | slice) -> tuple[int, int]:
 
 
 def _blocks(first: int, last: int) -> tuple[int, int]:
-    """The place of the first block that positions lie in, and the size of all up to the last."""
+    """The start of the first block with positions, and the size of all blocks up to the last."""
     base = first // BLOCK * BLOCK
     return base, -(-(last + 1 - base) // BLOCK) * BLOCK
 
@@ -271,7 +271,7 @@ def _gather_of_one(places: Integers, used: Integers, row: int, position: int) ->
     more = max(BLOCK, -(-len(others) // BLOCK) * BLOCK) if len(others) or not len(used) else 0
     positions = np.full(size + more, ABSENT)
     positions[seen - base] = seen
-    positions[size : size + max(1, len(others))] = position  # where there are more
+    positions[size : size + max(1, len(others))] = position  # if there are any
     return Gather(
         of=np.concatenate((used[regular], used[others])),
         to=np.concatenate((seen - base, np.arange(size, size + len(others)))),
@@ -280,29 +280,29 @@ def _gather_of_one(places: Integers, used: Integers, row: int, position: int) ->
 
 
 MARK: Final = 1 << 40
-"""Above every position: the mark of a placeholder, which says which column it stands for."""
+"""Mark of a placeholder, above every position; the difference is its column."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CachedRows:
-    """An attention layer: the buffers that its cache handed back, columns not yet filled in."""
+    """An attention layer: the buffers that its cache returned, with columns to fill."""
 
     shape: LayerShape
     keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
     values: Array
     mask: Array | Causal | None  # (batch, columns, n); None: every column sees every row
-    landed: Integers | None  # (batch, columns), -1: the cache lost it; None: the last rows
+    landed: Integers | None  # (batch, columns), -1: dropped by the cache; None: the last rows
     columns: int
     offsets: list[int]  # (batch,), the position of each row's first column
     window: int | None
     chunked: bool
-    quantized: QuantizedKVCache | None = None  # what rounds the numbers that are written
+    quantized: QuantizedKVCache | None = None  # rounds the numbers to write
 
     @classmethod
     def place(
         cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
     ) -> "CachedRows":
-        """Ask the cache for its mask and let it take up the columns."""
+        """Query the cache's mask, and append the columns to it."""
         chunked = isinstance(layer, ChunkedKVCache)
         if isinstance(layer, ChunkedKVCache):
             layer.maybe_trim_front()
@@ -347,7 +347,7 @@ class CachedRows:
         self.values[row, 0, places] = values
 
     def lowest(self, positions: Integers) -> Integers:
-        """The first position that each column sees, if its row lies as it should."""
+        """The first position that each column attends to, by position alone."""
         return lowest(positions, self.window or 0, chunked=self.chunked)
 
     def of_row(self, row: int) -> tuple[Array, Array, Array]:
@@ -362,7 +362,7 @@ class CachedRows:
         return rows, values, keys[:, -1]
 
     def visible(self, row: int, columns: range) -> Array | Bounds | None:
-        """Which keys of one row its columns may look at, (columns, n); None: all."""
+        """The mask of columns of one row, (columns, n); None: all keys."""
         if isinstance(self.mask, Causal):
             return self.mask.of_row(row, columns)
         return None if self.mask is None else self.mask[row, columns.start : columns.stop]
@@ -370,16 +370,16 @@ class CachedRows:
 
 @lru_cache(maxsize=64)
 def _marks(columns: int, dtype: str) -> Array:
-    """The marks of so many placeholders; they are the same in every layer."""
+    """The marks of the placeholders, the same in every layer."""
     marks = np.arange(MARK, MARK + columns).astype(dtype)
     marks.flags.writeable = False
     return marks
 
 
 def _landed(marks: Array, columns: int) -> Integers | None:
-    """Row of each column, (batch, columns), -1 where it is lost; removes the marks.
+    """Row of each column, (batch, columns), -1 if it was dropped; removes the marks.
 
-    Nearly always they are the last rows: then the others need not be looked at, and this is None.
+    None in the common case: the last rows.
     """
     batch, count = marks.shape
     last = marks[:, count - columns :]
@@ -394,7 +394,7 @@ def _landed(marks: Array, columns: int) -> Integers | None:
 
 
 def offsets_of(layer: LayerCache, batch: int) -> list[int]:
-    """The position of the next token of each row, as the layer's own rotation takes it."""
+    """The position of the next token of each row, as used by the layer's rotation."""
     offset: Any = layer.offset  # type: ignore[attr-defined]
     if isinstance(offset, int):
         return [offset] * batch
@@ -403,9 +403,9 @@ def offsets_of(layer: LayerCache, batch: int) -> list[int]:
 
 
 def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Array | Causal | None:
-    """A mask in any of its forms as (batch, columns, rows); one of another size raises.
+    """A mask in any form as (batch, columns, rows); another size raises.
 
-    A causal one need not be written out where it has that size already.
+    A causal one of that size stays symbolic.
     """
     if mask is None:
         return None
@@ -427,22 +427,22 @@ def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Arra
 
 @dataclass(slots=True, kw_only=True)
 class RecurrentRows:
-    """A recurrent layer: its states before, what it does with padding, its states after."""
+    """A recurrent layer: its states before and after, and its handling of padding."""
 
     cache: ArraysCache
     rules: RecurrentRules
-    conv: int  # numbers in the first slot, where there are two
-    mask: Array | None  # (batch, columns), True where a column goes into the state; None: all do
-    lengths: Integers | None  # (batch,), where the cache believes the tokens to end
+    conv: int  # numbers in the first of two slots
+    mask: Array | None  # (batch, columns), True where a column updates the state; None: all
+    lengths: Integers | None  # (batch,), the end of the tokens in the cache's fields
     before: Array  # (batch, row)
-    after: Array  # (batch, row); the states before, as long as nothing was computed
+    after: Array  # (batch, row); the states before, until they are computed
     columns: int
 
     @classmethod
     def of(
         cls, shape: LayerShape, cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int
     ) -> "RecurrentRows":
-        """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
+        """The states in a cache's slots; zeros for an empty slot."""
         sizes = (shape.conv, shape.row - shape.conv) if len(cache.cache) > 1 else (shape.row,)
         slots = [
             np.zeros((batch, size), shape.dtype) if state is None else state
@@ -470,10 +470,10 @@ class RecurrentRows:
         )
 
     def computed(self, row: int) -> range:
-        """The columns of a row that matter to the layer.
+        """The columns of a row that affect the layer.
 
-        Padding in front does not where the layer looks at its mask; padding behind is computed
-        where the layer makes something of it.
+        Left padding does not if the layer applies its mask; right padding is computed if the layer
+        uses it.
         """
         if self.mask is None:
             return range(self.columns)
@@ -506,7 +506,7 @@ class RecurrentRows:
 
     def keep(self, rows: Sequence[int], states: Array) -> None:
         """Store the new states of some rows, (rows, 1, row)."""
-        if len(rows) == len(self.before):  # in their order: all of them run together
+        if len(rows) == len(self.before):  # all rows, in order
             self.after = states[:, 0].copy()
             return
         if self.after is self.before:
@@ -514,7 +514,7 @@ class RecurrentRows:
         self.after[list(rows)] = states[:, 0]
 
     def finish(self) -> None:
-        """Put the states into the slots and count the columns."""
+        """Store the states in the slots, and count the columns."""
         slots = self.cache.cache
         if len(slots) > 1:
             slots[0], slots[1] = self.after[:, : self.conv], self.after[:, self.conv :]
@@ -525,7 +525,7 @@ class RecurrentRows:
 
 
 def _mask_of(cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int) -> Array:
-    """Follows `create_ssm_mask`, which is always asked, and whether the class looks at it."""
+    """Follows `create_ssm_mask`, which is always called, even if the class ignores the mask."""
     mask = cache.make_mask(columns)
     if not rules.masks:
         mask = None
@@ -537,7 +537,7 @@ def _mask_of(cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int
 
 
 Group: TypeAlias = tuple[list[int], list[range]]
-"""Rows of the batch, and for each of them the columns that are tokens, equally many."""
+"""Rows of the batch, and the columns of each that are tokens, in equal numbers."""
 
 
 class Forward:
@@ -564,9 +564,9 @@ class Forward:
         return self.layout.make_cache()
 
     def __call__(self, inputs: Integers, cache: PromptCache, *, outputs: int = 0) -> Array:
-        """Feed columns (batch, columns); the logits of each row's last column.
+        """Feed columns (batch, columns); return the logits of each row's last column.
 
-        With `outputs`, those of its last ones: (batch, outputs, vocabulary), for a batch of one.
+        With `outputs`, of its last ones: (batch, outputs, vocabulary), for a batch of one.
         """
         self._tell(inputs.shape[0], inputs.shape[1])
         if inputs.shape[1] == 0:  # an empty list becomes an array of floats
@@ -607,13 +607,13 @@ class _Call:
         self.first = (
             [max(of_row) for of_row in zip(*offsets, strict=True)] if offsets else [0] * batch
         )
-        self.late = 0 if layout.recurrent.shares_in_time else columns  # how far queries are off
+        self.late = 0 if layout.recurrent.shares_in_time else columns  # shift of query positions
         self.logits: Array = np.zeros(0)
         self.several: Array = np.zeros(0)  # of the last columns of the last group's rows
         self._rows: dict[int, Array] = {}
 
     def groups(self) -> list[Group]:
-        """Rows of which as many columns are computed run together, one set each."""
+        """Groups of rows with equal numbers of computed columns, which run as sets."""
         by_length: dict[int, Group] = {}
         for row in range(len(self.inputs)):
             columns = self._computed(row)
@@ -626,9 +626,8 @@ class _Call:
     def _computed(self, row: int) -> range:
         """The columns of a row that are computed.
 
-        Columns before position 0 are left padding; recurrent layers read it unless a mask is there
-        and they look at it. Columns behind the tokens are computed where a recurrent layer makes
-        something of them.
+        Columns before position 0 are left padding, which recurrent layers compute unless they apply
+        a mask. Columns after the tokens are computed if a recurrent layer uses them.
         """
         start, stop = max(0, -self.first[row]), self.inputs.shape[1]
         for each in self.recurrent.values():
@@ -637,7 +636,7 @@ class _Call:
         return range(start, stop)
 
     def run(self, rows: list[int], columns: list[range], outputs: int = 1) -> None:
-        """Put the tokens of some rows through the network."""
+        """Run the network on the tokens of some rows."""
         length = len(columns[0])
         pairs = list(zip(rows, columns, strict=True))
         positions = [_positions(self.first[row] + one.start, length) for row, one in pairs]
@@ -650,7 +649,7 @@ class _Call:
         )
         group = self, rows, columns, positions
         self.several = self.network.run(ubatch, _GroupStore(*group)).logits
-        if self.late:  # layers behind these turn their queries so, and keep no keys of their own
+        if self.late:  # for layers that share keys, which rotate their queries so
             late = ubatch._replace(positions=ubatch.positions + self.late)
             self.several = self.network.run(late, _GroupStore(*group, writes=False)).logits
         self.logits = self.several[outputs - 1 :: outputs]
@@ -658,11 +657,11 @@ class _Call:
             self._rows.update(zip(rows, self.logits, strict=True))
 
     def finish(self) -> None:
-        """Hand the new states to the recurrent layers; collect the logits."""
+        """Store the new states of recurrent layers; collect the logits."""
         for each in self.recurrent.values():
             each.finish()
         batch = len(self.inputs)
-        if len(self.logits) == batch:  # all rows ran together, in their order
+        if len(self.logits) == batch:  # all rows, in order
             return
         blank = np.zeros_like(next(iter(self._rows.values()))) if self._rows else np.zeros(1)
         self.logits = np.stack([self._rows.get(row, blank) for row in range(batch)])
@@ -670,7 +669,7 @@ class _Call:
 
 @lru_cache(maxsize=256)
 def _last_rows(sets: int, length: int, count: int) -> Integers:
-    """The last rows of each set, so many of them; the same in every step of a reply."""
+    """The last rows of each set, cached for the steps of a reply."""
     ends = np.arange(1, sets + 1) * length
     rows = (ends[:, None] - np.arange(count, 0, -1)).reshape(-1)
     rows.flags.writeable = False
@@ -678,7 +677,7 @@ def _last_rows(sets: int, length: int, count: int) -> Integers:
 
 
 def _positions(first: int, count: int) -> Integers:
-    """Consecutive positions; padding before the first token has none, and is put to 0."""
+    """Consecutive positions; 0 for padding before the first token."""
     positions = np.arange(first, first + count)
     return positions if first >= 0 else np.maximum(positions, 0)
 
@@ -688,7 +687,7 @@ def _one_by_one(rows: list[Integers]) -> Integers:
 
 
 class _GroupStore:
-    """The `Store` of rows that run together, equally many tokens each."""
+    """The `Store` of rows that run together, with equal numbers of tokens."""
 
     planes = 1
 
@@ -710,7 +709,7 @@ class _GroupStore:
         self._visibility: dict[tuple[int, int | None], Visibility] = {}  # by row and window
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
+        """Fill the placeholders of these columns; return the lanes that each row's mask shows."""
         found: list[Lane] = []
         cached = self._call.attention[layer]
         for index, row in enumerate(self._rows):
@@ -747,10 +746,10 @@ class _GroupStore:
         return visibility.lanes(keys, values)
 
     def states(self, layer: int) -> Array:
-        """The state that each row starts from."""
+        """The initial state of each row."""
         before = self._call.recurrent[layer].before
         return before if len(self._rows) == len(before) else before[self._rows]
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """The states after the tokens, (rows, planes, row)."""
+        """Store the states after the tokens, (rows, planes, row)."""
         self._call.recurrent[layer].keep(self._rows, states)

@@ -1,4 +1,4 @@
-"""Model calls and cache helpers of both batch generators and the single path."""
+"""Helpers of both batch generators and of requests served alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from cachesim.units import Array, Integers, Token, Tokens
 
 @dataclass(slots=True)
 class Sampler:
-    """Greedy, unless tokens are forced; remembers the row that each token was taken from."""
+    """Greedy or forced tokens, with the logits of each."""
 
     network: Network
     forced: Tokens | None = None
@@ -26,7 +26,7 @@ class Sampler:
         return self.choose(logits, len(self.rows) - 1)
 
     def choose(self, logits: Array, index: int) -> Token:
-        """The token of a row, if it came to be said there."""
+        """The token of a row, forced or greedy."""
         if self.forced is not None and index < len(self.forced):
             return self.forced[index]
         return self.network.sample(logits)
@@ -34,16 +34,16 @@ class Sampler:
 
 @dataclass(slots=True)
 class Stopper:
-    """Watches one sequence's tokens for the end mark and for stop words.
+    """Matcher of one sequence's tokens with the end mark and stop words.
 
-    A forced token never ends a generation by itself: with a forced reply only the last token's
-    match counts, and it only names the reason.
+    A forced token never ends a generation: in a forced reply only the last token's match counts, as
+    the finish reason.
     """
 
     sequences: tuple[Tokens, ...]
     forced: int | None = None
     seen: list[Token] = field(default_factory=list)
-    met: int = 0  # tokens of the sequence that was found
+    met: int = 0  # length of the sequence that matched
 
     def advance(self, token: Token) -> bool:
         """Check for the end of a stop sequence. Follows `StopSequences.Matcher.advance`."""
@@ -62,16 +62,16 @@ class Stopper:
 
 
 PromptCache: TypeAlias = list[LayerCache]
-"""Caches of the layers that keep state, in layer order."""
+"""Caches of the layers with state, in layer order."""
 
 PAD: Token = Token(0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A sequence of a batch; upstream keeps the same things in parallel lists.
+    """A sequence of a batch; upstream keeps its fields in parallel lists.
 
-    `tokens` lists what the caches hold (from #1072 on).
+    `tokens` lists the tokens in the caches (since #1072).
     """
 
     uid: int
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptResponse:
-    """A sequence's prefill went on. Follows `PromptProcessingBatch.Response`."""
+    """Progress of a sequence's prefill. Follows `PromptProcessingBatch.Response`."""
 
     uid: int
     progress: tuple[int, int]
@@ -94,7 +94,7 @@ class PromptResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenResponse:
-    """A sequence said one more token. Follows `GenerationBatch.Response`."""
+    """A token of a sequence. Follows `GenerationBatch.Response`."""
 
     uid: int
     token: Token
@@ -104,7 +104,7 @@ class TokenResponse:
 
 
 def leaves(cache: PromptCache) -> list[LayerCache]:
-    """The layer caches one by one, those of a `CacheList` too."""
+    """The layer caches, with the members of a `CacheList`."""
     return [
         each
         for layer in cache
@@ -113,7 +113,7 @@ def leaves(cache: PromptCache) -> list[LayerCache]:
 
 
 def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:
-    """Prompts of one length as an array (batch, columns); other ones raise, as `mx.array` does."""
+    """Prompts of one length as an array (batch, columns); others raise, as in `mx.array`."""
     if len({len(each) for each in prompts}) > 1:
         msg = "Initialization encountered non-uniform length."
         raise UpstreamValueError(msg)
@@ -145,7 +145,7 @@ def _merge_layer(layers: Sequence[LayerCache]) -> LayerCache:
 
 
 def extend_cache(one: PromptCache, other: PromptCache) -> PromptCache:
-    """Append the rows of `other`; a side without layers gives way. Follows `_extend_cache`."""
+    """Append the rows of `other`; a side without layers is replaced. Follows `_extend_cache`."""
     if not one:
         return other
     if not other:
@@ -166,7 +166,7 @@ def copy_cache(cache: PromptCache) -> PromptCache:
 
 
 def filter_cache(cache: PromptCache, keep: Sequence[int]) -> None:
-    """Keep these rows; without any the layers themselves go."""
+    """Keep these rows; without any, remove the layers."""
     if not keep:
         cache.clear()
     for layer in cache:

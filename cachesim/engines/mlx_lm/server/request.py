@@ -1,4 +1,4 @@
-"""A request on its way through mlx-lm's server."""
+"""A request of mlx-lm's server: its prompt, segments, checkpoint and result."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Count, Token, Tokens
 
-# From a request to a prompt, and where on its way a state is worth keeping.
+# From a request to a prompt, with the positions of stored states.
 #
 #     [0, system_end) "system"   [system_end, tail) "user"   [tail, n) "assistant"
 #
@@ -28,15 +28,15 @@ from cachesim.units import Count, Token, Tokens
 SegmentType: TypeAlias = Literal["system", "user", "assistant"]
 
 LONGEST_TAIL: Final = 11
-"""Largest distance from the end at which a thinking mark still opens a tail."""
+"""Maximum distance from the end at which a thinking mark opens a tail."""
 
 SENTINEL: Final = "x"
-"""The text that #1006 puts in the place of the last user message."""
+"""The text that replaces the last user message in #1006."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of the prompt whose end is worth a stored state."""
+    """A range of the prompt, with a stored state at its end."""
 
     type: SegmentType
     tokens: Tokens
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """#911's one state per request: whether to store it, and where, counted from the end."""
+    """The checkpoint of #911, one per request; its position is counted from the end."""
 
     store: bool = False
     position: int = -1
@@ -53,7 +53,7 @@ class Checkpoint:
 def tokenize(
     tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens
 ) -> tuple[Tokens, bool]:
-    """The prompt of a request, and whether it is a chat. Follows `_tokenize`."""
+    """The prompt of a request; True for a chat. Follows `_tokenize`."""
     if messages:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True), True
     return prompt, False
@@ -62,8 +62,8 @@ def tokenize(
 def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens) -> int:
     """First token that differs from the system messages with an empty user message.
 
-    Follows `_tokenize`. The user's header belongs to the system segment; no difference within
-    the shorter of the two means that there is no such segment.
+    Follows `_tokenize`. The user's header belongs to the system segment; without a difference in
+    the shorter of the two there is no such segment.
     """
     leading = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
     if leading == 0:
@@ -75,7 +75,7 @@ def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: To
 
 
 def opening_mark(tokenizer: ChatTokenizer) -> Tokens:
-    """The tokens that open a reasoning part; before #1072 only a mark of one token was known."""
+    """The tokens that open a reasoning part; before #1072 only marks of one token."""
     if isinstance(tokenizer, LongMarks):
         return tokenizer.think_start_tokens
     return () if tokenizer.think_start is None else (tokenizer.think_start,)
@@ -113,9 +113,9 @@ def cut(
 def without_cached(
     segments: Sequence[Segment], cached: int
 ) -> tuple[list[Tokens], list[SegmentType]]:
-    """Segments behind a hit: whole ones are dropped with their type, one is cut.
+    """Segments after a hit: cached ones are dropped with their type, one is cut.
 
-    Follows the loop of `_generate`. An exact hit leaves nothing at all.
+    Follows the loop of `_generate`. An exact hit leaves none.
     """
     tokens = [each.tokens for each in segments]
     types = [each.type for each in segments]
@@ -138,10 +138,10 @@ def prompt_checkpoint(
     *,
     trimmable: bool,
 ) -> Checkpoint:
-    """Check whether to keep a state of this prompt, and how far from its end.
+    """The checkpoint of a prompt, if a state is to be stored.
 
-    Follows `_compute_prompt_checkpoint`: the last token, or the one before a thinking mark that
-    is at most nine from the end; with #1006, for caches that cannot be trimmed, the last user text.
+    Follows `_compute_prompt_checkpoint`: the last token, or the one before a thinking mark that is
+    at most nine from the end; with #1006, for caches that cannot be trimmed, the last user text.
     """
     if not messages or messages[-1].role != "user":
         return Checkpoint()
@@ -172,7 +172,7 @@ def message_boundaries(
 ) -> tuple[Count, ...]:
     """The lengths of the rendered first 1, 2, ... messages. Follows `_compute_message_boundaries`.
 
-    #923 leaves out the whole conversation; #929 counts it too, where it equals the key's length.
+    #923 leaves out the whole conversation; #929 includes it.
     """
     last = len(messages) + after_every_message
     rendered = (
@@ -190,7 +190,7 @@ def snapshot_key(
         key       [ message 1 ][ message 2 ] ... [ message m ]
         state     [ the same, the generation prompt and the reply, and whatever earlier turns left ]
 
-    The key leaves out what the state has folded in, so every state is longer than its key.
+    The key omits tokens that are in the state, so every state is longer than its key.
 
     Follows `_tokenize_for_cache_key`: the template without the generation prompt. Without #923 the
     prompt is its own key.
@@ -203,25 +203,25 @@ def snapshot_key(
 
 
 Said: TypeAlias = Generator[Token, None, None]
-"""The tokens of a reply, one by one; closed early, it puts its caches in order."""
+"""The tokens of a reply, one by one; a close removes rejected drafts from the caches."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A request, what was decided for it, and what came of it."""
+    """A request, its plan and its result."""
 
     ticket: Ticket
     messages: tuple[Message, ...]
-    tokenizer: ChatTokenizer  # with what the request tells the template
+    tokenizer: ChatTokenizer  # with the request's template arguments
     prompt: Tokens
     seeded: bool
     max_tokens: int
     sampler: Sampler
     stopper: Stopper
-    watcher: Stopper | None = None  # stop words that only the HTTP side looks at
-    drafts: tuple[Tokens, ...] = ()  # what the draft model proposes, step by step
-    unfed: int = 0  # tokens at the end of the reply that the model has not been fed
-    ends: int | None = None  # where a forced reply ends before its limit
+    watcher: Stopper | None = None  # stop words that only the HTTP side matches
+    drafts: tuple[Tokens, ...] = ()  # forced drafts, step by step
+    unfed: int = 0  # tokens at the end of the reply that are not fed yet
+    ends: int | None = None  # length of a forced reply with a draft model
     uid: int = -1
     cached: Count | None = None
     segment_types: list[SegmentType] = field(default_factory=list)
@@ -232,13 +232,13 @@ class Job:
     generated: list[Token] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     should_stop: bool = False
-    quantized: bool = False  # keys and values were packed on the way
+    quantized: bool = False  # keys and values were quantised
     finish_reason: str | None = None
     error: str | None = None
     message: str = ""
 
     def say(self, token: Token) -> None:
-        """The client gets a token; before #1072 the HTTP side ends a reply at a stop word."""
+        """Add a token; before #1072 the HTTP side ends a reply at a stop word."""
         self.generated.append(token)
         if self.watcher is not None and self.watcher.advance(token):
             self.should_stop = True
@@ -275,7 +275,7 @@ def job_of(
     options: MlxOptions,
     rules: ServerRules,
 ) -> Job:
-    """Read a request; what mlx-lm's server does not know is refused."""
+    """The job of a request; unsupported fields are refused."""
     drafts = options.draft_model is not None
     foreign = {
         "slot": request.slot != -1,
@@ -309,7 +309,7 @@ def job_of(
     watcher = None
     if words and not rules.stop_words_end_generation:
         watcher, words = Stopper(words, forced), ()
-        limit = max(limit, asked)  # the worker goes on until it is told
+        limit = max(limit, asked)  # the worker continues until it is stopped
     ends = None
     if options.draft_model is not None:
         ends, limit = forced, max(limit, asked)  # as many drafts as for a longer reply
@@ -334,7 +334,7 @@ def job_of(
 
 
 def _with_arguments(tokenizer: ChatTokenizer, fields: Mapping[str, Any]) -> ChatTokenizer:
-    """The tokenizer as `tools` and `chat_template_kwargs` have it, with every rendering of it."""
+    """The tokenizer with a request's `tools` and `chat_template_kwargs`."""
     tools, arguments = fields.get("tools", ()), fields.get("chat_template_kwargs", {})
     if not tools and not arguments:
         return tokenizer

@@ -1,4 +1,4 @@
-"""The store as the server uses it: lookups with their reasons, insertions with their proof."""
+"""The server's store: lookups with their causes, insertions with a check of their state."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -27,17 +27,17 @@ from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Count, Integers, Token, Tokens
 
-# Check whether a stored state is the one its key promises: asked of the rows themselves.
+# Check of stored states against their keys, by the marks of their rows.
 #
-# A `Traced` network keeps marks beside the real layers. Of a prompt cache it tells, place by
-# place, which tokens each row and each recurrent state has really seen.
+# A `Traced` network keeps marks beside the real layers: the tokens of each row and each recurrent
+# state, place by place.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Content of the layers of one place, beside the key's tokens.
+    """Content of the layers of one place, compared with a key.
 
-    `tokens` says it where it is not what the key promises.
+    `tokens` is empty if the content is the key's.
     """
 
     place: str
@@ -46,7 +46,7 @@ class Holding:
 
 
 def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding, ...]:
-    """An entry for each place of a traced network; none if it is not traced."""
+    """An entry for each place of a traced network; none without a trace."""
     if not isinstance(network, Traced):
         return ()
     clean = network.histories.clean(key)
@@ -57,7 +57,7 @@ def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding
 
 
 def is_sound(network: Network, cache: PromptCache, key: Tokens) -> bool | None:
-    """Check whether a prompt cache holds exactly the key's tokens; None if nobody wrote it down."""
+    """Check whether a prompt cache holds exactly the key's tokens; None without a trace."""
     held = holdings(network, cache, key)
     return all(each.sound for each in held) if held else None
 
@@ -95,7 +95,7 @@ def _seen_next(layer: LayerCache, count: int) -> int:
 def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
     """Positions and nodes of the used rows, oldest first.
 
-    A ring may hold more rows than its window, padding among them; no query sees those.
+    A ring may hold more rows than its window, padding included; no query sees them.
     """
     if isinstance(layer, RotatingKVCache) and layer.keys is not None:
         keys = layer.temporal_order(layer.keys)
@@ -108,7 +108,7 @@ def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
 
 
 def described(network: Network, cache: PromptCache) -> tuple[dict[str, Any], ...]:
-    """The real layers of a prompt cache as plain data, those of a draft model last, no marks."""
+    """The real layers of a prompt cache as plain data, a draft model's last, without marks."""
     shapes = network.shapes
     pairs = zip_longest(shapes, leaves(cache))
     return tuple(_described(layer) for shape, layer in pairs if shape is None or not shape.marks)
@@ -138,20 +138,20 @@ def nbytes_or_error(layer: LayerCache) -> int | str:
 
 
 MODEL: Final = "model"
-"""The model key of everything: one server, one model."""
+"""The model key of all entries: one server, one model."""
 
 
 class HoldsBytes(Protocol):
-    """A batch generator, as far as the byte limit is concerned."""
+    """The part of a batch generator that the byte limit needs."""
 
     @property
     def prompt_cache_nbytes(self) -> int:
-        """Bytes of all caches at work."""
+        """Bytes of all caches in use."""
         ...
 
 
 class ServerStore:
-    """A `LRUPromptCache`, and what is to be told about it."""
+    """A `LRUPromptCache` with its events and causes."""
 
     def __init__(
         self, network: Network, options: MlxOptions, rules: MlxRules, tell: Callable[[Event], None]
@@ -173,7 +173,7 @@ class ServerStore:
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()
     ) -> tuple[PromptCache | None, Fetched]:
-        """The cache to go on from; the job learns what was equal, what was not usable, and why."""
+        """The cache to resume from; the job gets its number of cached tokens and its ledger."""
         self.cache.task = job.ticket
         in_flight = [
             (get_common_prefix(key, ((*each.prompt, *each.generated))), each) for each in pending
@@ -195,13 +195,13 @@ class ServerStore:
         return found.prompt_cache, found
 
     def soundness(self, cache: PromptCache | None, tokens: Tokens) -> bool | None:
-        """Check whether a cache that was handed out holds these tokens; None if nothing was."""
+        """Check whether a returned cache holds these tokens; None without a cache."""
         return None if cache is None else is_sound(self._network, cache, tokens)
 
     def insert(
         self, job: Job, key: Sequence[Token], cache: PromptCache, cache_type: str = "assistant"
     ) -> None:
-        """Keep a state under a key, and say whether it is the key's."""
+        """Store a state under a key, and report whether it is the key's."""
         self.cache.task = job.ticket
         if isinstance(self.cache, SnapshotPromptCache):
             self.cache.move_cache(
@@ -223,7 +223,7 @@ class ServerStore:
         )
         self._tell(insertion)
         if self._rules.server.snapshots is not None:
-            # Emit the content of copies that an insertion under #923 left behind.
+            # Report the content of copies that an insertion under #923 made.
             for _, tokens, entry in self.cache.trie.items():
                 if not entry.is_snapshot or any(entry is each for each in self._snapshots):
                     continue
@@ -241,7 +241,7 @@ class ServerStore:
             self.watch(insertion, cache)
 
     def trim(self, job: Job, generator: "HoldsBytes") -> None:
-        """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""
+        """Evict entries so that they fit `--prompt-cache-bytes` beside the caches in use."""
         if self._limit is None:
             return
         self.cache.task = job.ticket
@@ -253,7 +253,7 @@ class ServerStore:
             self._tell(StoreTrimmed(task=job.ticket, limit=limit, before=before, after=after))
 
     def entries(self) -> list[dict[str, Any]]:
-        """The stored prompt caches, depth first; `checkpoints` is a word of other servers."""
+        """The stored prompt caches, depth first; `checkpoints` is a field of other servers."""
         return [
             {
                 "n_tokens": len(tokens),
@@ -266,7 +266,7 @@ class ServerStore:
         ]
 
     def check_integrity(self) -> None:
-        """Every entry stands in exactly one queue, and the counters are the sums."""
+        """Raise ContractError unless each entry is in one queue, and the counters are the sums."""
         cache = self.cache
         stored, queues = cache.trie.items(), cache.order.queues.values()
         entries = [(model, tuple(tokens)) for model, tokens, _ in stored]

@@ -1,7 +1,7 @@
 """The generation thread of mlx-lm's server: admission, the batch, insertion, and its death.
 
-One turn admits everything that is queued, then calls the batch generator once. (Upstream calls it
-for at most half a second between two looks at the queue; a turn is the shortest such slice.)
+A step admits all queued requests, then calls the batch generator once. (Upstream calls it for at
+most half a second between two checks of the queue; a step is the shortest such slice.)
 """
 
 from abc import ABC, abstractmethod
@@ -55,12 +55,12 @@ DEFAULT_TOKENS: Final = 128
 """Limit of the old generator for `max_tokens` 0."""
 
 DISCONNECTED: Final = "disconnected"
-"""Why a request ended whose client went away."""
+"""Finish reason of a request whose client disconnected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Values shared by all ways to serve a request."""
+    """Values that batches and single requests share."""
 
     model: Forward
     options: MlxOptions
@@ -71,7 +71,7 @@ class Serving:
     draft: Forward | None = None
 
     def make_cache(self) -> PromptCache:
-        """Fresh caches of the model, and behind them those of the draft model."""
+        """Fresh caches of the model, then those of the draft model."""
         return self.model.make_cache() + ([] if self.draft is None else self.draft.make_cache())
 
     def admitted(
@@ -83,7 +83,7 @@ class Serving:
         *,
         segments: Sequence[Segment] = (),
     ) -> RequestAdmitted:
-        """Tell what `_generate` or `_serve_single` found for a request, and whether it is sound."""
+        """Report the lookup of `_generate` or `_serve_single`, and whether its cache is sound."""
         cached, asked = job.cached or Count(0), self.rules.checkpoint and path == "batch"
         event = RequestAdmitted(
             task=job.ticket,
@@ -105,20 +105,20 @@ class ServedBatch(ABC):
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.jobs: dict[int, Job] = {}
-        self.left_over = 0  # requests that are over and that upstream's books keep
+        self.left_over = 0  # finished requests that upstream still lists
         self._answered: list[int] = []
 
     @abstractmethod
     def admit(self, job: Job) -> None:
-        """Look up a prompt and hand what is left of it to the generator."""
+        """Look up a prompt, and submit the rest of it to the generator."""
 
     @abstractmethod
     def turn(self) -> None:
-        """Call the generator once and publish what it says."""
+        """Call the generator once, and process its responses."""
 
     @abstractmethod
     def remove_stopped(self) -> None:
-        """Take out requests whose clients have gone."""
+        """Remove requests of disconnected clients."""
 
     def say(self, response: TokenResponse) -> Job:
         """Add a token to a request."""
@@ -128,7 +128,7 @@ class ServedBatch(ABC):
         return job
 
     def stopped(self) -> list[int]:
-        """Requests that had something to say in this turn, to clients that are gone."""
+        """Stopped requests with a response in this step."""
         answered, self._answered = dict.fromkeys(self._answered), []
         return [uid for uid in answered if uid in self.jobs and self.jobs[uid].should_stop]
 
@@ -141,7 +141,7 @@ class SegmentBatch(ServedBatch):
         self.generator = BatchGenerator(serving.model, serving.rules, serving.options)
 
     def admit(self, job: Job) -> None:
-        """Follows `_generate`: tokenise, fetch, drop what is cached, insert, trim the store."""
+        """Follows `_generate`: tokenise, fetch, drop cached segments, insert, trim the store."""
         serving = self.serving
         segments = cut(job.tokenizer, job.messages, job.prompt)
         cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
@@ -238,7 +238,7 @@ class OldBatch(ServedBatch):
     def _keep_checkpoint(self, uid: int, prompt_end: int, state: Callable[[], PromptCache]) -> None:
         """Follows `checkpoint_callback`: the batch's distance cuts every request's key.
 
-        #1006 in its last form leaves out requests whose own distance is another.
+        The last form of #1006 leaves out requests with another distance.
         """
         job, rules = self.jobs[uid], self.serving.rules
         if not job.checkpoint.store:
@@ -258,9 +258,9 @@ class OldBatch(ServedBatch):
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:
-        """The state of a request that was stopped is stored with what was said so far (#741).
+        """Store the state of a stopped request with the tokens so far (#741).
 
-        Before, it was thrown away, and the request stayed in the books of the batch.
+        Before, it was discarded, and the request stayed listed in the batch.
         """
         stored = self.serving.rules.forgets_stopped
         for uid, cache in self.generator.remove(self.stopped()).items():
@@ -272,15 +272,15 @@ class OldBatch(ServedBatch):
             self.serving.finish(job, "stop")
 
 
-# Requests that are served alone: a seed, `--kv-bits`, a draft model, or caches without a batch.
+# Requests served alone: with a seed, `--kv-bits`, a draft model, or caches without a batch form.
 #
 # prompt  [ cached | rest, in steps | last token ]   then one token after the other
 
 
 def quantize(options: MlxOptions, network: Network, cache: PromptCache) -> None:
-    """Pack the layers of a list in place. Follows `maybe_quantize_kv_cache`.
+    """Quantise the layers of a list in place. Follows `maybe_quantize_kv_cache`.
 
-    Rings refuse; recurrent layers, and lists of caches, are passed over.
+    Rings raise; recurrent layers, and lists of caches, are skipped.
     """
     if options.kv_bits is None:
         return
@@ -303,17 +303,17 @@ class Side:
 
     serving: Serving
     model: Forward
-    cache: PromptCache  # a list of its own: what is packed in it, the store does not learn
+    cache: PromptCache  # a list of its own: the store keeps the unquantised layers
 
     def feed(self, tokens: Tokens, outputs: int = 1) -> Array:
-        """Feed tokens; the logits of the last ones."""
+        """Feed tokens; return the logits of the last ones."""
         columns = np.array([tokens], dtype=np.int64)
         logits: Array = self.model(columns, self.cache, outputs=outputs)[0]
         quantize(self.serving.options, self.model.network, self.cache)
         return logits
 
     def prefill(self, tokens: Tokens) -> Tokens:
-        """Feed a prompt in steps, and hand back what is left for the first draft."""
+        """Feed a prompt in steps; return the rest for the first draft."""
         step = self.serving.options.prefill_step_size
         while len(tokens) > (1 if self.serving.rules.drafts_are_guarded else step):
             count = min(step, len(tokens) - 1)
@@ -349,7 +349,7 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> S
                 yield tokens[accepted - 1]
                 if said == job.max_tokens:
                     return
-            if said == job.max_tokens:  # none was asked for, and whoever iterates has no token
+            if said == job.max_tokens:  # max_tokens is 0, and the caller has no token
                 msg = "cannot access local variable 'token' where it is not associated with a value"
                 raise UpstreamUnboundLocalError(msg)
             said += 1
@@ -380,7 +380,7 @@ def _drafts(job: Job, draft: Side, y: Tokens, count: int, step: int) -> Tokens:
 
 
 def _rewind(model: Side, draft: Side, drafted: int, accepted: int) -> None:
-    """Take back what was not accepted; a cache that cannot be trimmed keeps it, silently."""
+    """Remove rejected drafts; a cache that cannot be trimmed keeps them, without an error."""
     trim_prompt_cache(model.cache, drafted - accepted)
     trim_prompt_cache(draft.cache, max(drafted - accepted - 1, 0))
 
@@ -388,7 +388,7 @@ def _rewind(model: Side, draft: Side, drafted: int, accepted: int) -> None:
 def serve_single(serving: Serving, job: Job) -> None:
     """Look up, feed, decode, insert once: no segments, no checkpoints. Follows `_serve_single`.
 
-    What goes wrong here is told to the client; the worker lives on.
+    An error is returned to the client; the worker survives.
     """
     try:
         _serve(serving, job)
@@ -422,7 +422,7 @@ def _serve(serving: Serving, job: Job) -> None:
     if serving.rules.key_is_what_was_fed and job.unfed:
         del job.cache_key[-job.unfed :]
     packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
-    job.quantized = packed and sound is not False  # packing excuses no wrong state
+    job.quantized = packed and sound is not False  # quantisation does not excuse a wrong state
     serving.finish(job, reason)
     serving.store.insert(job, job.cache_key, held)
 
@@ -430,7 +430,7 @@ def _serve(serving: Serving, job: Job) -> None:
 def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
     """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
 
-    Every token that is handed out has been fed already, so a key may always end with it.
+    Every returned token has been fed already, so a key may always end with it.
     """
     if not rest:
         msg = "Either input_embeddings or prompt (or both) must be provided."
@@ -470,13 +470,13 @@ def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:
 
 
 DEAD: Final = "generation thread died"
-"""Error for requests after the worker's death, in releases that return one."""
+"""Error of requests after the worker's death, in releases that return one."""
 
 ENDLESS: Final = "drains forever"
-"""Our word for a thread that waits for a batch whose books keep a request that is over."""
+"""cachesim's name for a thread that waits for a batch with an unlisted end of a request."""
 
 UNANSWERED: Final = "no answer"
-"""Our word for a request that waits for a worker that is gone."""
+"""cachesim's name for a request that waits for a dead worker."""
 
 
 class ResponseGenerator:
@@ -505,7 +505,7 @@ class ResponseGenerator:
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
         self.dead: str | None = None
-        self.turns = 0  # slices in which the live batch was served
+        self.turns = 0  # steps of the live batch
         self._drain = False
         self._unprocessed: list[Job] = []
         self._admitting: Job | None = None
@@ -516,15 +516,15 @@ class ResponseGenerator:
         return not alone and all(layer.merges for layer in self.serving.model.make_cache())
 
     def step(self) -> bool:
-        """A turn; False when there was nothing to do. Follows `_generate`."""
+        """An iteration; False if there was nothing to do. Follows `_generate`."""
         if self.dead is not None:
             return self._turn_away()
         try:
             return self._turn()
         except UpstreamRaise as error:
-            # An exception that nobody catches ends the thread: whoever waits gets nothing more.
+            # An uncaught exception ends the thread: waiting requests get no more tokens.
             #
-            # A client has its last token before its state is stored, and may be served to the end.
+            # A client has its last token before its state is stored, and may have a complete reply.
             self.dead = name_of(error)
             self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
             waiting = [*self.requests, *self._unprocessed]
@@ -584,7 +584,7 @@ class ResponseGenerator:
         self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
 
     def _turn_away(self) -> bool:
-        """Requests to a dead worker: refused at once, or left without an answer."""
+        """Refuse requests to a dead worker, or leave them without an answer."""
         turned = bool(self.requests)
         refuses = self.rules.when_dead == "refused"
         worker = "waits forever" if self.dead == ENDLESS else "is gone"

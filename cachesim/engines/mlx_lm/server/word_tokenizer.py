@@ -1,10 +1,10 @@
-"""A tokenizer whose tokens are words: small vocabularies, prompts that a person can count.
+"""A tokenizer whose tokens are words: small vocabularies, prompts that can be counted by hand.
 
     0 unknown   1 start mark   2 newline   3 end mark   4 system   5 user   6 assistant   7 tool
 
-then, where the template thinks, 8 `<think>` and 9 `</think>`, or, where its marks are those of
-Gemma 4, 8 `<|channel>`, 9 `<channel|>` and 10 `thought`; then the words `w0`, `w1`, ... One
-message costs five tokens and its words; the generation prompt three, or five where it thinks.
+then, in templates with reasoning, 8 `<think>` and 9 `</think>`, or, with the marks of Gemma 4,
+8 `<|channel>`, 9 `<channel|>` and 10 `thought`; then the words `w0`, `w1`, ... A message has five
+tokens and its words; the generation prompt three, or five with reasoning.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def as_sent(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def without_thoughts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Of each content only what follows its last closing think mark."""
+    """The text after the last closing think mark of each content."""
     for message in messages:
         yield message.role, message.content.rpartition(THINK_MARKS[1])[2]
 
@@ -43,7 +43,7 @@ def without_channels(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def with_thoughts_since_the_user(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """As `without_thoughts`, but assistant turns after the last user message keep theirs."""
+    """As `without_thoughts`, but assistant turns after the last user message are complete."""
     last_user = max((i for i, each in enumerate(messages) if each.role == "user"), default=-1)
     for index, (role, content) in enumerate(without_thoughts(messages)):
         if role == "assistant" and index > last_user:
@@ -64,7 +64,7 @@ class WordTemplate:
 
     @property
     def thinks(self) -> bool:
-        """True if it has reasoning parts."""
+        """True if the template has reasoning parts."""
         return bool(self.marks)
 
 
@@ -80,7 +80,7 @@ WORD_TEMPLATES: Final = {
 
 
 class WordTokenizer:
-    """Reads and writes words, and renders conversations with one of `WORD_TEMPLATES`."""
+    """Tokenizer of words, with one of `WORD_TEMPLATES`."""
 
     def __init__(self, template: str = "chatml", vocabulary: int = 512) -> None:
         if template not in WORD_TEMPLATES:
@@ -88,7 +88,7 @@ class WordTokenizer:
             raise TokenError(msg)
         self.template = WORD_TEMPLATES[template]
         self.tools: tuple[str, ...] = ()
-        self.thinks = True  # a reasoning part is left open
+        self.thinks = True  # the generation prompt leaves the reasoning part open
         marks = MARKS + self.template.marks
         words = tuple(f"w{index}" for index in range(vocabulary - len(marks)))
         self._texts = marks + words
@@ -96,33 +96,31 @@ class WordTokenizer:
 
     @property
     def eos(self) -> Token:
-        """The end mark."""
         return END
 
     @property
     def think_start(self) -> Token | None:
-        """`<think>`, where the template thinks in marks of one token."""
+        """`<think>`, if the opening mark is one token."""
         return self.think_start_tokens[0] if len(self.think_start_tokens) == 1 else None
 
     @property
     def think_start_tokens(self) -> Tokens:
-        """`<think>`, or `<|channel>thought`, where the template thinks."""
+        """`<think>` or `<|channel>thought`, if the template has reasoning."""
         opening = self.template.marks[:1] + self.template.marks[2:]
         return tuple(self._tokens[text] for text in opening)
 
     @property
     def think_end(self) -> Token | None:
-        """`</think>` or `<channel|>`, where the template thinks."""
+        """`</think>` or `<channel|>`, if the template has reasoning."""
         return self._tokens[self.template.marks[1]] if self.template.marks else None
 
     def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
-        """The same for a request with tools and `chat_template_kwargs`."""
         bound = copy(self)
         bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
         return bound
 
     def encode(self, text: str) -> Tokens:
-        """Words separated by blanks; a word that nobody knows is token 0."""
+        """The tokens of words separated by blanks; 0 for an unknown word."""
         return tuple(self._tokens.get(word, Token(0)) for word in text.split(" ") if word)
 
     def decode(self, tokens: Tokens) -> str:
@@ -132,7 +130,7 @@ class WordTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> Tokens:
-        """Per message: start mark, role, newline, words, end mark, newline."""
+        """Start mark, role, newline, words, end mark and newline of each message."""
         prompt = self._tools_turn + tuple(token for turn in self._turns(messages) for token in turn)
         if not add_generation_prompt:
             return prompt
@@ -149,7 +147,6 @@ class WordTokenizer:
         return (START, ROLES["system"], NEWLINE, *self.encode(" ".join(self.tools)), END, NEWLINE)
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
-        """Role and first token of every message in the rendered prompt."""
         ends = accumulate(len(turn) for turn in self._turns(messages))
         starts = (len(self._tools_turn), *(len(self._tools_turn) + end for end in ends))
         return tuple(

@@ -1,4 +1,4 @@
-"""`LRUPromptCache`: whole conversations kept for later, in the generations that upstream had."""
+"""`LRUPromptCache`: stored conversations, by the rules of each release."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -37,29 +37,29 @@ from cachesim.units import Count
 V = TypeVar("V")
 
 Key: TypeAlias = Sequence[int]
-"""Tokens as the caller has them; the store keeps the very object (an oddity of upstream's)."""
+"""Tokens of the caller; the store keeps the very object (an oddity of upstream's)."""
 
 
 class _Nothing:
-    """No value here; None may be one."""
+    """The absence of a value; None may be one."""
 
 
 _NOTHING = _Nothing()
 
 
 class _Node(dict[int, "_Node[V]"], Generic[V]):
-    """The nodes below a node, by token; most have no value, and cost a dictionary alone."""
+    """The children of a node, by token; a node without a value is a dictionary only."""
 
     value: V | _Nothing = _NOTHING
 
     @property
     def bare(self) -> bool:
-        """Neither a value nor children: such a node may go."""
+        """True without a value or children: the node may be removed."""
         return isinstance(self.value, _Nothing) and not self
 
 
 _Way: TypeAlias = "tuple[_Way, int] | None"
-"""The last token on the way to a node, and the way to the one above: no copy at each step."""
+"""The last token on the path to a node, and the path to its parent: a step copies nothing."""
 
 
 def _tokens_of(way: "_Way") -> list[int]:
@@ -72,22 +72,22 @@ def _tokens_of(way: "_Way") -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch(Generic[V]):
-    """Tokens without a value or a branch between them, as one node of a smaller tree."""
+    """Tokens without a value or a branch in between, as one node of a compressed tree."""
 
     number: int
     parent: int  # 0: the root
     tokens: tuple[int, ...]  # from the root to its end
-    count: int  # how many of them are its own
+    count: int  # the number of its own among them
     values: tuple[V, ...]  # the one at its end, or none
-    leads_on: bool  # to further stretches
+    leads_on: bool  # has children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTrieResult:
     """Result of a search. Follows `PromptTrieResult`.
 
-    exact: the query itself; shorter: the longest stored prefix of it; longer: the shortest entry
-    below the deepest node that the walk reached; common_prefix: how deep that was.
+    exact: the query itself; shorter: its longest stored prefix; longer: the shortest entry below
+    the deepest node on the query's path; common_prefix: the depth of that node.
     """
 
     model: Hashable
@@ -107,7 +107,7 @@ class PromptTrie(Generic[V]):
         self._trie: dict[Hashable, _Node[V]] = {}
 
     def add(self, model: Hashable, tokens: Key, value: V) -> V | None:
-        """Put a value; the one that was there before. Follows `PromptTrie.add`."""
+        """Set a value; return the previous one. Follows `PromptTrie.add`."""
         node = self._trie.setdefault(model, _Node())
         for token in tokens:
             child = node.get(token)
@@ -118,7 +118,7 @@ class PromptTrie(Generic[V]):
         return None if isinstance(previous, _Nothing) else previous
 
     def get(self, model: Hashable, tokens: Key) -> V:
-        """The value of a key; a key that is not there raises. Follows `PromptTrie.get`."""
+        """The value of a key; a missing key raises. Follows `PromptTrie.get`."""
         node = self._root(model)
         for token in tokens:
             child = node.get(token)
@@ -137,7 +137,7 @@ class PromptTrie(Generic[V]):
         return node is not None and not isinstance(node.value, _Nothing)
 
     def pop(self, model: Hashable, tokens: Key) -> V:
-        """Take a value out, and the nodes that led to it alone. Follows `PromptTrie.pop`."""
+        """Remove a value, and the nodes that lead to it alone. Follows `PromptTrie.pop`."""
         path = [self._root(model)]
         for token in tokens:
             path.append(self._child(path[-1], token))
@@ -150,7 +150,7 @@ class PromptTrie(Generic[V]):
         return value
 
     def pop_prefixes(self, model: Hashable, tokens: Key) -> list[tuple[int, V]]:
-        """Take out every value on the way, the root's too; their nodes stay.
+        """Remove every value on the path, the root's too; their nodes stay.
 
         Follows `PromptTrie.pop_prefixes`.
         """
@@ -183,13 +183,13 @@ class PromptTrie(Generic[V]):
         empty_is_exact: bool = False,
         longer_beside_shorter: bool = True,
     ) -> PromptTrieResult:
-        """Walk as far as the query leads, then look below. Follows `PromptTrie.search`.
+        """Follow the query's path, then search below its end. Follows `PromptTrie.search`.
 
-        root . . v . . . v . . . (walk ends) . . v      v: a value
-             shorter, if beyond its first token     longer: found below the end of the walk
+        root . . v . . . v . . . (path ends) . . v      v: a value
+             shorter, if beyond its first token     longer: found below the end of the path
 
-        A value on a key of one token is never offered as "shorter" (an off-by-one of upstream's).
-        The search does not go back up: a deep branch hides what its ancestors' branches hold.
+        A value on a key of one token is never returned as "shorter" (an off-by-one of upstream's).
+        The search does not go back up: a deep branch hides the values of its ancestors' branches.
         """
         root = self._trie.get(model)
         if root is None:
@@ -212,7 +212,7 @@ class PromptTrie(Generic[V]):
 
     @staticmethod
     def _nearest_below(node: _Node[V]) -> list[int]:
-        """The fewest further tokens that lead to a value; among equals the newest branch wins."""
+        """The fewest further tokens to a value; among equals the newest branch."""
         best: tuple[int, _Way] | None = None
         stack: list[tuple[_Node[V], int, _Way]] = [(node, 0, None)]
         while stack:
@@ -235,7 +235,7 @@ class PromptTrie(Generic[V]):
             stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
             while stack:
                 node, tokens = stack.pop()
-                while len(node) == 1:  # the only child goes on with its parent's tokens
+                while len(node) == 1:  # an only child continues its parent's tokens
                     if not isinstance(node.value, _Nothing):
                         found.append((model, tokens.copy(), node.value))
                     [(token, node)] = node.items()
@@ -246,7 +246,7 @@ class PromptTrie(Generic[V]):
         return found
 
     def stretches(self) -> Iterator[Stretch[V]]:
-        """The trie with its parents: one node where tokens end, branch off or have a value."""
+        """The compressed trie: a node where tokens end, branch or have a value; parents first."""
         number = 0
         for root in self._trie.values():
             below: list[tuple[_Node[V], int, tuple[int, ...], int]] = [(root, 0, (), 0)]
@@ -289,7 +289,7 @@ class PromptTrie(Generic[V]):
 
 
 class CacheOrder:
-    """A queue per type of entry, the least worth keeping first."""
+    """A queue per type of entry, in order of eviction."""
 
     def __init__(self, rules: StoreRules) -> None:
         self._rules = rules
@@ -301,11 +301,11 @@ class CacheOrder:
         return sum(map(len, self.queues.values()))
 
     def push(self, model: Hashable, tokens: Key, queue: str) -> None:
-        """Put a key at the end of its queue."""
+        """Append a key to its queue."""
         self.queues[queue].append((model, tokens))
 
     def remove(self, model: Hashable, tokens: Key) -> None:
-        """Take a key out of the first queue that has it; follows `CacheOrder.remove`."""
+        """Remove a key from the first queue that has it; follows `CacheOrder.remove`."""
         for queue in self.queues.values():
             if (model, tokens) in queue:
                 queue.remove((model, tokens))
@@ -315,9 +315,9 @@ class CacheOrder:
             raise UpstreamValueError(msg)
 
     def pop(self) -> tuple[Hashable, Key]:
-        """The next to go; follows `CacheOrder.pop`.
+        """The next key to evict; follows `CacheOrder.pop`.
 
-        A queue is taken from if it is at least as long as the one after it, else that one is asked.
+        It is taken from a queue at least as long as the next one, else the next one is checked.
         """
         names: Sequence[str] = self._rules.queues
         for one, two in pairwise(names):
@@ -339,7 +339,7 @@ UNLIMITED = 1 << 63
 
 @dataclass(slots=True, kw_only=True)
 class CacheEntry:
-    """A prompt cache: the very list that was inserted. Bytes are counted once, then."""
+    """A prompt cache: the inserted list itself, with its bytes at insertion."""
 
     prompt_cache: list[LayerCache]
     nbytes: int
@@ -356,7 +356,7 @@ class Fetched:
     rest: Key
     kind: str  # exact, longer, shorter, untrimmed, snapshot, miss
     key: Key | None = None  # of the entry that was used
-    position: Key | None = None  # #923: the entry that is to be deleted when its cache comes back
+    position: Key | None = None  # #923: the entry to delete when its cache is inserted again
     equal: Count = Count(0)
     losses: tuple[Loss, ...] = ()
 
@@ -377,7 +377,7 @@ class LRUPromptCache:
         self.max_bytes = max_bytes
         self.trie: PromptTrie[CacheEntry] = PromptTrie()
         self.order = CacheOrder(rules)
-        self.task = -1  # of the request that the store is used for
+        self.task = -1  # ticket of the request
         self._tell = on_event or (lambda _event: None)
         self._n_bytes = 0
         self._n_bytes_by_type = dict.fromkeys(rules.queues, 0)
@@ -387,19 +387,19 @@ class LRUPromptCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all entries, as counted when they came."""
+        """Bytes of all entries, as counted at insertion."""
         self._needs_bytes("nbytes")
         return self._n_bytes
 
     def fetch_nearest_cache(
         self, model: Hashable, tokens: Key
     ) -> tuple[list[LayerCache] | None, Key]:
-        """The prompt cache to go on from, and what is left to feed. Follows upstream's method."""
+        """The prompt cache to resume from, and the tokens to feed. Follows upstream's method."""
         found = self.fetch(model, tokens)
         return found.prompt_cache, found.rest
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """As `fetch_nearest_cache`, with the reasons."""
+        """As `fetch_nearest_cache`, with the causes."""
         found = self.search(model, tokens)
         if found.exact is not None:
             cache = self._handed_out(model, found.exact)
@@ -413,7 +413,7 @@ class LRUPromptCache:
         return self._longer(found, tokens) or self._shorter(found, tokens)
 
     def search(self, model: Hashable, tokens: Key) -> PromptTrieResult:
-        """The trie's answer under this generation's rules."""
+        """The trie's result under the release's rules."""
         return self.trie.search(
             model,
             tokens,
@@ -422,7 +422,7 @@ class LRUPromptCache:
         )
 
     def _longer(self, found: PromptTrieResult, tokens: Key) -> Fetched | None:
-        """A longer entry, copied and cut back to what is equal, if all its layers can be cut.
+        """A longer entry, copied and trimmed to the common prefix, if all its layers can be.
 
         entry   [0 ........ common prefix ........ len(longer))
         result  [0 ... p)   p = min(len(tokens) - 1, common prefix): one token is left to feed
@@ -502,9 +502,9 @@ class LRUPromptCache:
         )
 
     def _handed_out(self, model: Hashable, key: Key) -> list[LayerCache]:
-        """A copy; where fetching consumes, the object itself unless it is counted more than once.
+        """A copy; if a fetch consumes, the object itself unless its count is above 1.
 
-        Follows `_extract` of the older generations.
+        Follows `_extract` of older releases.
         """
         entry = self.trie.get(model, key)
         if not self.rules.consumes:
@@ -526,10 +526,10 @@ class LRUPromptCache:
         *,
         cache_type: str = "assistant",
     ) -> None:
-        """Keep a prompt cache: store, push, prune, evict. Follows upstream's method.
+        """Store a prompt cache: add, push, prune, evict. Follows upstream's method.
 
-        Neither the list nor the key is copied: changing them afterwards changes the entry, or
-        breaks its eviction.
+        Neither the list nor the key is copied: a later change of them changes the entry, or breaks
+        its eviction.
         """
         queue = self.rules.queue_of(cache_type)
         self._store(model, tokens, prompt_cache, queue)
@@ -564,7 +564,7 @@ class LRUPromptCache:
         self._say(PromptCacheInserted, tokens, entry)
 
     def _prune(self, model: Hashable, tokens: Key, prompt_cache: Sequence[LayerCache]) -> None:
-        """Drop what a trimmable entry covers: all proper prefixes, or those the rules allow."""
+        """Remove entries covered by a trimmable one: all proper prefixes, or those of the rule."""
         if self.rules.prunes == "all":
             pruned = self.trie.pop_prefixes(model, tokens)
         else:

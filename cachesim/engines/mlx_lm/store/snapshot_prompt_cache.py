@@ -1,8 +1,9 @@
-"""The store of #923: entries move along with their conversation and leave snapshots behind.
+"""The store of #923: entries move with their conversation and leave snapshots.
 
-A snapshot is a copy of the finished conversation's cache, cut back by the tokens of the key that
-follow it. What the cache holds beyond its key (the generation prompt, the reply) is not cut with
-it, and recurrent layers are not cut at all: no snapshot holds a state that the model ever had.
+A snapshot is a copy of the finished conversation's cache, trimmed by the tokens of the key that
+follow it. The tokens of the cache beyond its key (the generation prompt, the reply) are not
+subtracted, and recurrent layers are not trimmed at all: no snapshot holds a state that the model
+ever had.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -55,7 +56,7 @@ def checkpoint_positions(
 
 
 class SnapshotPromptCache(LRUPromptCache):
-    """`LRUPromptCache` as #923 rewrote it, on the generation of #906."""
+    """`LRUPromptCache` as rewritten by #923, on the basis of #906."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class SnapshotPromptCache(LRUPromptCache):
         self.snapshots = snapshots
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """An ordinary shorter entry is handed out as it is and stays; a snapshot is taken out.
+        """An ordinary shorter entry is returned uncopied and stays; a snapshot is removed.
 
-        Follows #923's `fetch_nearest_cache`; `position` is the key that the cache moves away from.
+        Follows #923's `fetch_nearest_cache`; `position` is the key of the entry to move.
         """
         found = self.search(model, tokens)
         if found.exact is not None:
@@ -100,7 +101,7 @@ class SnapshotPromptCache(LRUPromptCache):
 
     @staticmethod
     def _losses_of_taken(shorter: Key, common: int) -> tuple[Loss, ...]:
-        """A shorter entry ends the search: a longer one is not even looked at."""
+        """A shorter entry ends the search: longer ones are not considered."""
         used, equal = Count(len(shorter)), Count(common)
         if used >= equal:
             return ()
@@ -132,8 +133,8 @@ class SnapshotPromptCache(LRUPromptCache):
     ) -> None:
         """Delete the entry at `position`, insert, make snapshots, evict.
 
-        Follows #923's `insert_cache`. A position that is gone already raises: two followers of one
-        conversation were given the same object, and the second one finds its entry moved.
+        Follows #923's `insert_cache`. A missing position raises: two successors of one conversation
+        got the same object, and the second one finds its entry moved.
         """
         if position is not None and list(position) != list(tokens):
             self._take_out(model, position)
@@ -169,10 +170,10 @@ class SnapshotPromptCache(LRUPromptCache):
     def _snapshot(
         self, model: Hashable, tokens: Key, prompt_cache: list[LayerCache], position: Count
     ) -> None:
-        """A copy, cut back by the tokens of the key beyond `position`.
+        """A copy, trimmed by the tokens of the key beyond `position`.
 
-        Follows `_create_checkpoint_snapshot`: all layers are cut or none; with #929 each one that
-        can be.
+        Follows `_create_checkpoint_snapshot`: all layers are trimmed or none; with #929 each
+        trimmable one.
         """
         if self.trie.holds(model, tokens[:position]):
             return
