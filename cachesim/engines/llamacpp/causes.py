@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from cachesim.engines.causes import Cause, declared
 from cachesim.engines.words import filled
 
-# --- which slot, and the prompt cache --------------------------------------------------------
+# --- slot selection and prompt cache ------------------------------------------------------
 
 SLOT_BUSY: Final = Cause(
     id="slot-busy",
@@ -102,7 +102,7 @@ SLOT_CLEARED: Final = Cause(
     fields=("slot",),
 )
 
-# --- how much of the slot is usable ----------------------------------------------------------
+# --- usable tokens of the slot -------------------------------------------------------------
 
 ADAPTERS_CHANGED: Final = Cause(
     id="adapters-changed",
@@ -150,7 +150,7 @@ CHUNK_REUSE: Final = Cause(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthCause(Cause):
-    """A state or a window that begins too late; the sentence names which of the two."""
+    """A state or a window that begins too late; the sentence depends on the kind."""
 
     derived: ClassVar[frozenset[str]] = frozenset({"before", "latest"})
 

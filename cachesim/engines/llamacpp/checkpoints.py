@@ -1,4 +1,4 @@
-"""Checkpoints: which are accepted, which a new prompt erases, and how the list is kept.
+"""Checkpoints: acceptance, erasure by a new prompt, creation and eviction.
 
 Upstream: the conditions of two loops in `update_slots`, and `create_checkpoint`.
 """
@@ -23,16 +23,16 @@ from cachesim.units import Count, Pos
 
 
 class Prefix(NamedTuple):
-    """Upstream's locals, against which checkpoints are measured."""
+    """Upstream's local variables that checkpoints are compared with."""
 
     n_past: int
     pos_next: int  # where decoding resumes; a restored checkpoint lowers it
     prefix_end: int  # `pos_next` before any checkpoint
-    pos_min_thold: int  # the largest pos_min that is still deep enough, and one more
+    pos_min_thold: int  # the largest pos_min that is deep enough, plus one
     n_prompt: int  # upstream: `slot.task->n_tokens()`
 
     def resumed(self, n_past: int, pos_next: int) -> "Prefix":
-        """The prefix with an earlier position at which decoding resumes."""
+        """The prefix with an earlier position to resume at."""
         return self._replace(n_past=n_past, pos_next=pos_next)
 
 
@@ -41,7 +41,7 @@ Test: TypeAlias = Callable[[Checkpoint, Prefix], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accept:
-    """A test that a checkpoint has to pass, and the words for one that does not."""
+    """A test that a checkpoint has to pass, and the text for one that fails."""
 
     passes: Test
     refused_if: str
@@ -54,7 +54,7 @@ THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
     refused_if="pos_min >= pos_min_thold",
 )
-BEFORE_21510: Final = Accept(  # Trap: where the threshold is 0 nothing passes
+BEFORE_21510: Final = Accept(  # Trap: with a threshold of 0 no checkpoint passes
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold, refused_if="pos_min >= pos_min_thold"
 )
 ONE_KEY_MORE: Final = Accept(
@@ -85,12 +85,12 @@ EXACT: Final[Mapping[ExactSearch, tuple[Accept, ...]]] = {
     "pos_max": (FIX_POS_MIN,),
     "inside": (ENDS_INSIDE,),
 }
-"""Tests for checkpoints of an exact state, applied second; windows keep the released test."""
+"""Tests for checkpoints of an exact state, applied second; windows use the released test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erase:
-    """The test of checkpoints that a new prompt erases, and its text."""
+    """A test of the checkpoints that a new prompt erases, and its text."""
 
     erases: Test
     rule: str
@@ -113,13 +113,12 @@ ERASURES: Final[Mapping[Erasure, Erase]] = {
 }
 """The released rule is "beyond" (#20671).
 
-Trap: it keeps one whose last token lies exactly at `pos_next`, and every one at position 0,
-although that token may differ from the new prompt's.
-"""
+Trap: it keeps a checkpoint whose last token is exactly at `pos_next`, and every one at position 0,
+although that token may differ from the new prompt's."""
 
 
 def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
-    """A rule with the numbers that it was asked about: `pos_max > pos_next` as `0 > 0`."""
+    """A rule with the numbers compared: `pos_max > pos_next` as `0 > 0`."""
     if not rule:
         return ""
     values = {**cur.as_dict(), "pos_end": int(cur.pos_end)}
@@ -144,19 +143,18 @@ def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
 def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
     """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints").
 
-    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens:
-    a stale state goes unnoticed. Here it is an event.
+    Upstream prints nothing for a checkpoint that stays although it has more tokens than the common
+    prefix: a stale state goes unnoticed. Here it is an event.
     """
     erasure = server.rules.reuse.erasure
     if erasure == "trimmed":
-        # Cut the numbers of each checkpoint that reaches beyond the prefix, as #24797 would have
-        # done.
+        # Lower the numbers of each checkpoint beyond the prefix, as #24797 proposed.
         #
-        # Trap: what it saved stays as it is.
+        # Trap: the saved state stays as it is.
         #
         # a checkpoint    0 ──────────────────── 596    the state of 596 tokens
         # the new prompt  0 ───────── 480 ── x          480 match
-        # called now      0 ───────── 480               still the state of 596
+        # recorded now    0 ───────── 480               still the state of 596
         pos_next, last = Count(prefix.pos_next), Pos(prefix.pos_next - 1)
         for index, cur in enumerate(slot.prompt.checkpoints):
             if cur.pos_max <= last:
@@ -214,7 +212,7 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
 def create_checkpoint(
     server: ServerContext, slot: Slot, n_tokens: int, pos_min: int, pos_max: int
 ) -> None:
-    """Make room in the list and append what is saved now (upstream: `create_checkpoint`).
+    """Make room in the list and append the current state (upstream: `create_checkpoint`).
 
     Trap: the oldest may be dropped although the new one only replaces one of equal length.
     """
@@ -256,14 +254,14 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
     while len(checkpoints) >= most:
         victim = 0
         if eviction == "closest":
-            # the least far from its predecessor (#25592); the first one is an anchor
+            # the one closest to its predecessor (#25592); the first one stays
             gaps = [
                 (checkpoints[i].n_tokens - checkpoints[i - 1].n_tokens, i)
                 for i in range(1, len(checkpoints))
             ]
             victim = min(gaps, default=(0, 0))[1]
         elif eviction == "densest":
-            # The interior one whose neighbours lie closest together (#24035); else the oldest.
+            # The interior one with the closest neighbours (#24035); else the oldest.
             spans = [
                 (checkpoints[i + 1].n_tokens - checkpoints[i - 1].n_tokens, i)
                 for i in range(1, len(checkpoints) - 1)
@@ -273,9 +271,9 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
 
 
 def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
-    """Drop what another task left close after its predecessor, until one more fits (#28302).
+    """Drop checkpoints of other tasks close after their predecessors, until one more fits (#28302).
 
-    Before #28302 the list was thinned whatever it held (#25472): `most` is 0 then.
+    Before #28302 every list was thinned (#25472): `most` is 0 then.
     """
     last = -1
     for checkpoint in list(slot.prompt.checkpoints):
@@ -303,7 +301,7 @@ def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str
 
 
 def gets_checkpoints(server: ServerContext, task: Task) -> bool:
-    """True if memory and request are of a kind with checkpoints (upstream: `do_checkpoint`)."""
+    """True if memory and request support checkpoints (upstream: `do_checkpoint`)."""
     windowed = server.n_swa > 0 and not server.options.swa_full
     exact = server.is_exact and server.rules.checkpoints.exact_gets_some
     wanted = server.options.ctx_checkpoints > 0 and task.kind == "completion"
@@ -311,19 +309,20 @@ def gets_checkpoints(server: ServerContext, task: Task) -> bool:
 
 
 def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None:
-    """Before #19408: one state, when the whole prompt is decoded (upstream: `update_slots`).
+    """Before #19408: one state, after the whole prompt is decoded (upstream: `update_slots`).
 
-    Trap: the checkpoint's last tokens are often the template's opening of the reply, which the
-    next prompt of the same chat does not have.
+    Trap: its last tokens are often the template's opening of the reply, which the next prompt of
+    the same chat does not have.
     """
     if not server.rules.checkpoints.before_the_end and gets_checkpoints(server, task):
         checkpoint_here(server, slot, task, int(slot.prompt.n_tokens))
 
 
 def checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> None:
-    """Something to save, and not too close to the newest (upstream: `do_checkpoint`, second part).
+    """Create a checkpoint if it is not too close to the newest (upstream: `do_checkpoint`, second
+    part).
 
-    `pos_min` and `pos_max` are read now and describe the tokens before this batch.
+    `pos_min` and `pos_max` are those of the tokens before this batch.
     """
     rules, target = server.rules.checkpoints, server.contexts.target
     pos_min, pos_max = target.seq_pos_min(slot.id), target.seq_pos_max(slot.id)
@@ -335,7 +334,7 @@ def checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_star
 
 
 def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> bool:
-    """No need for checkpoints that are too close together (upstream: `do_checkpoint`, its end)."""
+    """True if the newest checkpoint is far enough (upstream: `do_checkpoint`, its end)."""
     rules, checkpoints = server.rules.checkpoints, slot.prompt.checkpoints
     if not checkpoints or n_tokens_start == slot.split_at:
         return True
@@ -352,9 +351,9 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start
 
 
 def restore(server: ServerContext, slot: Slot, cur: Checkpoint) -> bool:
-    """Put the saved states back (upstream: `load_tgt`, `load_dft`, `common_speculative_set_state`).
+    """Restore the saved states (upstream: `load_tgt`, `load_dft`, `common_speculative_set_state`).
 
-    False where the release falls back to a reset; later ones end the process.
+    False in releases that fall back to a reset; later ones end the process.
     """
     contexts, state = server.contexts, cur.state
     loaded = contexts.load_target(state.target, slot.id, partial=True)

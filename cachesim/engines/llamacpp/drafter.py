@@ -1,7 +1,7 @@
 """The companion of speculative decoding: a second context that follows the first and proposes.
 
 target's batch    tokens    t0  t1  t2         hidden rows  h0  h1  h2
-an MTP head gets            t0  t1  t2         beside       h-1 h0  h1      h2 is carried on
+an MTP head gets            t0  t1  t2         beside       h-1 h0  h1      h2 is carried over
 a draft model gets          t0  t1  t2
 """
 
@@ -28,16 +28,16 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Token
 
-# Drafts from the n-grams of what a slot has held (`--spec-type ngram-cache`).
+# Drafts from the n-grams of a slot's tokens (`--spec-type ngram-cache`).
 #
-# text     a b c a b            what followed `a b` before: c
+# text     a b c a b            the continuation of `a b` before: c
 # draft              c a b
 #
 # Upstream: `common_speculative_impl_ngram_cache` and `common/ngram-cache.cpp`, without the files
 # of a static and a dynamic cache.
 
 CACHED: Final = "ngram-cache"
-"""The `spec_type` that drafts from here."""
+"""The `spec_type` of n-gram drafts."""
 
 LONGEST: Final = 4
 """The longest n-gram (`LLAMA_NGRAM_MAX`); the shortest is one token."""
@@ -49,16 +49,16 @@ LEAST_PERCENT: Final = (66, 50, 50, 50)
 """Minimum share of the most frequent next token, in percent (`draft_min_percent_lax`)."""
 
 MOST_DRAFTED: Final = 8
-"""The most tokens of a draft, whatever the flags say (`n_draft`)."""
+"""Maximum tokens of a draft, whatever the flags (`n_draft`)."""
 
 STATIC: Final = 2
-"""A text shorter than this gets no draft (`LLAMA_NGRAM_STATIC`)."""
+"""Minimum length of a text with a draft (`LLAMA_NGRAM_STATIC`)."""
 
 
 class NgramCache:
-    """The continuations of each n-gram in a slot, and the length of the text they come from.
+    """The continuations of each n-gram in a slot, and the length of the text that they come from.
 
-    Upstream: `common_ngram_cache`, as `common_speculative_impl_ngram_cache` keeps one per slot.
+    Upstream: `common_ngram_cache`, one per slot in `common_speculative_impl_ngram_cache`.
     """
 
     __slots__ = ("after", "size")
@@ -68,13 +68,13 @@ class NgramCache:
         self.size = 0
 
     def draft(self, tokens: Sequence[Token], sampled: Token, most: int) -> list[Token]:
-        """Take in what is new of a slot's text, and propose what may follow.
+        """Add the new part of a slot's text, and propose a continuation.
 
-        Trap: nothing says that another request has begun. A text that is shorter than what went in
-        before is not taken in at all, a longer one from there on.
+        Trap: a new request is not noticed. A text shorter than the earlier one is not added at all,
+        a longer one from there on.
         """
         if self.size < len(tokens) + 1:
-            # Follows `common_ngram_cache_update`; n-grams across the seam are not counted (a trap).
+            # Follows `common_ngram_cache_update`; n-grams across the join are not counted (a trap).
             new = [*tokens[self.size :], sampled]
             for length in range(1, LONGEST + 1):
                 for end in range(length, len(new)):
@@ -93,7 +93,7 @@ class NgramCache:
         return drafted[:most]
 
     def _following(self, text: Sequence[Token]) -> Token | None:
-        """The token that followed the longest n-gram often enough. Follows `try_draft`."""
+        """The token that follows the longest n-gram often enough. Follows `try_draft`."""
         for length in range(min(LONGEST, len(text)), 0, -1):
             part = self.after.get(tuple(text[-length:]))
             if part is None:
@@ -107,7 +107,7 @@ class NgramCache:
 
 
 class Drafter(Protocol):
-    """A companion: it is given every batch that the target decoded, and proposes tokens."""
+    """A companion: it gets every batch that the target decoded, and proposes tokens."""
 
     @property
     def context(self) -> Context:
@@ -120,15 +120,15 @@ class Drafter(Protocol):
         ...
 
     def process(self, batch: Batch, target: Context) -> int:
-        """Follow a batch (`common_speculative_process`); what decode returned."""
+        """Follow a batch (`common_speculative_process`); return the result of decode."""
         ...
 
     def accept(self, seq: int, accepted: int) -> None:
-        """Take the number of accepted draft tokens (`common_speculative_accept`)."""
+        """Process the number of accepted draft tokens (`common_speculative_accept`)."""
         ...
 
     def draft(self, seq: int, last: Token, position: int, most: int) -> list[Token]:
-        """Propose what follows `last`, which stands at `position`."""
+        """Propose a continuation of `last`, which is at `position`."""
         ...
 
     def carried(self, seq: int) -> Array | None:
@@ -136,24 +136,23 @@ class Drafter(Protocol):
         ...
 
     def carry(self, seq: int, row: Array) -> None:
-        """Put back what it carried."""
+        """Restore the carried data."""
         ...
 
 
 class DraftModel:
-    """A smaller model of its own (`draft-simple`)."""
+    """A smaller model (`draft-simple`)."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.seq_rm_type = seq_rm_type(context)
 
     def process(self, batch: Batch, target: Context) -> int:
-        """Decode the same tokens."""
-        del target  # it reads tokens alone
+        del target  # it uses tokens only
         return self.context.decode(batch)
 
     def accept(self, seq: int, accepted: int) -> None:
-        """Do nothing: no data is carried."""
+        """Do nothing: there is no carried data."""
 
     def draft(self, seq: int, last: Token, position: int, most: int) -> list[Token]:
         """Greedy continuation, token by token, into its own memory."""
@@ -167,16 +166,16 @@ class DraftModel:
         return drafted
 
     def carried(self, seq: int) -> Array | None:
-        """Do nothing: no data is carried."""
+        """Do nothing: there is no carried data."""
 
     def carry(self, seq: int, row: Array) -> None:
-        """Do nothing: no data is carried."""
+        """Do nothing: there is no carried data."""
 
 
 class MtpHead:
-    """The target's own extra layer, which reads hidden rows beside tokens (`draft-mtp`).
+    """The target's own extra layer, with hidden rows beside tokens (`draft-mtp`).
 
-    The row it carries is not part of a saved prompt; after a load the next draft is merely worse.
+    Its carried row is not part of a saved prompt; after a load only the next draft is worse.
 
     Upstream: `common_speculative_impl_draft_mtp`.
     """
@@ -188,7 +187,7 @@ class MtpHead:
         self._rows: dict[int, list[Array]] = {}  # hidden rows of the last batch, per sequence
 
     def process(self, batch: Batch, target: Context) -> int:
-        """Give each token the hidden row of the one before it."""
+        """Decode each token with the hidden row of the one before it."""
         rows: dict[int, list[Array]] = {}
         beside = []
         for index, (seq, *_) in enumerate(batch.seqs or ()):
@@ -200,11 +199,11 @@ class MtpHead:
         return self.context.decode(replace(batch, hidden=np.stack(beside)))
 
     def accept(self, seq: int, accepted: int) -> None:
-        """Go on from the row of the last token that was right."""
+        """Resume from the row of the last accepted token."""
         del self._rows[seq][accepted + 1 :]
 
     def draft(self, seq: int, last: Token, position: int, most: int) -> list[Token]:
-        """The head's own hidden row is beside each further token."""
+        """Draft with the head's own hidden row beside each further token."""
         row = self.carried(seq)
         drafted: list[Token] = []
         while row is not None and len(drafted) < most:
@@ -223,14 +222,14 @@ class MtpHead:
         return rows[-1] if rows else None
 
     def carry(self, seq: int, row: Array) -> None:
-        """Set the row that the last batch ended with."""
+        """Set the row of the last batch's end."""
         self._rows[seq] = [row]
 
 
 def open_drafter(
     options: Options, params: ContextParams, network: Network, rules: ServerRules
 ) -> Drafter | None:
-    """The companion that `--spec-type` asks for (`common_speculative_init`)."""
+    """The companion of `--spec-type` (`common_speculative_init`)."""
     if not options.drafts:
         if options.model_draft is not None:
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""
@@ -250,7 +249,7 @@ def open_drafter(
 
 
 def _draft_network(model: object, target: Network) -> Network:
-    """A network handed in, or one built from a spec or a preset's name like the target's."""
+    """A given network, or one built from a spec or a preset's name like the target's."""
     if model is None:
         msg = "spec_type 'draft-simple' needs 'model_draft': a preset's name, a spec or a network"
         raise OptionError(msg)

@@ -231,7 +231,7 @@ ERASED: Final = "is erased. Rule: erase if {rule}. Here {numbers} is true"
 
 @event()
 class CheckpointEvent(Event):
-    """Something befalls a checkpoint; these are its numbers."""
+    """An event of a checkpoint, with its numbers."""
 
     pos_min: int
     pos_max: int
@@ -367,7 +367,6 @@ class CacheEntryTooLarge(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`--cache-ram` decided it."""
         return True
 
 
@@ -382,7 +381,7 @@ class CacheEntryDropped(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`--cache-ram` decided it, and not the limit in tokens."""
+        """True if `--cache-ram` caused it, not the limit in tokens."""
         return self.reason != "tokens"
 
 
@@ -413,7 +412,7 @@ class CacheEntryCompared(Event):
 
 @event()
 class CacheEntryLoaded(Event):
-    """A better prompt was found and is now the slot's."""
+    """A better prompt was found in the cache and loaded into the slot."""
 
     n_tokens: int
     checkpoints: int

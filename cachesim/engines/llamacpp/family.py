@@ -21,34 +21,34 @@ from cachesim.engines.llamacpp.rules import (
 from cachesim.errors import ProfileError
 from cachesim.units import Count
 
-# The releases and patches of llama-server that are known, each as a value of rules.
+# The known releases and patches of llama-server, as values of rules.
 #
 #     b8672 --- pull --- pull ---> b8929 --- pull ---> ...
 #
-# A release is one entry of `WHEELS`; its rules are `OLDEST` with everything of `LANDED` laid over
-# them that had landed by then. A merged change is a patch too: it can be laid over an older
-# release, and taken back from a younger one. A proposal is one of `PROPOSED`.
+# A release is one entry of `WHEELS`; its rules are `OLDEST` with the changes of `LANDED` until
+# then. A merged change is a patch too: it can be laid over an older release, and reverted on a
+# newer one. A proposal is an entry of `PROPOSED`.
 #
-# Entries of `LANDED` were found by playing random workloads on the wheels before and after, and
-# confirmed by the pull request where it is known. A change that no request showed stands where it
-# was first looked at.
+# Entries of `LANDED` were found by random workloads on the wheels before and after, and confirmed
+# by the pull request if it is known. A change that no request showed is listed at the release where
+# it was first noticed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """A merged change: `sets` names fields as `reuse.search_limit`."""
+    """A merged change; `sets` has names of fields like `reuse.search_limit`."""
 
     about: str
     landed: str  # the first release that has it
     sets: Mapping[str, Rules]
-    pull: int = 0  # 0: it is not known which one
-    perhaps: tuple[int, ...] = ()  # pull requests that may have been it, where none is confirmed
-    name: str = ""  # where one pull request has another name, or none
-    cures: str = ""  # the wrong answers that there were before, by their cause
+    pull: int = 0  # 0: unknown
+    perhaps: tuple[int, ...] = ()  # candidate pull requests, if none is confirmed
+    name: str = ""  # if not the number of the pull request
+    cures: str = ""  # the wrong answers before it, by cause
 
     @property
     def title(self) -> str:
-        """The change's name in profiles; empty where it has none."""
+        """The change's name in profiles; empty if it has none."""
         return self.name or (str(self.pull) if self.pull else "")
 
     def laid(self, rules: ServerRules) -> ServerRules:
@@ -72,7 +72,7 @@ def field_of(rules: ServerRules, path: str) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The oldest release's rules, and what landed since, oldest first."""
+    """The oldest release's rules, and the merged changes, oldest first."""
 
     oldest: ServerRules
     merged: tuple[Merged, ...]
@@ -86,7 +86,7 @@ class History:
         return rules
 
     def until(self, release: str) -> Iterator[Merged]:
-        """The changes that had landed by a release."""
+        """The changes that landed until a release."""
         known = self.releases[: self.releases.index(release) + 1]
         return (each for each in self.merged if each.landed in known)
 
@@ -98,7 +98,7 @@ class History:
         return {path: field_of(rules, path) for path in merged.sets}
 
     def undone(self, merged: Merged, rules: ServerRules) -> ServerRules:
-        """The rules without a change; refused where a later one was built on it."""
+        """The rules without a change; refused if a later one depends on it."""
         changed = [path for path, value in merged.sets.items() if field_of(rules, path) != value]
         if changed:
             later = [
@@ -111,7 +111,7 @@ class History:
         return with_fields(rules, self.before(merged))
 
     def older(self, merged: Merged) -> tuple[str, ...]:
-        """The releases over which a change can be laid."""
+        """The releases before a change."""
         return self.releases[: self.releases.index(merged.landed)]
 
 
@@ -184,8 +184,9 @@ OLDEST: Final = ServerRules(
         empty_batches_abort=True,
     ),
 )
-"""Before the oldest wheel that names its build. What landed in that one was read in the reports and
-their fixes, and no wheel played it: taken back from b8672, it shows the report and no release."""
+"""The state before the oldest wheel with a build number. The changes of that wheel come from
+reports and their fixes, and no wheel confirms them: reverted on b8672, they show a report, not a
+release."""
 
 LANDED: Final[tuple[Merged, ...]] = (
     Merged(
@@ -503,7 +504,7 @@ def _since(first: str, last: str = "") -> tuple[str, ...]:
 
 
 def _merged(merged: Merged) -> Patch[ServerRules]:
-    """A merged change as a patch: forward over older releases, back from younger ones."""
+    """A merged change as a patch: laid over older releases, reverted on newer ones."""
     return Patch(
         name=merged.title,
         pull=merged.pull,
@@ -636,13 +637,13 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         cures="a window loses a key at each trip through the prompt cache",
     ),
 )
-"""Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""
+"""Numbered patches are pull requests at ggml-org/llama.cpp; other names are cachesim's."""
 
 PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
     *PROPOSED,
     *(_merged(each) for each in HISTORY.merged if each.title),
 )
-"""Proposals first, then what was merged, in the order in which it landed."""
+"""Proposals first, then merged changes, in the order in which they landed."""
 
 
 FAMILY: Final[Family[ServerRules, Options]] = Family(

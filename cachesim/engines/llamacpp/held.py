@@ -1,4 +1,4 @@
-"""The content of llama-server's memory, with the marks written by a traced network."""
+"""The content of llama-server: snapshots, consistency, and the marks of a traced network."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +88,7 @@ def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
 
 
 def _recurrent(memory: RecurrentMemory) -> dict[str, Any]:
-    """The states that are held: row, position of the last token in it, sequences."""
+    """The live states: row, position of the last token in it, sequences."""
     cells = memory.cells
     rows = [
         {"row": row, "pos": cells.pos[row], "seqs": sorted(cells.seqs[row])}
@@ -99,10 +99,10 @@ def _recurrent(memory: RecurrentMemory) -> dict[str, Any]:
 
 
 def check_integrity(server: ServerContext) -> None:
-    """Raise ContractError where slots, memory and prompt cache disagree.
+    """Raise ContractError if slots, memory and prompt cache disagree.
 
-    What upstream does not promise is not asked: the order of checkpoints, their positions after
-    a context shift of older releases, and the token in a slot that waits for its memory to be cut.
+    Not checked, as upstream does not guarantee it: the order of checkpoints, their positions after
+    a context shift of older releases, and the token in a slot whose memory is not cut yet.
     """
     server.contexts.check_integrity()
     for slot in server.slots:
@@ -169,7 +169,7 @@ def held(server: ServerContext) -> Held:
 
 
 def texts(server: ServerContext) -> Texts:
-    """The tokens alone."""
+    """The tokens of slots and entries."""
     return Texts(
         slots=tuple((int(slot.id), tuple(slot.prompt.tokens)) for slot in server.slots),
         entries=tuple(
@@ -179,7 +179,7 @@ def texts(server: ServerContext) -> Texts:
 
 
 def amounts(server: ServerContext) -> Amounts:
-    """The content in numbers; a companion's memory is left out."""
+    """The amount of each kind of content, without a companion's memory."""
     return replace(
         memory_amounts(server.contexts.target),
         checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
@@ -188,7 +188,7 @@ def amounts(server: ServerContext) -> Amounts:
 
 
 def memory_amounts(context: Context) -> Amounts:
-    """The content of a memory in numbers."""
+    """The amount of each kind of content in a memory."""
     attention, recurrent = parts_of(context.memory)
     used = {
         part: sum(cells.used for cells in cache.streams.cells)
@@ -215,7 +215,7 @@ def memory_held(context: Context) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld,
 
 
 def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHeld]:
-    """The used cells of each stream; parts without a layer of the model's own are left out."""
+    """The used cells of each stream, without parts that have only mark layers."""
     if all(shape.marks for shape in cache.shapes):
         return []
     marks = Marks.among(cache.shapes)
@@ -223,7 +223,7 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
     for stream, (cells, rows) in enumerate(zip(cache.streams.cells, cache.rows, strict=True)):
         used = np.flatnonzero(cells.pos >= 0)
         if used.size:
-            rows.cover(int(used[-1]))  # a copy for a further completion waits for the next batch
+            rows.cover(int(used[-1]))  # a copy for a further completion is made with the next batch
         births = marks.births(rows.keys, part, used + MARGIN)
         runs = runs_of(used, cells.pos[used], cells.bits[0, used], births)
         size = cache.streams.size
@@ -232,7 +232,7 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
 
 
 def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
-    """The live states; one that was rolled back is read from the plane it stands in now."""
+    """The live states; a rolled-back one is read from its current plane."""
     layer = Marks.among(memory.shapes).layers.get("recurrent")
     cells = memory.cells
     found = []

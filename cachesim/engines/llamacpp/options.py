@@ -248,43 +248,43 @@ class Options:
 
     @property
     def n_parallel(self) -> int:
-        """The number of slots: an automatic one is four."""
+        """Number of slots; four for an automatic number."""
         return 4 if self.parallel < 0 else self.parallel
 
     @property
     def unified(self) -> bool:
-        """True if all slots share a pool of cells; an automatic number of slots forces it on."""
+        """True if all slots share a pool of cells, as with an automatic number of slots."""
         return self.kv_unified or self.parallel < 0
 
     @property
     def drafts(self) -> bool:
-        """True where a companion drafts."""
+        """True if a companion drafts."""
         return self.spec_type in get_args(Drafting)
 
     @property
     def maps_ngrams(self) -> bool:
-        """True where drafts come from a map of n-grams, which notes how far it has looked."""
+        """True if drafts come from a map of n-grams, which records its progress."""
         return self.spec_type in {"ngram-map-k", "ngram-map-k4v"}
 
     @property
     def context(self) -> int:
-        """The context that is asked for."""
+        """The requested context."""
         return self.ctx_size or TRAINED_CONTEXT
 
     @property
     def batch(self) -> int:
-        """The most tokens of one decode call; a server that embeds reads an ubatch at a time."""
+        """Maximum tokens of one decode call; on a server that embeds, of a ubatch."""
         whole = self.embedding and self.ubatch_size > 0
         return min(self.batch_size, self.ubatch_size) if whole else self.batch_size
 
     @property
     def n_batch(self) -> int:
-        """Tokens per decode call: at most the context as it was asked for."""
+        """Tokens per decode call: at most the requested context."""
         return min(self.context, self.batch)
 
     @property
     def n_ubatch(self) -> int:
-        """Tokens that go through the network at once."""
+        """Tokens per ubatch."""
         return min(self.n_batch, self.ubatch_size or self.n_batch)
 
     @property
@@ -295,12 +295,12 @@ class Options:
 
     @property
     def n_ctx(self) -> int:
-        """The whole context; rounding up per slot can make it larger than what was asked for."""
+        """The whole context; rounding up per slot can exceed the requested one."""
         return self.n_ctx_seq if self.unified else self.n_ctx_seq * self.n_parallel
 
     @property
     def n_ctx_slot(self) -> int:
-        """The context that one slot may fill."""
+        """The context of one slot."""
         cap = self.kv_unified_per_slot
         return min(self.n_ctx_seq, cap) if cap > 0 else self.n_ctx_seq
 

@@ -1,4 +1,4 @@
-"""The prompt cache: whole conversations parked in host memory (`--cache-ram`)."""
+"""The prompt cache: whole conversations in host memory (`--cache-ram`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from cachesim.units import Count, SeqId, Token
 
 # Ratios as the server computes them: IEEE single precision, operand by operand.
 #
-# Several tests of the server sit exactly on a bound (`> 0.1f`, `< 0.25f`, `< 0.5f`), where double
-# precision would answer differently.
+# Several tests of the server are exactly on a bound (`> 0.1f`, `< 0.25f`, `< 0.5f`), where double
+# precision has another result.
 
 Float32 = np.float32
 
@@ -49,14 +49,14 @@ QUARTER: Final = np.float32(0.25)
 
 
 def shown(value: Float32) -> float | None:
-    """A ratio for events and JSON, which know no NaN."""
+    """A ratio for events and JSON, which have no NaN."""
     number = float(value)
     return None if isnan(number) else number
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """A parked conversation; a failed load may leave its target blob empty."""
+    """An entry of the prompt cache; a failed load may leave its target blob empty."""
 
     tokens: list[Token]
     state: SavedState
@@ -66,11 +66,11 @@ class Entry:
     size: int = field(init=False)  # bytes of the blobs and of all checkpoints
 
     def __post_init__(self) -> None:
-        self.n_tokens = Count(len(self.tokens))  # nothing is ever added to them
+        self.n_tokens = Count(len(self.tokens))  # no token is ever added
         self.size = self.state.size + sum(each.size for each in self.checkpoints)
 
     def empty(self) -> None:
-        """A failed load leaves nothing of the target's blob."""
+        """Remove the target's blob after a failed load."""
         self.size -= self.state.size
         self.state = self.state.emptied()
         self.size += self.state.size
@@ -78,9 +78,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A query of the cache: the slot, and the tokens that the waiting request could reuse.
+    """A query of the cache: the slot, and the holdings of the waiting request.
 
-    Nobody waits where idle slots are saved.
+    There is no request when idle slots are saved.
     """
 
     slot: SeqId
@@ -88,7 +88,7 @@ class Swap:
     holdings: Holdings | None = None
 
     def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:
-        """An entry is out of the race."""
+        """Eliminate an entry for a cause."""
         if self.holdings is not None:
             self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
 
@@ -96,12 +96,11 @@ class Swap:
 class PromptCache:
     """An ordered list of entries, oldest first (upstream: `server_prompt_cache`).
 
-    An entry's age is the time it was saved: being looked at does not refresh it, being loaded
-    removes it.
+    An entry's age is the time of its save: a comparison does not refresh it, a load removes it.
     """
 
     def __init__(self, rules: PromptCacheRules, *, limit_size: int, limit_tokens: int) -> None:
-        """A `limit_size` of 0 bytes means none."""
+        """`limit_size` in bytes; 0 for no limit."""
         self.rules = rules
         self.limit_size = limit_size
         self.limit_tokens = limit_tokens
@@ -109,12 +108,12 @@ class PromptCache:
 
     @property
     def size(self) -> int:
-        """Bytes of everything."""
+        """Bytes of all entries."""
         return sum(entry.size for entry in self.entries)
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of everything."""
+        """Tokens of all entries."""
         return sum(entry.n_tokens for entry in self.entries)
 
     def contains(self, tokens: Sequence[Token]) -> bool:
@@ -123,11 +122,11 @@ class PromptCache:
         return any(
             get_common_prefix(each.tokens, tokens) == length
             for each in self.entries
-            if each.n_tokens >= length  # a shorter one cannot hold it
+            if each.n_tokens >= length  # a shorter one cannot contain it
         )
 
     def alloc(self, entry: Entry, swap: Swap) -> bool:
-        """Append an entry unless another one covers it (upstream: `alloc`); False if it was not."""
+        """Append an entry unless another one contains it (upstream: `alloc`); False if not."""
         if self.contains(entry.tokens):
             swap.emit(PromptAlreadyCached(slot=swap.slot, n_tokens=entry.n_tokens))
             return False
@@ -154,10 +153,11 @@ class PromptCache:
         self.entries = kept
 
     def find(self, held: Sequence[Token], prompt: Sequence[Token], swap: Swap) -> Entry | None:
-        """The entry that beats the slot's own tokens on both ratios (upstream: the head of `load`).
+        """The entry that exceeds the slot's own tokens in both ratios (upstream: the head of
+        `load`).
 
-        The walk goes from the oldest to the newest, and each winner raises both bars: an older
-        entry with a high keep and a low similarity blocks a younger one.
+        The loop goes from the oldest to the newest entry, and each better one raises both limits:
+        an older entry with a high f_keep and a low similarity blocks a younger one.
         """
         lcp = get_common_prefix(held, prompt)
         best_keep = ratio(lcp, len(held)) if held else np.float32(-1.0)
@@ -212,7 +212,7 @@ class PromptCache:
         return entry
 
     def token_limit(self) -> int:
-        """The limit of parked tokens: the context, or the number that fits on average."""
+        """The limit of cached tokens: the context, or the number that fits on average."""
         if self.limit_size <= 0:
             return self.limit_tokens
         per_token = max(np.float32(1.0), ratio(self.size, max(1, self.n_tokens)))

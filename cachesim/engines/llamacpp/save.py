@@ -1,7 +1,7 @@
-"""Slot save, restore and erase: what `POST /slots/{id}?action=...` does.
+"""Slot save, restore and erase: `POST /slots/{id}?action=...`.
 
-A slot file's text holds tokens, what is approximate, and the numbers of each checkpoint; packed
-states follow one after another: the slot's, then target and companion of each checkpoint.
+A slot file's text has tokens, approximation, and the numbers of each checkpoint; packed states
+follow in order: the slot's, then target and companion of each checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ from cachesim.units import Array, Count, Pos, Token
 
 MAGIC: Final = b"CSSL"
 NO_TASK: Final = -1
-"""The task of a checkpoint that came from a file."""
+"""The task of a checkpoint from a file."""
 
 
 def run_slot_action(
     server: ServerContext, slot: Slot, task: Task, store: ByteStore | None
 ) -> Reply:
-    """Do what the task says to an idle slot (`SERVER_TASK_TYPE_SLOT_SAVE`)."""
+    """Run a slot action on an idle slot (`SERVER_TASK_TYPE_SLOT_SAVE`)."""
     if task.kind == "slot-erase":
         n_tokens = slot.prompt.n_tokens
         server.prompt_clear(slot)
@@ -53,10 +53,10 @@ def run_slot_action(
             )
         )
         return done(server, slot)
-    # Take state and tokens from a file, and since #26004 the checkpoints.
+    # Restore state and tokens from a file, and since #26004 the checkpoints.
     #
-    # Traps: until the checkpoint list is emptied here, checkpoints of the slot's former prompt stay
-    # and may be restored for the new one; the companion gets what the newest checkpoint has of it.
+    # Traps: in releases that do not empty the list here, checkpoints of the slot's former prompt
+    # stay and may be restored for the new one; the companion gets its part of the newest one.
     data = store.get(task.name)
     if data is None:
         return refuse(server, slot, task, f"unable to restore slot, no file {task.name!r}")
@@ -88,7 +88,7 @@ def run_slot_action(
 
 
 def _restore_checkpoints(server: ServerContext, slot: Slot, saved: list[Checkpoint]) -> None:
-    """The newest ones that the list may hold (upstream: `load_slot_checkpoints`)."""
+    """Restore the newest checkpoints that the list may hold (upstream: `load_slot_checkpoints`)."""
     most = server.options.ctx_checkpoints
     slot.prompt.checkpoints = saved[-most:] if most else []
     if slot.prompt.checkpoints:
@@ -97,18 +97,18 @@ def _restore_checkpoints(server: ServerContext, slot: Slot, saved: list[Checkpoi
 
 
 def done(server: ServerContext, slot: Slot) -> Reply:
-    """The reply to an action: no tokens, and none cached."""
+    """The reply to an action, without tokens."""
     return Reply.empty(logits=server.no_logits, slot=slot.id)
 
 
 def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply:
-    """A file that is missing, damaged or does not fit: an error, and a slot without tokens.
+    """Refuse a missing, damaged or foreign file: an error, and a slot without tokens.
 
     Upstream: `SERVER_TASK_TYPE_SLOT_RESTORE`.
 
-    Traps: the conversation that the slot held is forgotten, though its cells may be as they were.
-    Where the real file ends within the state the real process ends with it, and bytes of a state
-    that were changed are restored; here a checksum refuses both.
+    Traps: the tokens of the slot are dropped, though its cells may be as they were. If the real
+    file ends within the state, the real process ends too, and changed bytes of a state are
+    restored; here a checksum refuses both.
     """
     if server.rules.slots.cleared_after_bad_restore:
         server.prompt_clear(slot)
@@ -164,12 +164,12 @@ def _row(drafter: Array | None) -> dict[str, Any] | None:
 
 
 def decode(data: bytes) -> SlotFile:
-    """Read what `encode` wrote; what is damaged or foreign is refused."""
+    """Parse the bytes of `encode`; a damaged or foreign file is refused."""
     return slot_file.read(data, MAGIC, "llama.cpp", lambda head, rest: _read(head, _Blobs(rest)))
 
 
 def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
-    """The saved slot of a file's text; raises whatever error comes first.
+    """The saved slot of a file's text; errors are raised as they are.
 
     Upstream: `llama_state_seq_load_file`.
     """
@@ -186,7 +186,7 @@ def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
 
 @dataclass(slots=True)
 class _Blobs:
-    """Packed states, taken one after another."""
+    """Packed states, read in order."""
 
     data: bytes
     at: int = 0

@@ -37,10 +37,10 @@ from cachesim.units import Count, Tokens
 def update_prompt_cache(
     server: ServerContext, slot: Slot, prompt: Tokens, holdings: Holdings
 ) -> None:
-    """Park the slot's prompt, look for a better one, apply the limits.
+    """Save the slot's prompt, load a better one, apply the limits.
 
-    Upstream: the last part of `get_available_slot`. The order decides: making room for the
-    outgoing prompt may drop the very entry that the new one needs.
+    Upstream: the last part of `get_available_slot`. The order matters: making room for the outgoing
+    prompt may drop the entry that the new one needs.
     """
     if server.cache is None:
         return
@@ -55,7 +55,7 @@ def update_prompt_cache(
 
 
 def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, swap: Swap) -> bool:
-    """Copy a slot's prompt into the cache (upstream: `prompt_save`); True if an entry was made."""
+    """Copy a slot's prompt into the cache (upstream: `prompt_save`); True for a new entry."""
     prompt = slot.prompt
     if not prompt.tokens:
         return False
@@ -80,9 +80,9 @@ def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, swap: Swa
 def prompt_load(
     server: ServerContext, cache: PromptCache, slot: Slot, prompt: Tokens, swap: Swap
 ) -> bool:
-    """Take the best entry, if one beats the slot's own tokens (upstream: `prompt_load`).
+    """Load the best entry, if one exceeds the slot's own tokens (upstream: `prompt_load`).
 
-    False means that a blob did not load: the entry stays, and the slot's memory is empty already.
+    False if a blob did not load: the entry stays, and the slot's memory is already empty.
     """
     entry = cache.find(slot.prompt.tokens, prompt, swap)
     if entry is None:
@@ -118,10 +118,10 @@ def prompt_load(
 
 
 def save_idle_slots(server: ServerContext) -> None:
-    """After a launch: copy idle slots into the cache (upstream: `slot_save_and_clear`).
+    """Copy idle slots into the cache after a launch (upstream: `slot_save_and_clear`).
 
-    Trap: an empty slot file leaves a slot without tokens and its cells as they were. Where slots
-    share their cells, later releases clear such a slot here; in earlier ones the cells are lost.
+    Trap: an empty slot file leaves a slot without tokens and its cells as they were. If slots share
+    their cells, later releases clear such a slot here; in earlier ones the cells are lost.
     """
     unified = server.options.unified
     if server.cache is None or not server.options.cache_idle_slots:
@@ -155,7 +155,7 @@ def save_idle_slots(server: ServerContext) -> None:
 
 
 def try_clear_idle_slots(server: ServerContext) -> bool:
-    """Empty the first idle slot that holds something, unsaved (upstream's name)."""
+    """Clear the first idle slot with tokens, unsaved (upstream's name)."""
     if not server.options.unified:
         return False
     for slot in server.slots:
@@ -186,7 +186,7 @@ Road: TypeAlias = Literal["id", "similarity", "age"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A slot, and whether its prompt is to be swapped with the prompt cache."""
+    """A slot, and a flag to swap its prompt with the prompt cache."""
 
     slot: Slot
     road: Road
@@ -196,7 +196,7 @@ class Choice:
 
 
 def take_stock(server: ServerContext, task: Task) -> Holdings:
-    """The tokens that each slot and each cached conversation shares with a new prompt."""
+    """The number of tokens that each slot and entry shares with a new prompt."""
     common: dict[object, tuple[str, Count]] = {}
     for slot in server.slots:
         common[slot] = (f"slot {slot.id}", get_common_prefix(slot.prompt.tokens, task.tokens))
@@ -207,10 +207,10 @@ def take_stock(server: ServerContext, task: Task) -> Holdings:
 
 
 def choose_slot(server: ServerContext, task: Task) -> Slot | None:
-    """Find the slot for a task; None or a busy slot means that the task has to wait.
+    """Find the slot for a task; with None or a busy slot the task has to wait.
 
     Upstream: the head of `process_single_task`. Until the release in which pinned requests use the
-    prompt cache, a pinned task takes its slot without looking at anything.
+    prompt cache, a pinned task takes its slot without any comparison.
     """
     holdings = take_stock(server, task)
     task.ledger = holdings.ledger
@@ -239,16 +239,16 @@ def _by_id(server: ServerContext, task: Task) -> Slot:
 def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
     """Choose by id, by similarity, or by age (upstream's name).
 
-    Trap: a pinned slot runs through the similarity test too. Below the threshold its similarity
-    counts as 0, so its prompt is swapped; an empty slot divides 0 by 0, and NaN is not below one
-    half; a number that is no slot's own (taken modulo) never matches and counts as 0.
+    Trap: a pinned slot passes the similarity test too. Below the threshold its similarity counts as
+    0, so its prompt is swapped; an empty slot divides 0 by 0, and NaN is not below one half; an id
+    beyond the slots (used modulo) never matches and counts as 0.
     """
     pinned = _by_id(server, task) if task.id_slot >= 0 else None
     threshold = np.float32(server.options.slot_prompt_similarity)
     if threshold != 0:
         best, sim = _most_similar(server, task, pinned, threshold)
         if best is not None:
-            # A slot that keeps half of its tokens or more is taken as it is (upstream: `f_keep`).
+            # A slot that keeps half of its tokens or more is used as it is (upstream: `f_keep`).
             kept = np.float32(sim * np.float32(task.n_tokens))
             f_keep = quotient(kept, np.float32(best.prompt.n_tokens))
             if sim > 0:
@@ -280,7 +280,7 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
 def _most_similar(
     server: ServerContext, task: Task, pinned: Slot | None, threshold: Float32
 ) -> tuple[Slot | None, Float32]:
-    """The idle slot that shares most of the prompt, above the threshold (upstream: `sim_best`)."""
+    """The idle slot with the largest share of the prompt, above the threshold (`sim_best`)."""
     best, sim_best = pinned, np.float32(0.0)
     for slot in server.slots:
         if slot.is_processing or not slot.prompt.tokens:

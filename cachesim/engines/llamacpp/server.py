@@ -1,4 +1,4 @@
-"""llama-server: the queue, the loop turn by turn, and what it shows to the outside."""
+"""llama-server: the queue, the loop step by step, and its interface."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -43,17 +43,17 @@ from cachesim.model.adapters import adapted, adapted_in
 from cachesim.units import Count, Pos, Token, Tokens, as_tokens
 
 Start: TypeAlias = tuple[str, Pos]
-"""A role and the first token of its message."""
+"""A role and the position of its message's first token."""
 
 
 def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ...]:
-    """Read `message_spans` or `message_delimiters` of a request, in the order of the prompt.
+    """Parse `message_spans` or `message_delimiters` of a request, in the order of the prompt.
 
-    A span says `{"role": "user", "start": 12}` with the offset of its first token; the real server
-    takes byte offsets into the text, which token prompts do not have. A delimiter says
-    `{"role": "user", "delimiter": [259, 262]}`, as tokens or as text. The server that the wheel of
-    b11549 runs reads delimiters for chats alone, out of the template; here a request may bring them
-    as it could in b11434, so that a plain prompt can have messages.
+    A span is `{"role": "user", "start": 12}` with the offset of its first token; the real server
+    has byte offsets into the text, which token prompts do not have. A delimiter is `{"role":
+    "user", "delimiter": [259, 262]}`, as tokens or as text. The server in the wheel of b11549 uses
+    delimiters only for chats, from the template; here requests may have them as in b11434, so that
+    a plain prompt can have messages.
     """
     spans = [_span(each, len(prompt)) for each in fields.get("message_spans") or ()]
     found = find_delimiters(prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()])
@@ -61,15 +61,15 @@ def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ..
 
 
 def user_starts(starts: Sequence[Start]) -> tuple[Pos, ...]:
-    """First tokens of user messages."""
+    """Positions of the first tokens of user messages."""
     return tuple(pos for role, pos in starts if role == "user")
 
 
 def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) -> list[Start]:
     """Scan a prompt: at each token the first delimiter that matches begins a message.
 
-    The scan advances by one token, so matches may overlap. Trap: a delimiter without tokens
-    matches everywhere.
+    The scan advances by one token, so matches may overlap. Trap: a delimiter without tokens matches
+    everywhere.
 
     Upstream: `server_tokens::find_message_spans`.
     """
@@ -109,7 +109,7 @@ def _fields(given: object, where: str, what: str) -> tuple[str, Any]:
 
 ASSISTANT: Final = "assistant"
 SPACE: Final = "\u2581"
-"""Space in the toy models' tokenizer: three bytes."""
+"""Space in the tokenizer of the simulated models: three bytes."""
 
 
 def to_task(
@@ -120,7 +120,7 @@ def to_task(
     ticket: Ticket,
     server: ServerContext,
 ) -> Task:
-    """Read a completion request as the HTTP side does; `fields` are its further ones, checked."""
+    """Parse a completion request as the HTTP side does; `fields` are its further ones, checked."""
     options = server.options
     _check_count("predict", request.predict, -1)
     _check_count("completions", request.completions, 1)
@@ -153,7 +153,7 @@ def to_task(
         user_starts=frozenset(users),
         last_user_start=users[-1] if users else Pos(-1),
     )
-    if kind in EMBEDDED:  # the HTTP side reads no further fields of such a request
+    if kind in EMBEDDED:  # the HTTP side ignores further fields of such a request
         params = TaskParams(reply=(), cache_prompt=server.rules.requests.embeddings_reuse)
     task = Task(
         id=number,
@@ -177,7 +177,7 @@ def _check_count(name: str, value: int, least: int) -> None:
 
 
 def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
-    """Every token of a request lies in the vocabulary."""
+    """Refuse tokens of a request outside the vocabulary."""
     _check_known("prompt", prompt, vocabulary)
     _check_known("reply", request.reply or (), vocabulary)
     for draft in request.drafts or ():
@@ -186,7 +186,7 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
 
 def _check_known(what: str, tokens: Sequence[Token], vocabulary: int) -> None:
     if not tokens or as_rope(tokens) is not None:
-        return  # names of tokens, which no network looks up
+        return  # names of tokens, not ids
     if not (min(tokens) >= 0 and max(tokens) < vocabulary):  # NaN too
         wrong = next(token for token in tokens if not 0 <= token < vocabulary)
         msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"
@@ -198,7 +198,7 @@ NOT_SUPPORTED: Final = "not_supported_error"
 
 
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
-    """The error with which the HTTP side answers before anything is queued, and its message.
+    """The error of the HTTP side before a task is queued, and its message.
 
     An empty list of tokens is refused. An empty text (`prompt_string`) is not, nor is a chat that
     renders to nothing.
@@ -230,10 +230,10 @@ def _infill_suffix(fields: Mapping[str, Any]) -> Tokens:
 
 
 def format_prompt_infill(prefix: Tokens, suffix: Tokens, n_batch: int) -> tuple[Tokens, Count]:
-    """The prompt around a gap, and where the suffix's mark stands in it.
+    """The prompt around a gap, and the position of the suffix's mark in it.
 
-    Upstream: `format_prompt_infill`. What fits a batch: three quarters for the end of the prefix,
-    one for the start of the suffix.
+    Upstream: `format_prompt_infill`. Of a batch, three quarters are for the end of the prefix, one
+    is for the start of the suffix.
 
     prefix  [ dropped | 3 * (n_batch / 4) )      suffix  [ n_batch / 4 - 2 | dropped )
     prompt  [ FIM_PRE | prefix | FIM_SUF | suffix | FIM_MID )
@@ -248,12 +248,12 @@ def format_prompt_infill(prefix: Tokens, suffix: Tokens, n_batch: int) -> tuple[
 def render_chat(
     server: ServerContext, messages: Sequence[Message], fields: Mapping[str, Any]
 ) -> tuple[Tokens, tuple[Start, ...]]:
-    r"""The prompt of a conversation, and where its messages begin.
+    r"""The prompt of a conversation, and the starts of its messages.
 
     Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`. An assistant message
-    at the end is no turn of its own: the reply goes on from it. Trap: where it is empty, releases
-    since June do not even open the reply. `add_generation_prompt` false leaves the reply unopened,
-    and is ignored where there is a message to continue.
+    at the end is no turn of its own: the reply continues it. Trap: if it is empty, releases since
+    June do not even open the reply. `add_generation_prompt` false leaves the reply unopened, and is
+    ignored with a message to continue.
 
         <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n  [ the last message )
     """
@@ -280,7 +280,7 @@ def _as_read(message: Message) -> Message:
 def _chat_prompt(
     request: Request, server: ServerContext, fields: Mapping[str, Any]
 ) -> tuple[Tokens, tuple[Start, ...]]:
-    """The prompt of a chat, of which nothing else may be said (`oaicompat_chat_params_parse`)."""
+    """The prompt of a chat; another given one is refused (`oaicompat_chat_params_parse`)."""
     prompt, starts = render_chat(server, request.messages, fields)
     if request.prompt not in ((), prompt):
         msg = (
@@ -306,7 +306,7 @@ class LlamaCpp(Engine):
 
     @property
     def server(self) -> ServerContext:
-        """The server's inner whole, for those who look closely."""
+        """The server's state, for tests and tools."""
         return self._server
 
     def submit(self, request: Request) -> Ticket:
@@ -325,12 +325,12 @@ class LlamaCpp(Engine):
     def render_chat(
         self, messages: Sequence[Message], options: Mapping[str, Any]
     ) -> tuple[Tokens, tuple[Start, ...]]:
-        """The prompt of a chat that is sent with these options, and where its messages begin."""
+        """The prompt of a chat with these options, and the starts of its messages."""
         fields = self.family.read_fields(self.profile, options)
         return render_chat(self._server, messages, fields)
 
     def render_infill(self, prefix: Tokens, suffix: Tokens) -> tuple[Tokens, Count]:
-        """The prompt that this server makes of a gap, and where the suffix's mark stands in it."""
+        """The server's prompt for a gap, and the position of the suffix's mark in it."""
         return format_prompt_infill(prefix, suffix, self._server.options.batch)
 
     def slot_save(self, slot: int, name: str) -> Ticket:
@@ -365,7 +365,7 @@ class LlamaCpp(Engine):
         self._begin_anew(ServerRestarted())
 
     def sleep(self) -> None:
-        """Give everything up until the next request (upstream: `handle_sleeping_state`)."""
+        """Drop the model and all content until a request (upstream: `handle_sleeping_state`)."""
         if self._server.options.sleep_idle_seconds < 0:
             msg = "the server never sleeps; set option 'sleep_idle_seconds'"
             raise OptionError(msg)
@@ -382,7 +382,7 @@ class LlamaCpp(Engine):
         self._server = new
 
     def step(self) -> bool:
-        """Empty the task queue, then one pass over the slots (upstream: `start_loop`)."""
+        """Process the task queue, then one pass over the slots (upstream: `start_loop`)."""
         server = self._server
         if not server.queue and not server.is_busy:
             return False
@@ -393,7 +393,7 @@ class LlamaCpp(Engine):
         return True
 
     def take_in(self) -> None:
-        """Empty the task queue: requests get their slots, and nothing is decoded yet."""
+        """Process the task queue: requests get their slots, without a decode."""
         while self._server.queue:
             self._process(self._server.queue.popleft())
 
@@ -406,9 +406,9 @@ class LlamaCpp(Engine):
         return tuple(self._server.replies.get(ticket, ()))
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away: waiting tasks vanish, busy slots are released at the next turn.
+        """Cancel a request: waiting tasks are removed, busy slots released in the next step.
 
-        What was decoded so far stays in the slot. The reply says `cancelled`.
+        The decoded tokens stay in the slot. The error of the reply is `cancelled`.
         """
         server = self._server
         for waiting in (server.queue, server.deferred):
@@ -424,11 +424,11 @@ class LlamaCpp(Engine):
                 )
 
     def _hang_up(self) -> None:
-        """The HTTP side cancels what is left of a call that was answered by an error.
+        """Cancel the rest of a call whose reply was an error, as the HTTP side does.
 
-        Upstream: `server_response_reader::stop`. A few turns without anything to decode are over
-        before it gets there: servers up to b9713 have ended themselves by then, later ones go
-        on without the children.
+        Upstream: `server_response_reader::stop`. A few passes without tokens to decode are over
+        before that: servers up to b9713 have ended by then, later ones continue without the
+        children.
         """
         server = self._server
         if 0 < server.n_empty_consecutive <= EMPTY_TURNS:
@@ -452,21 +452,21 @@ class LlamaCpp(Engine):
         return amounts(self._server)
 
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
-        """The tokens of every slot and every parked conversation, where prompts are ropes."""
+        """The tokens of every slot and every prompt-cache entry, if prompts are ropes."""
         cache = self._server.cache
         parked = [] if cache is None else [entry.tokens for entry in cache.entries]
         slots = [slot.prompt.tokens for slot in self._server.slots]
         return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in parked]
 
     def tokens_held_for(self, ticket: Ticket) -> int:
-        """The number of tokens in the slot that is at work on a request; 0 where none is."""
+        """Number of tokens in the slot that is processing a request; 0 if there is none."""
         for slot in self._server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
                 return int(slot.prompt.n_tokens) if slot.n_prompt_tokens_cache is not None else 0
         return 0
 
     def held_bytes(self) -> int:
-        """Real bytes of what is parked and of all checkpoints, in host memory."""
+        """Real bytes of the prompt cache and of all checkpoints, in host memory."""
         found = self.amounts()
         return found.parked + found.checkpoints
 
@@ -540,7 +540,7 @@ class LlamaCpp(Engine):
         self._server.emit(TaskDeferred(slot=-1 if slot is None else slot.id, task=task.id))
 
     def _launch_children(self, task: Task, taken: Slot) -> bool:
-        """Into the lowest idle slots but the parent's, if all fit (upstream: `get_free_slots`)."""
+        """Launch children in the lowest idle slots, if all fit (upstream: `get_free_slots`)."""
         free = [s for s in self._server.slots if not s.is_processing and s is not taken]
         if len(free) < len(task.children):
             return False

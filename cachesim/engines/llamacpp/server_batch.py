@@ -23,26 +23,26 @@ from cachesim.engines.tokens import LONGEST, Rope, as_rope
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token
 
-# Tokens put into a memory without a network: whole runs, and many turns of known replies, as one.
+# Tokens put into a memory without a network: whole runs, and many steps of known replies, at once.
 #
 #     seq 0   [ held ........... )[ count new tokens )
 #             0                  start
 #
-# A memory decides by the positions that a sequence holds and by the number of cells in use. Without
-# a window neither depends on which cells a ubatch finds, so a run may take them all at once. With a
-# window the old cells go as new tokens come, so the tokens are placed ubatch by ubatch.
+# A memory decides by the positions of a sequence and by the number of cells in use. Without a
+# window neither depends on the cells of a ubatch, so a run may be placed at once. With a window old
+# cells are replaced by new tokens, so the tokens are placed ubatch by ubatch.
 #
-#     slot 0   [ prompt )[ sampled, reply .............. | the last token: a turn of its own )
+#     slot 0   [ prompt )[ sampled, reply .............. | the last token: a step of its own )
 #     slot 1   [ prompt )[ sampled, reply ...........                                  )
-#                         the same number of turns for all
+#                         the same number of steps for all
 #
-# While every slot at work only generates, and none of them ends, a turn of the loop changes nothing
-# but the tokens that are held. The turn in which the first of them may end is taken as always.
+# While every busy slot only generates, and none of them ends, a step changes only the stored
+# tokens. The step in which the first of them may end is run as usual.
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A number of further tokens for a sequence, from a position on."""
+    """Further tokens of a sequence, from a position on."""
 
     seq: int
     start: int
@@ -52,7 +52,7 @@ class Advance:
 def advance(context: Context, runs: list[Advance], piece: int = 0) -> bool:
     """Put runs into a context's memory, `piece` tokens at a time (0: a ubatch), without a network.
 
-    False where they have to be decoded like any others, and nothing was changed.
+    False, without any change, if they have to be decoded like any others.
     """
     return context.pass_over(lambda memory: _advance(memory, runs, piece or context.n_ubatch))
 
@@ -83,7 +83,7 @@ def _is_plain(memory: RecurrentMemory, runs: list[Advance]) -> bool:
 
 
 def _last_token(run: Advance) -> Ubatch:
-    """The run as its last token alone: a state only remembers where it stands."""
+    """The run as its last token alone: a state only needs its position."""
     return Ubatch(
         rows=(0,),
         n_seqs=1,
@@ -140,7 +140,7 @@ def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
 
 
 def pass_over_replies(server: ServerContext) -> None:
-    """Take all turns at once that only write down what is known."""
+    """Run all steps at once that only append known tokens."""
     target = server.contexts.target
     if target.computes or server.may_draft or server.queue:
         return
@@ -179,13 +179,13 @@ class Run:
     """Tokens of one slot, in a batch."""
 
     seq: int
-    start: int  # the position of the first
+    start: int  # the position of its first token
     tokens: Sequence[Token]
-    output: bool  # the logits of all of them are wanted
-    last: bool = False  # those of the last one are
+    output: bool  # logits of all tokens
+    last: bool = False  # logits of the last token
 
     def batch(self, low: int, high: int) -> Batch:
-        """Some of its tokens, as decode takes them."""
+        """A range of its tokens, as a batch for decode."""
         count = high - low
         ends = self.last and high == len(self.tokens)
         outputs = (self.output,) * (count - ends) + (True,) * ends
@@ -198,24 +198,24 @@ class Run:
 
     @property
     def is_named(self) -> bool:
-        """True if the tokens are places in texts, which no network looks up."""
+        """True if the tokens are those of a rope, which no network can decode."""
         return self.tokens[0] >= LONGEST or as_rope(self.tokens) is not None
 
 
 @dataclass(slots=True)
 class ServerBatch:
-    """The tokens that this pass will decode, in order: runs, one after the other.
+    """The tokens that this pass will decode: runs in order.
 
     Upstream: `server_batch`.
     """
 
     runs: list[Run] = field(default_factory=list)
     length: int = 0
-    lora: Strengths | None = None  # of the first slot in it: others join with the same
-    kind: TaskKind = "completion"  # likewise
+    lora: Strengths | None = None  # of its first slot; others join with the same
+    kind: TaskKind = "completion"  # of its first slot; others join with the same
 
     def admits(self, slot: Slot) -> bool:
-        """True if a slot may join those in it (upstream: `can_batch_with`)."""
+        """True if a slot may join the others (upstream: `can_batch_with`)."""
         kind = slot.running.kind
         if self.lora is None:
             self.lora, self.kind = slot.lora, kind
@@ -224,14 +224,14 @@ class ServerBatch:
 
     @property
     def embeds(self) -> bool:
-        """True if the output of every token is wanted (upstream: `llama_set_embeddings`)."""
+        """True if every token has an output (upstream: `llama_set_embeddings`)."""
         return self.kind in EMBEDDED
 
     def __len__(self) -> int:
         return self.length
 
     def add(self, slot: Slot, tokens: Sequence[Token], *, output: bool) -> int:
-        """Append tokens after the slot's own, which they join; the index of the first."""
+        """Append tokens after the slot's own, and to them; return the index of the first."""
         first, held = self.length, slot.prompt.tokens
         self.runs.append(Run(slot.id, len(held), tokens, output))
         self.length += len(tokens)
@@ -239,11 +239,11 @@ class ServerBatch:
         return first
 
     def want_last(self) -> None:
-        """The logits of the last token are wanted."""
+        """Request the logits of the last token."""
         self.runs[-1].last = True
 
     def piece(self, begin: int, end: int) -> "Piece":
-        """Some of it: the runs there, each with the part of it that is inside."""
+        """A range of the batch: its runs, each with the part inside."""
         if begin == 0 and end == self.length:
             return Piece([(run, 0, len(run.tokens)) for run in self.runs if run.tokens])
         inside, at = [], 0
@@ -257,12 +257,12 @@ class ServerBatch:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of a batch that is decoded at once: `[low, high)` of each run in it."""
+    """A part of a batch that is decoded at once: `[low, high)` of each of its runs."""
 
     parts: list[tuple[Run, int, int]]
 
     def slots(self) -> tuple[int, ...]:
-        """The slots in it, in order of their ids."""
+        """The slots of its runs, in order of their ids."""
         if len(self.parts) == 1:
             return (self.parts[0][0].seq,)
         return tuple(sorted({run.seq for run, _, _ in self.parts}))
@@ -275,7 +275,7 @@ class Piece:
         return Batch.joined(run.batch(low, high) for run, low, high in self.parts)
 
     def named(self) -> list[Advance] | None:
-        """The piece as runs, where all tokens are only names."""
+        """The piece as runs, or None if a token is not of a rope."""
         if any(not run.is_named for run, _, _ in self.parts):
             return None
         return [Advance(run.seq, run.start + low, high - low) for run, low, high in self.parts]

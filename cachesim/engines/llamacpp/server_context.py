@@ -1,4 +1,4 @@
-"""The server's state: rules, flags, memory, slots, cache, queue, log; a slot's next token."""
+"""The server's state: rules, flags, memory, slots, cache, queue, events; a slot's next token."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Token
 
 CANCELLED: Final = "cancelled"
-"""The error of a request whose client went away."""
+"""The error of a request whose client disconnected."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerContext:
-    """The server's mutable whole (upstream: `server_context_impl`)."""
+    """The server's mutable state (upstream: `server_context_impl`)."""
 
     rules: ServerRules
     options: Options
@@ -50,7 +50,7 @@ class ServerContext:
     can_shift: bool
     slots: list[Slot]
     cache: PromptCache | None
-    lora: Strengths = ()  # of all who bring none (upstream: `params_base.lora_adapters`)
+    lora: Strengths = ()  # of requests without their own (upstream: `params_base.lora_adapters`)
     drafter: Drafter | None = None
     companion_type: SeqRm = SeqRm.NO
     queue: deque[Task] = field(default_factory=deque)
@@ -59,15 +59,15 @@ class ServerContext:
     replies: dict[int, list[Reply]] = field(default_factory=dict)
     now: int = 0  # logical time: one tick per release
     n_empty_consecutive: int = 0
-    given_up: list[Ticket] = field(default_factory=list)  # calls that were answered by an error
+    given_up: list[Ticket] = field(default_factory=list)  # calls whose reply was an error
     next_task: int = 0
-    most_turns: int = 1 << 30  # that may be taken as one
-    n_batch: int = field(init=False)  # the options', asked for many times a turn
+    most_turns: int = 1 << 30  # maximum decode steps run as one
+    n_batch: int = field(init=False)  # the options', stored for speed
     n_ubatch: int = field(init=False)
     is_exact: bool = field(init=False)  # a state is usable only at the position it was saved at
-    shifts_context: bool = field(init=False)  # context shift is on, and the memory can do it
+    shifts_context: bool = field(init=False)  # context shift is on, and the memory supports it
     may_draft: bool = field(init=False)  # a companion or n-grams propose tokens
-    adapters: Adapted | None = field(init=False)  # what strengths are set on
+    adapters: Adapted | None = field(init=False)  # adapters of the network, whose strengths are set
 
     def __post_init__(self) -> None:
         options = self.options
@@ -80,7 +80,7 @@ class ServerContext:
 
     @property
     def is_busy(self) -> bool:
-        """True while a slot is at work."""
+        """True while a slot is processing."""
         return any(slot.state is not SlotState.IDLE for slot in self.slots)
 
     @property
@@ -94,13 +94,13 @@ class ServerContext:
         return self.next_task - 1
 
     def emit(self, event: Event) -> None:
-        """Something happened."""
+        """Append an event."""
         self.events.append(event)
 
     def prompt_clear(self, slot: Slot) -> None:
-        """Empty a slot's memory and tokens (upstream: `server_slot::prompt_clear`).
+        """Clear a slot's memory and tokens (upstream: `server_slot::prompt_clear`).
 
-        Older releases leave the checkpoints behind; the next prompt start sweeps them.
+        Older releases keep the checkpoints; the next prompt start erases them.
         """
         self.emit(PromptCleared(slot=slot.id, n_tokens=slot.prompt.n_tokens))
         self.contexts.seq_rm(slot.id, -1, -1)
@@ -110,10 +110,10 @@ class ServerContext:
             slot.prompt.checkpoints.clear()
 
     def release(self, slot: Slot, stop: str) -> None:
-        """A request leaves its slot (upstream: `server_slot::release`).
+        """Release a slot from its request (upstream: `server_slot::release`).
 
-        One deferred task comes to the front of the queue: the oldest that is pinned to this slot,
-        otherwise the oldest of all.
+        One deferred task is moved to the front of the queue: the oldest that is pinned to this
+        slot, otherwise the oldest of all.
         """
         task = slot.running
         self.emit(
@@ -142,7 +142,7 @@ class ServerContext:
         self.queue.appendleft(task)
 
     def answer(self, task: Task, slot: Slot | None, reply: Reply) -> None:
-        """Keep a reply under its ticket; a parent's comes before its children's."""
+        """Store a reply under its ticket; a parent's comes before its children's."""
         replies = self.replies.setdefault(task.ticket, [])
         if task.is_child or slot is None:
             replies.append(reply)
@@ -187,11 +187,11 @@ class ServerContext:
 
 
 END_OF_GENERATION: Final = frozenset({Token(2), Token(260)})
-"""The toy vocabulary's `</s>` and `<|im_end|>`."""
+"""`</s>` and `<|im_end|>` of the simulated vocabulary."""
 
 
 def next_token(server: ServerContext, slot: Slot, row: Array, *, ahead: int = 0) -> Token:
-    """The forced token of a reply, or the greedy one; `ahead` tokens are not taken yet."""
+    """The forced token of a reply, or the greedy one, `ahead` tokens after the generated ones."""
     reply, index = slot.running.params.reply, len(slot.generated) + ahead
     if reply is not None and index < len(reply):
         return reply[index]
@@ -199,7 +199,7 @@ def next_token(server: ServerContext, slot: Slot, row: Array, *, ahead: int = 0)
 
 
 def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -> bool:
-    """Note a token; False if it ended the request (upstream: `process_token`)."""
+    """Store a token; False if it ended the request (upstream: `process_token`)."""
     slot.generated.append(token)
     slot.rows.append(row)
     slot.sampled = token
@@ -210,7 +210,7 @@ def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -
 
 
 def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
-    """The reason to stop after this token, tested in upstream's order; empty: none."""
+    """The reason to stop after this token, in upstream's order; empty if there is none."""
     if not server.shifts_context and len(slot.prompt.tokens) + 1 >= slot.n_ctx:
         slot.truncated = True
         return "limit"
@@ -224,9 +224,9 @@ def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
 
 
 def budget_left(server: ServerContext, slot: Slot) -> int | None:
-    """The number of tokens still to be generated; None without a limit (upstream: `has_budget`).
+    """Number of tokens left to generate; None without a limit (upstream: `has_budget`).
 
-    The end of a forced reply ends the generation too.
+    The end of a forced reply also ends the generation.
 
     Trap: a number below -1 is a limit as well, and ends the reply with its first token.
     """
@@ -237,18 +237,18 @@ def budget_left(server: ServerContext, slot: Slot) -> int | None:
     return None if most == -1 else most - len(slot.generated)
 
 
-# Adapters (LoRA) of llama-server: per request, for the whole server, and what the cache does.
+# Adapters (LoRA) of llama-server, per request and for the whole server.
 #
-# Traps, seen on b9093, b9538 and b11549 alike. A request that brings no `lora` takes the server's
-# own set and keeps whatever its slot holds. So does one whose set equals what the slot's last
-# request had, although what was loaded into the slot since was computed under another. Neither the
-# prompt cache in RAM nor a slot file knows of adapters, and `POST /lora-adapters` empties nothing.
+# Traps, observed on b9093, b9538 and b11549 alike. A request without `lora` uses the server's own
+# set and keeps the tokens of its slot. So does a request whose set equals that of the slot's last
+# request, although a prompt loaded into the slot since then was computed under another set. Neither
+# the prompt cache nor slot files record adapters, and `POST /lora-adapters` clears nothing.
 
 
 def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
-    """Read a set as the HTTP side does (upstream: `parse_lora_request`); None where it is empty.
+    """Parse a set as the HTTP side does (upstream: `parse_lora_request`); None if it is empty.
 
-    Adapters that are not named have strength 0. Trap: an empty list is as good as none at all.
+    Adapters that are not named have strength 0. Trap: an empty list is the same as none.
     """
     if not isinstance(given, list | tuple) or not all(isinstance(each, Mapping) for each in given):
         msg = "request field 'lora' is no list of tables; write [{ id = 0, scale = 1.0 }]"
@@ -270,9 +270,9 @@ def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
 
 
 def take_over(server: ServerContext, slot: Slot, task: Task) -> None:
-    """A slot takes its task's adapters over (upstream: `launch_slot_with_task`).
+    """Set a slot's adapters to its task's (upstream: `launch_slot_with_task`).
 
-    Only a set of the request's own that differs from the slot's empties the slot's tokens; the
+    Only a set of the request's own that differs from the slot's clears the slot's tokens; the
     memory follows when the prompt starts.
     """
     wanted = task.params.lora
@@ -293,7 +293,7 @@ def take_over(server: ServerContext, slot: Slot, task: Task) -> None:
 
 
 def set_lora(server: ServerContext, task: Task) -> None:
-    """`POST /lora-adapters`: another set for all who bring none (`SERVER_TASK_TYPE_SET_LORA`)."""
+    """Set the adapters of requests without any (`SERVER_TASK_TYPE_SET_LORA`)."""
     server.lora = task.strengths
     server.emit(AdaptersSet(lora=task.strengths))
 
@@ -305,7 +305,7 @@ def apply_lora(server: ServerContext, strengths: Strengths) -> None:
 
 
 def as_field(strengths: Sequence[float]) -> list[dict[str, Any]]:
-    """Strengths as a request writes them."""
+    """Strengths as a field of a request."""
     return [{"id": number, "scale": scale} for number, scale in enumerate(strengths)]
 
 
@@ -314,7 +314,7 @@ RESERVE = "llama_context::graph_reserve"
 
 
 def open_server(rules: ServerRules, network: Network, options: Options) -> ServerContext:
-    """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
+    """Start a server with a loaded model (upstream: `load_model` and `init`)."""
     if rules.loop.reserve_aborts:
         check_reserve(options)
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
@@ -347,10 +347,10 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
 
 
 def check_reserve(options: Options) -> None:
-    """Refuse flags with which the real process ends as it starts.
+    """Refuse flags with which the real process aborts at its start.
 
-    Upstream: `graph_reserve`. A batch holds a token of every slot; where embeddings are averaged,
-    an ubatch holds as many of one slot as of another.
+    Upstream: `graph_reserve`. A batch has a token of every slot; if embeddings are averaged, an
+    ubatch has equal numbers of tokens for all slots.
     """
     slots = options.n_parallel
     if options.n_batch < slots:
@@ -378,19 +378,19 @@ def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
 
 
 def n_swa(options: Options, rules: ServerRules, network: Network) -> int:
-    """The window that the server reckons with."""
+    """The server's window."""
     hidden = options.swa_full and rules.reuse.swa_full_hides_window
     return 0 if hidden else window_of(network)
 
 
 def window_of(network: Network) -> int:
-    """The model's sliding window; 0 where no layer has one."""
+    """The model's sliding window; 0 without one."""
     windowed = any(shape.place == "window" for shape in network.shapes)
     return network.spec.window if windowed else 0
 
 
 def open_prompt_cache(options: Options, rules: ServerRules) -> PromptCache | None:
-    """`--cache-ram`: 0 is none, -1 has no byte limit but is still limited to the context."""
+    """The prompt cache of `--cache-ram`: 0 is none, -1 limits it to the context, not bytes."""
     if options.cache_ram == 0:
         return None
     limit = max(0, options.cache_ram) * MEBIBYTE

@@ -1,4 +1,4 @@
-"""A slot: the server's place for one conversation, what it is believed to hold, and its states."""
+"""A slot with its tasks, prompt, checkpoints and states; the two contexts of a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +29,12 @@ TaskKind: TypeAlias = Literal[
 
 EMBEDDED: Final = frozenset({"embedding", "rerank"})
 PROMPTED: Final = frozenset({"completion", "infill"}) | EMBEDDED
-"""Kinds of tasks that bring a prompt and take a slot for it."""
+"""Kinds of tasks with a prompt, which need a slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskParams:
-    """The fields of a completion request that decide how it is run."""
+    """The fields of a completion request that affect its processing."""
 
     n_predict: int = -1
     n_keep: int = 0
@@ -73,7 +73,7 @@ class Task:
 
     @property
     def is_embedded(self) -> bool:
-        """True where every token's output is wanted, and none is generated (`need_embd`)."""
+        """True if every token has an output, and none is generated (`need_embd`)."""
         return self.kind in EMBEDDED
 
     @property
@@ -83,7 +83,7 @@ class Task:
 
     @property
     def is_child(self) -> bool:
-        """True for the others."""
+        """True for a further completion of its parent's prompt."""
         return self.id_parent >= 0
 
 
@@ -96,29 +96,28 @@ class SavedState:
 
     target: Blob | None
     companion: Blob | None
-    header: int  # bytes that the sequence calls put in front of each
+    header: int  # bytes of the header that sequence calls add to each
     size: int = field(init=False, compare=False)
-    """Bytes of both: asked for at every look at the prompt cache, so counted once."""
+    """Bytes of both, stored because every query of the prompt cache needs them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.target_size + self.companion_size)
 
     @property
     def target_size(self) -> int:
-        """Bytes of the target's blob, as the sequence calls count them."""
+        """Bytes of the target's blob with its header."""
         return 0 if self.target is None else self.target.size + self.header
 
     @property
     def companion_size(self) -> int:
-        """Bytes of the companion's blob."""
+        """Bytes of the companion's blob with its header."""
         return 0 if self.companion is None else self.companion.size + self.header
 
     def __deepcopy__(self, memo: object) -> "SavedState":
-        """Itself: it never changes."""
         return self
 
     def emptied(self) -> "SavedState":
-        """The states after a half-failed load: the target's blob is gone; loading it "works"."""
+        """The states after a half-failed load: without the target's blob, whose load succeeds."""
         return replace(self, target=None)
 
 
@@ -142,14 +141,14 @@ class Contexts:
         self.saves_companion = saves_companion and companion is not None
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> None:
-        """Remove a range from both; a refusal ends the real process, or nobody looks."""
+        """Remove a range from both; a refusal ends the real process, or is ignored."""
         for context in self._both():
             if not context.seq_rm(seq, p0, p1) and self._refused_cut_aborts:
                 why = f"sequence {seq} cannot be cut at position {p0}"
                 raise UpstreamAbort(SEQ_RM, why)
 
     def try_seq_rm(self, seq: int, p0: int) -> bool:
-        """Remove a tail from the target; the companion follows if that worked."""
+        """Remove a tail from the target, then from the companion; False if the target refuses."""
         if not self.target.seq_rm(seq, p0, -1):
             return False
         if self.companion is not None and not self.companion.seq_rm(seq, p0, -1):
@@ -163,13 +162,13 @@ class Contexts:
             context.seq_add(seq, p0, p1, delta)
 
     def replace(self, src: int, dst: int) -> None:
-        """Give `dst` all that `src` has, and nothing else."""
+        """Replace the content of `dst` by that of `src`."""
         for context in self._both():
             context.seq_rm(dst, -1, -1)
             context.seq_cp(src, dst, -1, -1)
 
     def save(self, seq: int, *, partial: bool) -> SavedState:
-        """Write a sequence: all of it, or only what a checkpoint needs."""
+        """Save a sequence: completely, or the part that a checkpoint needs."""
         companion = None
         if self.companion is not None and self.saves_companion:
             companion = self.companion.state_seq_get_data(seq, partial=partial)
@@ -180,17 +179,17 @@ class Contexts:
         )
 
     def load_target(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
-        """Put a saved state back; False where it does not fit."""
+        """Load a saved state into the target; False if it does not fit."""
         return blob is None or self.target.state_seq_set_data(blob, seq, partial=partial) > 0
 
     def load_companion(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
-        """Load a saved state into the companion, if it takes part in saving."""
+        """Load a saved state into the companion, if there is one."""
         if self.companion is None or blob is None:
             return True
         return self.companion.state_seq_set_data(blob, seq, partial=partial) > 0
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the books of a memory disagree."""
+        """Raise ContractError if the accounts of a memory are inconsistent."""
         for context in self._both():
             context.check_integrity()
 
@@ -200,7 +199,7 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approximation:
-    """From which token on the memory knowingly holds values of another context, and why."""
+    """The first token from which on the memory holds values of another context by design."""
 
     start: Count
     why: str  # "context-shift" or "chunk-reuse"
@@ -208,10 +207,10 @@ class Approximation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A saved copy of what cannot be cut back (upstream: `common_prompt_checkpoint`).
+    """A saved state for a resume without a cut (upstream: `common_prompt_checkpoint`).
 
-    `pos_min` and `pos_max` are what the live memory reported when it was taken. A window blob
-    holds less than that: only what lies inside the window of `pos_max`.
+    `pos_min` and `pos_max` are those of the live memory at the save. A window blob has fewer
+    positions: only those inside the window of `pos_max`.
     """
 
     n_tokens: Count
@@ -219,28 +218,27 @@ class Checkpoint:
     pos_max: Pos
     id_task: int
     state: SavedState
-    drafter: Array | None = None  # what the companion carried beside its memory
-    approximate: Approximation | None = None  # what was approximate when it was taken
+    drafter: Array | None = None  # the companion's data beside its memory
+    approximate: Approximation | None = None  # the approximation at the save
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
-        """Itself: it never changes."""
         return self
 
     @property
     def size(self) -> int:
         """Bytes of the two states, as the server counts them.
 
-        Trap: what the companion carries is kept too and counted nowhere (`data_spec`).
+        Trap: the companion's carried data is stored too, but not counted (`data_spec`).
         """
         return self.state.size
 
     @property
     def pos_end(self) -> Pos:
-        """The position right after its last token (#24035)."""
+        """The position after its last token (#24035)."""
         return Pos(self.n_tokens)
 
     def as_dict(self) -> dict[str, int]:
-        """The numbers that the log prints."""
+        """The numbers in the log."""
         return {"pos_min": self.pos_min, "pos_max": self.pos_max, "n_tokens": self.n_tokens}
 
 
@@ -261,23 +259,23 @@ class Prompt:
 
     @property
     def n_tokens(self) -> Count:
-        """The number of tokens in the slot; also the position of the next one (`pos_next`)."""
+        """Number of tokens in the slot; also the position of the next one (`pos_next`)."""
         return Count(len(self.tokens))
 
     def keep_first(self, count: int) -> None:
-        """Forget all tokens but the first `count`."""
+        """Drop all tokens except the first `count`."""
         del self.tokens[count:]
         if self.approximate is not None and self.approximate.start >= count:
             self.approximate = None
 
     def take_shape_of(self, tokens: Sequence[Token]) -> None:
-        """Keep following tokens in the form of these, a list or a rope, where none are held."""
+        """Use a rope for the tokens of an empty prompt, if these are a rope."""
         rope = as_rope(tokens)
         if rope is not None and not self.tokens:
             self.tokens = cast("list[Token]", rope[:0])
 
     def approximate_from(self, start: int, why: str) -> None:
-        """Remember that values from `start` on were computed in another context."""
+        """Record that values from `start` on were computed in another context."""
         if self.approximate is None or start < self.approximate.start:
             self.approximate = Approximation(start=Count(start), why=why)
 
@@ -296,7 +294,7 @@ class SlotState(Enum):
     DONE_PROMPT = "done-prompt"
     GENERATING = "generating"
 
-    __hash__ = object.__hash__  # there is one of each; an enum hashes its name, in Python
+    __hash__ = object.__hash__  # identity: the hash of an enum's name is slow
 
 
 MOVES: Final[dict[SlotState, frozenset[SlotState]]] = {
@@ -307,18 +305,18 @@ MOVES: Final[dict[SlotState, frozenset[SlotState]]] = {
     SlotState.DONE_PROMPT: frozenset({SlotState.GENERATING, SlotState.IDLE}),
     SlotState.GENERATING: frozenset({SlotState.IDLE}),
 }
-"""The automaton: what may follow what. Every state may end in a release."""
+"""Permitted transitions. Every state may end in a release."""
 
 NEVER: Final = -1
-"""`t_last_used` of a slot that no request has left yet."""
+"""`t_last_used` of a slot without a released request."""
 
 NO_ROW: Final = -1
-"""`i_batch` of a slot that waits for no logits."""
+"""`i_batch` of a slot that needs no logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecCheckpoint:
-    """The start of a draft, and the states that cannot be cut back (upstream: `spec_ckpt`)."""
+    """The start of a draft, and the states for its rollback (upstream: `spec_ckpt`)."""
 
     n_tokens: Count
     pos_max: Pos
@@ -327,10 +325,10 @@ class SpecCheckpoint:
 
 
 class Slot:
-    """A place for a conversation (upstream: `server_slot`).
+    """A slot (upstream: `server_slot`).
 
-    What outlives a request stands first: the prompt and when the slot was last released. The rest
-    belongs to the task in it and is reset on release.
+    The first fields outlive a request: the prompt and the time of the last release. The others
+    belong to the task and are reset on release.
     """
 
     def __init__(self, number: int, n_ctx: int) -> None:
@@ -347,27 +345,27 @@ class Slot:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the request, not the prompt (upstream: `server_slot::reset`).
+        """Reset the fields of the request, not the prompt (upstream: `server_slot::reset`).
 
-        Trap: older releases leave `n_prompt_tokens_processed` as it is, and an empty prompt is
-        answered with the number of the request before it.
+        Trap: older releases keep `n_prompt_tokens_processed`, so that the reply to an empty prompt
+        has the number of the previous request.
         """
         self.n_prompt_tokens_cache: Count | None = None
-        self.approximated: str | None = None  # the reply rests on values of another context
+        self.approximated: str | None = None  # the reply depends on values of another context
         self.i_batch = NO_ROW
         self.sampled = Token(-1)
         self.generated: list[Token] = []
         self.rows: list[Array] = []
         self.truncated = False
-        self.keeps_last_cell = False  # the next cut spares the token to be read again (#5420)
-        self.split_at = -1  # a length at which the batch is cut to save a state (#24035)
+        self.keeps_last_cell = False  # the next cut spares the token to recompute (#5420)
+        self.split_at = -1  # a length at which the batch ends to save a state (#24035)
         self.draft: list[Token] = []
         self.spec_checkpoint: SpecCheckpoint | None = None
         self.ngrams_checked = 0  # upstream: `idx_last_check` of the n-gram map
         self.n_draft_steps = 0
         self.n_draft_total = 0
         self.n_draft_accepted = 0
-        self.spec_is_replay = False  # the draft is what was accepted before a restore
+        self.spec_is_replay = False  # the draft is the accepted part before a restore
 
     @property
     def is_processing(self) -> bool:
@@ -376,7 +374,7 @@ class Slot:
 
     @property
     def running(self) -> Task:
-        """The task in a slot that is known to be busy."""
+        """The task of a busy slot."""
         if self.task is None:
             msg = f"slot {self.id} is {self.state.value} without a task"
             raise ContractError(msg)
@@ -384,11 +382,11 @@ class Slot:
 
     @property
     def n_decoded(self) -> int:
-        """The number of sampled tokens, the last one included."""
+        """Number of sampled tokens, the last one included."""
         return len(self.generated)
 
     def move(self, state: SlotState) -> None:
-        """Go on to a state that the table allows."""
+        """Change to a permitted state."""
         if state not in MOVES[self.state]:
             msg = f"slot {self.id} cannot go from {self.state.value} to {state.value}"
             raise ContractError(msg)

@@ -21,11 +21,11 @@ from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Pos, Token
 
 NGRAM_NEEDS: Final = 2 * 12 + 48
-"""Tokens from which on the map looks: two keys of 12 and a value of 48, the defaults."""
+"""Minimum tokens for a lookup in the map: two keys of 12 and a value of 48, the defaults."""
 
 
 def make_drafts(server: ServerContext) -> None:
-    """Before a batch is filled, every generating slot may get a draft.
+    """Draft for every generating slot, before a batch is filled.
 
     Upstream: "generate the drafts" in `update_slots`.
     """
@@ -43,13 +43,13 @@ def make_drafts(server: ServerContext) -> None:
 
 
 def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
-    """A map of n-grams that looked further than the tokens reach ends the process.
+    """End the process if the map of n-grams has processed more tokens than there are.
 
-    slot tokens   [ ......................... )         looked at up to here
-    after a shift [ keep | the second half )            the next look: abort
+    slot tokens   [ ......................... )         processed up to here
+    after a shift [ keep | the second half )            the next call: abort
 
-    Upstream: `common_ngram_map_draft`, on every release with `--spec-type ngram-map-k` or
-    `ngram-map-k4v`. Nothing tells the map of a context shift. What it proposes is not simulated.
+    Upstream: `common_ngram_map_draft`, in every release with `--spec-type ngram-map-k` or
+    `ngram-map-k4v`. A context shift does not reset the map. Its proposals are not simulated.
     """
     looked, now = slot.ngrams_checked, slot.prompt.n_tokens
     if _most(server, slot) <= 0 or now < NGRAM_NEEDS:
@@ -62,10 +62,10 @@ def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
 
 
 def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
-    """The proposal of the slot's n-grams, where the reply is known beforehand.
+    """The proposal of the slot's n-grams, for a forced reply.
 
-    Upstream: `common_speculative_impl_ngram_cache::draft`. Where the network samples, what follows
-    an n-gram is a matter of its words, and no draft is simulated.
+    Upstream: `common_speculative_impl_ngram_cache::draft`. With sampled replies the continuation of
+    an n-gram depends on the network's logits, and no draft is simulated.
     """
     most = _most(server, slot)
     if most <= 0:
@@ -82,10 +82,10 @@ def _most(server: ServerContext, slot: Slot) -> int:
 
 
 def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
-    """Let the companion run ahead, take it back, keep what it said (`common_speculative_draft`).
+    """Draft with the companion, then undo its changes (`common_speculative_draft`).
 
-    What cannot be cut back later is saved now: the target's state if the draft is longer than its
-    planes, the companion's if it is of the kind that only keeps whole sequences.
+    States that cannot be cut later are saved now: the target's if the draft is longer than its
+    planes, the companion's if it only removes whole sequences.
     """
     most = _most(server, slot)
     if most <= 0:
@@ -103,7 +103,7 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
 def _keep_draft(
     server: ServerContext, slot: Slot, draft: list[Token], most: int, companion: Blob | None = None
 ) -> None:
-    """Take a draft that is long enough, with what a rollback needs (`spec_ckpt`)."""
+    """Store a draft that is long enough, with the states for its rollback (`spec_ckpt`)."""
     target = server.contexts.target
     if len(draft) < server.options.spec_draft_n_min:
         draft = []
@@ -130,28 +130,29 @@ def _propose(drafter: Drafter, slot: Slot, most: int) -> list[Token]:
 
 
 def needs_checkpoint(server: ServerContext, tokens: int) -> bool:
-    """True if a memory of this kind cannot take back so many tokens."""
+    """True if a memory of this kind cannot roll back `tokens`."""
     if server.seq_rm_type is SeqRm.FULL:
         return True
     return server.seq_rm_type is SeqRm.RS and tokens > server.contexts.target.n_rs_seq
 
 
 def verify_drafts(server: ServerContext, begin: int, end: int) -> None:
-    """Compare drafts with what the target says, in every slot of the piece just decoded."""
+    """Compare drafts with the target's tokens, in every slot of the decoded piece."""
     for slot in server.slots:
         if slot.state is SlotState.GENERATING and slot.draft and begin <= slot.i_batch < end:
             _verify(server, slot, slot.i_batch - begin, end - begin)
 
 
 def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
-    """Keep what the target agrees with, take back the rest (upstream: `use_ckpt_tgt`)."""
+    """Keep the tokens that match the target's, roll back the others (upstream: `use_ckpt_tgt`)."""
     drafted = slot.draft
     accepted, rows = _accepted(server, slot, first, count)
     rollback = len(drafted) + 1 - len(accepted)
     slot.i_batch = NO_ROW
     if rollback > 0 and needs_checkpoint(server, rollback):
         _report(server, slot, accepted, "checkpoint")
-        # The memory cannot be cut: restore where the draft began, and run the accepted again.
+        # The memory cannot be cut: restore the start of the draft, and decode the accepted tokens
+        # again.
         #
         # Upstream: `spec_ckpt.load_tgt`, `spec_ckpt.load_dft`.
         checkpoint, contexts = slot.spec_checkpoint, server.contexts
@@ -185,8 +186,8 @@ def _accepted(
 ) -> tuple[list[Token], list[Array]]:
     """Matching draft tokens and one new one, with their rows (`sample_and_accept_n`).
 
-    Trap: a full cache makes the server retry with smaller pieces, and a piece may end within a
-    draft. The rows behind it are not there yet, and asking for one ends the process.
+    Trap: with a full cache the server retries smaller pieces, and a piece may end within a draft.
+    The rows after it do not exist yet, and access to one ends the process.
     """
     accepted: list[Token] = []
     rows: list[Array] = []
@@ -206,9 +207,9 @@ def _accepted(
 def _count_accepted(server: ServerContext, slot: Slot, accepted: int) -> None:
     """Count the accepted draft tokens of the reply's timings (`n_draft_accepted`).
 
-    Trap: where the memory cannot be cut, a partly accepted draft is not counted. What was accepted
-    comes again as a draft and is right by construction; until #26320 the target's own token, which
-    is part of it, counts as drafted and right.
+    Trap: if the memory cannot be cut, a partly accepted draft is not counted. Its accepted tokens
+    are drafted again and match by construction; until #26320 the target's own token among them
+    counts as an accepted draft.
     """
     if slot.spec_is_replay and not server.rules.slots.replay_counts_correction:
         accepted -= 1

@@ -57,16 +57,16 @@ from cachesim.units import NO_POS, Count, Token
 SERVER_ERROR: Final = "server_error"
 
 EMPTY_TURNS: Final = 3
-"""So many passes with nothing to decode are accepted; one more ends the process."""
+"""Maximum consecutive passes with nothing to decode; one more ends the process."""
 
 AT_A_PROMPT: Final = (SlotState.STARTED, SlotState.PROCESSING_PROMPT)
 
 VAIN_TURNS: Final = 10
-"""After so many, where the process does not end, each is like the one before."""
+"""Number of such passes after which a server that does not end is reported as endless."""
 
 
 class BatchError(Exception):
-    """A decode failed for good: all busy slots get this error."""
+    """A final failure of a decode: all busy slots get this error."""
 
     def __init__(self, error: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class BatchError(Exception):
 
 
 def update_slots(server: ServerContext) -> None:
-    """Fill the batch, decode it, take the sampled tokens (upstream: `update_slots`)."""
+    """Fill the batch, decode it, process the sampled tokens (upstream: `update_slots`)."""
     if not server.is_busy:
         return
     pass_over_replies(server)
@@ -93,12 +93,12 @@ def update_slots(server: ServerContext) -> None:
 
 
 def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
-    """Count passes of a busy server without tokens to decode: May's and June's end themselves.
+    """Count passes of a busy server without tokens to decode, which end releases of May and June.
 
-    Upstream: `if (++n_empty_consecutive > 3)` (#20277). A pass that leaves no slot at work starts
-    the count again: any number of empty or overlong prompts may follow one another (seen on all
-    wheels). Trap: from b9873 on the test stands where an empty batch never gets. Such a server
-    loops forever and answers nothing, which is reported after some passes.
+    Upstream: `if (++n_empty_consecutive > 3)` (#20277). A pass after which no slot is busy resets
+    the count: any number of empty or overlong prompts may follow one another (observed on all
+    wheels). Trap: from b9873 on the test is not reached by an empty batch. Such a server loops
+    forever without a reply, which is reported after some passes.
     """
     if batch.length or not server.is_busy:
         server.n_empty_consecutive = 0
@@ -115,7 +115,7 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
 
 
 def pre_decode(server: ServerContext) -> ServerBatch:
-    """Make room, draft, and fill the batch (upstream: `pre_decode`)."""
+    """Shift full contexts, draft, and fill the batch (upstream: `pre_decode`)."""
     for slot in server.slots:
         if len(slot.prompt.tokens) + 1 < slot.n_ctx:
             continue
@@ -126,11 +126,11 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     batch = ServerBatch()
     for slot in server.slots:  # in order of their ids, upstream: `handle_last_sampled_token`
         if slot.state is SlotState.GENERATING and batch.admits(slot):
-            # End the process where sampled and drafted tokens exceed a batch (`common_batch_add`).
+            # End the process if sampled and drafted tokens exceed a batch (`common_batch_add`).
             #
-            # Trap: nothing asks for room before the drafts are made. Seen on the wheels from b9294
-            # to b9873, and on b11549 with another message; where recurrent states keep planes, a
-            # single draft that is longer than the batch ends the process before, as it is split.
+            # Trap: the drafts are made without a check for room. Observed on the wheels from b9294
+            # to b9873, and on b11549 with another message; if recurrent states have planes, a
+            # single draft longer than the batch ends the process before, when it is split.
             if len(batch) + 1 + len(slot.draft) > max(server.n_batch, len(server.slots)):
                 where, why = "common_batch_add", "llama_batch size exceeded"
                 raise UpstreamAbort(where, why)
@@ -146,8 +146,8 @@ def shift_context(server: ServerContext, slot: Slot) -> None:
         before   [ n_keep | n_discard | rest ...... )
         after    [ n_keep | rest ...... )
 
-    Trap: hybrid and recurrent memories pass; only the position moves, the state keeps what was
-    discarded. Older releases keep the checkpoints, which then stand for other tokens.
+    Trap: hybrid and recurrent memories accept it; only the position moves, the state keeps the
+    discarded tokens. Older releases keep the checkpoints, which then belong to other tokens.
     """
     task, n_tokens = slot.running, int(slot.prompt.n_tokens)
     if not server.shifts_context:
@@ -182,7 +182,7 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
     """Batch pending prompts without exceeding `n_batch`, in order of slot ids.
 
     Upstream: `iterate(slots, ...)` of "next, batch any pending prompts". A low id with a long
-    prompt takes the whole batch.
+    prompt fills the whole batch.
     """
     for slot in server.slots:
         if slot.state in AT_A_PROMPT and not batch.admits(slot):
@@ -200,13 +200,13 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
 
 
 def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
-    """Put in as much of one prompt as goes before the loop breaks, and save the state before it.
+    """Add a prompt's tokens up to the break of the loop, and save the state before them.
 
         prompt   [ cached | earlier batches | this batch | ................. )
                                             n_tokens_start   slot.prompt.n_tokens after it
 
-    Upstream: what follows `SLOT_STATE_STARTED`, from `seq_rm` to `create_checkpoint`. The
-    checkpoint is made before the batch is decoded, so the batch is no part of it.
+    Upstream: the code after `SLOT_STATE_STARTED`, from `seq_rm` to `create_checkpoint`. The
+    checkpoint is created before the batch is decoded, so it excludes the batch.
     """
     task, n_batch = slot.running, server.n_batch
     cut_memory(server, slot)
@@ -219,7 +219,7 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     batch.add(slot, task.tokens[n_tokens_start:n_tokens], output=task.is_embedded)
     slot.n_prompt_tokens_processed += n_tokens - n_tokens_start
     if n_tokens == task.n_tokens:
-        if not batch.length:  # what was swapped into a busy slot may hold the whole prompt
+        if not batch.length:  # a prompt swapped into a busy slot may contain all of it
             where = "update_slots"
             raise UpstreamAbort(where, "batch.n_tokens > 0 when a prompt is done")
         slot.move(SlotState.DONE_PROMPT)
@@ -230,13 +230,13 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
 
 
 def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bool) -> int:
-    """The length at which the filling of a batch breaks for a slot, but for the batch's own end.
+    """The length at which the loop that fills the batch breaks, apart from the batch's own limit.
 
-    Stands for upstream's loop `while (slot.prompt.n_tokens() < slot.task->n_tokens() && ...)`. It
-    appends one token after another, and after each one compares `n_tokens()` with a few numbers:
-    `checkpoint_offsets` before the prompt's end (#20288), so that a state can be saved just before
-    the last tokens, and where a user message begins. Nothing that it reads changes on the way, so
-    the first of these numbers after the present one is where it breaks. A test walks the loop.
+    Follows upstream's loop `while (slot.prompt.n_tokens() < slot.task->n_tokens() && ...)`. It
+    appends one token at a time, and compares `n_tokens()` with a few numbers: `checkpoint_offsets`
+    before the prompt's end (#20288), so that a state can be saved just before the last tokens, and
+    the starts of user messages. Its inputs do not change meanwhile, so it breaks at the first of
+    these numbers after the current one. A test compares both.
     """
     n_tokens, whole = len(slot.prompt.tokens), len(task.tokens)
     n_batch, n_ubatch = server.n_batch, server.n_ubatch
@@ -257,9 +257,9 @@ def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bo
 
 
 def _breaks(server: ServerContext, slot: Slot, task: Task, pos: int) -> bool:
-    """Does a batch end at this user message? (upstream: `spans.is_user_start`).
+    """True if a batch ends at this user message (upstream: `spans.is_user_start`).
 
-    Trap: the list is read before this batch's own checkpoint is in it.
+    Trap: the list does not include this batch's own checkpoint yet.
     """
     checkpoints = slot.prompt.checkpoints
     return (
@@ -273,7 +273,7 @@ def _breaks(server: ServerContext, slot: Slot, task: Task, pos: int) -> bool:
 def _is_place(
     server: ServerContext, slot: Slot, task: Task, n_tokens_start: int, n_batched: int
 ) -> bool:
-    """Skip ordinary mid-prompt checkpoints (upstream: `do_checkpoint`, first part)."""
+    """True if a checkpoint may be created here (upstream: `do_checkpoint`, first part)."""
     params, n_tokens = task.params, slot.prompt.n_tokens
     near_prompt_end = task.n_tokens < n_tokens + server.n_ubatch
     if n_tokens_start == slot.split_at:
@@ -297,10 +297,10 @@ def _is_place(
 
 
 def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) -> tuple[int, int]:
-    """Decode one piece; the end of what was decoded, and the size of the next piece.
+    """Decode one piece; return its end, and the size of the next piece.
 
-    Upstream: `decode`. No room: an idle slot is purged, or the piece is halved, and the same tokens
-    come again.
+    Upstream: `decode`. Without room an idle slot is purged, or the piece is halved, and the same
+    tokens are tried again.
     """
     off_next = min(off + n_batch, batch.length)
     piece = batch.piece(off, off_next)
@@ -321,7 +321,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
 
 
 def _decode(server: ServerContext, batch: ServerBatch, piece: Piece) -> int:
-    """Put a piece into the target's memory, and then into its companion's (`llama_decode`)."""
+    """Decode a piece with the target, then with its companion (`llama_decode`)."""
     target = server.contexts.target
     if not target.computes and server.drafter is None:
         named = piece.named()
@@ -337,7 +337,7 @@ def _decode(server: ServerContext, batch: ServerBatch, piece: Piece) -> int:
 
 
 def _feed_companion(server: ServerContext, drafter: Drafter, view: Batch) -> None:
-    """Run the companion over the same piece (upstream: `common_speculative_process`)."""
+    """Decode the same piece with the companion (upstream: `common_speculative_process`)."""
     ret = drafter.process(view, server.contexts.target)
     if ret != 0:
         server.emit(CompanionFailed(ret=ret))
@@ -346,7 +346,7 @@ def _feed_companion(server: ServerContext, drafter: Drafter, view: Batch) -> Non
 
 
 def abort_all_slots(server: ServerContext, failure: BatchError) -> None:
-    """Every busy slot gets the error, is released and cleared; no error: the pass is over."""
+    """Fail, release and clear every busy slot; without an error only end the pass."""
     if not failure.error:
         return
     for slot in server.slots:
@@ -359,7 +359,7 @@ def abort_all_slots(server: ServerContext, failure: BatchError) -> None:
 
 
 def post_decode(server: ServerContext, begin: int, end: int) -> None:
-    """Children, sampled tokens, verified drafts of the piece just decoded (`post_decode`)."""
+    """Process children, sampled tokens and drafts of the decoded piece (`post_decode`)."""
     copy_to_children(server)
     for slot in server.slots:
         if not begin <= slot.i_batch < end:
@@ -385,7 +385,7 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
 
 
 def copy_to_children(server: ServerContext) -> None:
-    """Children of a prompt that is done take its parent's state over (`copy_state_to`)."""
+    """Copy the state of a finished prompt to its children (`copy_state_to`)."""
     for slot in server.slots:
         if slot.state is not SlotState.DONE_PROMPT or not slot.running.is_parent:
             continue
@@ -412,7 +412,7 @@ def copy_to_children(server: ServerContext) -> None:
 
 
 def start_prompt(server: ServerContext, slot: Slot) -> bool:
-    """Settle what is reused; False where the request ends here (upstream: `SLOT_STATE_STARTED`)."""
+    """Determine the reused tokens; False if the request ends here (`SLOT_STATE_STARTED`)."""
     task = slot.running
     slot.move(SlotState.PROCESSING_PROMPT)
     server.emit(
@@ -440,9 +440,9 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
     n_past = _common_prefix(server, slot, task)
     # The part of a common prefix that memory or a checkpoint can resume.
     #
-    # Upstream: from `pos_next` to the erasure. Trap: for a window the depth test fails whenever the
-    # prefix is no longer than the window, although every cell is there. For a recurrent state it
-    # fails unless the prompt only adds tokens.
+    # Upstream: from `pos_next` to the erasure. Trap: with a window the depth test fails if the
+    # prefix is not longer than the window, although every cell exists. With a recurrent state it
+    # fails unless the prompt only appends tokens.
     rules = server.rules.reuse
     has_new_tokens = n_past < task.n_tokens  # #24110
     spares = rules.thold_spares_one
@@ -470,7 +470,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
 
 
 def can_split(server: ServerContext, task: Task) -> bool:
-    """True if a prompt may be read in pieces, and after reused tokens (upstream's name)."""
+    """True if a prompt may be decoded in pieces, and after reused tokens (upstream's name)."""
     if not task.is_embedded:
         return True
     pooling = server.options.pooling
@@ -478,9 +478,9 @@ def can_split(server: ServerContext, task: Task) -> bool:
 
 
 def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
-    """A prompt whose embeddings must come from one ubatch (upstream: `if (!slot.can_split())`).
+    """Start a prompt whose embeddings need one ubatch (upstream: `if (!slot.can_split())`).
 
-    Trap: nothing erases the checkpoints of what the slot held; later prompts may find them.
+    Trap: the slot's old checkpoints are not erased; later prompts may find them.
     """
     n_ubatch = server.n_ubatch
     if task.n_tokens > n_ubatch:
@@ -511,7 +511,7 @@ def _why_no_reuse(server: ServerContext, task: Task) -> Cause:
 
 
 def _common_prefix(server: ServerContext, slot: Slot, task: Task) -> int:
-    """The tokens that slot and prompt share, and chunks that only moved.
+    """Number of tokens that slot and prompt share, moved chunks included.
 
     Upstream: `if (slot.task->params.cache_prompt)` and its `else`.
     """
@@ -537,10 +537,10 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
     Upstream: `while (head_c < slot.prompt.tokens.size() && head_p < input_tokens.size())`.
 
     Trap: the head of the new prompt moves only with a match, so deletions are recognised, and one
-    token inserted or changed ends the reuse. A recurrent state keeps the deleted tokens.
+    token inserted or changed ends the reuse. A recurrent state still includes the deleted tokens.
     """
     tokens, prompt = slot.prompt.tokens, task.tokens
-    lost = False  # #12160: a removal after the rest has moved takes cells that are to stay
+    lost = False  # #12160: a removal after the rest has moved removes cells that should stay
     head_c = head_p = n_past
     while head_c < len(tokens) and head_p < len(prompt):
         n_match = _matching(tokens, head_c, prompt, head_p)
@@ -562,7 +562,7 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
         head_c += n_match
         head_p += n_match
     if lost:
-        slot.prompt.approximate = None  # nobody means that
+        slot.prompt.approximate = None  # an error of the release, not by design
     return n_past
 
 
@@ -575,7 +575,7 @@ def _matching(tokens: Sequence[Token], head_c: int, prompt: Sequence[Token], hea
 
 
 def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> Prefix:
-    """The prefix as it is, from a checkpoint, or not at all (upstream: `do_reset`)."""
+    """The prefix unchanged, from a checkpoint, or empty (upstream: `do_reset`)."""
     pos_min = server.contexts.target.seq_pos_min(slot.id)
     if pos_min == NO_POS:
         where = "update_slots"
@@ -612,7 +612,7 @@ def _find_checkpoint(
 ) -> Checkpoint | None:
     """The newest checkpoint that passes (upstream: `std::find_if` from `rbegin`).
 
-    Trap: the list is in order of creation, which is not always that of length.
+    Trap: the list is in order of creation, which may differ from that of length.
     """
     candidates = slot.prompt.checkpoints[::-1]
     if server.is_exact and server.rules.reuse.exact_search == "longest":
@@ -641,19 +641,19 @@ def _find_checkpoint(
 def _resume_from(
     server: ServerContext, slot: Slot, task: Task, it: Checkpoint, prefix: Prefix
 ) -> Prefix:
-    """A checkpoint of an exact state gives its tokens; one of a window gives one token less.
+    """Resume from a checkpoint: an exact state has all of its tokens, a window one token less.
 
     Upstream: `pos_next` and `n_past` after "restore the context checkpoint".
 
-        window of 4        keys of the checkpoint      the next token sees
-        restored           [ 29 30 31 32 ]             29 30 31 and itself, 32
-        saved at once         29 30 31                 28 29 30 where 31 is resumed
+        window of 4        keys of the checkpoint      the next token attends to
+            restored           [ 29 30 31 32 ]             29 30 31 and itself, 32
+            saved at once         29 30 31                 28 29 30 if 31 is resumed
 
-    Trap: the checkpoint that is saved right there holds one key less than the restored one, and
-    the depth test asks about the prompt's own position, not about this one.
+        Trap: the checkpoint that is saved right there has one key less than the restored one, and
+        the depth test uses the prompt's own position, not this one.
 
-    Trap: one that was taken before a context shift stands for other tokens by now. What it brings
-    back is no approximation that the server meant.
+        Trap: one from before a context shift belongs to other tokens by now. Its values are no
+        approximation by design of the server.
     """
     slot.prompt.approximate = it.approximate
     last = 1 if server.rules.reuse.resumes_behind else 0
@@ -676,7 +676,7 @@ def _resume_from(
 
 
 def _commit(slot: Slot, n_past: int) -> None:
-    """Fix the cached count and forget the slot's other tokens (upstream: `keep_first(n_past)`)."""
+    """Set the cached count and drop the slot's other tokens (upstream: `keep_first(n_past)`)."""
     slot.n_prompt_tokens_cache = Count(n_past)
     slot.n_prompt_tokens_processed = 0
     slot.prompt.keep_first(n_past)
@@ -686,10 +686,10 @@ def _commit(slot: Slot, n_past: int) -> None:
 
 
 def cut_memory(server: ServerContext, slot: Slot) -> None:
-    """Truncate what lies beyond the slot's tokens; not every memory can.
+    """Remove the memory's tokens beyond the slot's; not every memory can.
 
     Upstream: `slot.mem.seq_rm(slot.id, p0, -1)`, at every pass of a prompt; only the first one can
-    remove anything. Before #5420 a last token to be read again kept its cell, and got another one.
+    remove tokens. Before #5420 a last token to recompute kept its cell, and got another one.
     """
     task, p0 = slot.running, slot.prompt.n_tokens + (1 if slot.keeps_last_cell else 0)
     slot.keeps_last_cell = False
@@ -715,7 +715,7 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
 
 
 def _fall_back(server: ServerContext, slot: Slot, task: Task, p0: int) -> bool:
-    """#20428: instead of clearing everything, go back to the newest state before the cut."""
+    """#20428: instead of clearing everything, restore the newest state before the cut."""
     for cur in reversed(slot.prompt.checkpoints):
         if cur.pos_max < p0 and restore(server, slot, cur):
             n_past = int(cur.n_tokens)

@@ -38,15 +38,15 @@ from cachesim.model.arithmetic import LayerShape
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lane, Lanes, grown
 from cachesim.units import Array, Integers
 
-# From cells to lanes: the keys each row of a ubatch may look at, brought into position order.
+# From cells to lanes: the keys that each row of a ubatch attends to, in position order.
 #
-# The rule of visibility is upstream's mask: a row sees the cells of its primary sequence whose
-# position is not in its future and not hidden by the window. Equal positions are seen. Which cells
-# these are is worked out once per ubatch and cache; each layer then only picks its rows.
+# The visibility is upstream's mask: a row attends to the cells of its primary sequence whose
+# position is not in its future and not hidden by the window; equal positions are visible. The cells
+# are determined once per ubatch and cache; each layer then only picks its rows.
 
 MARGIN: Final = BLOCK
 NO_ROW: Final = MARGIN - 1
-"""A row that is always zero: what stands for a cell that is not there."""
+"""A zero row, for absent cells."""
 
 
 class Rows:
@@ -58,7 +58,7 @@ class Rows:
         self.clear()
 
     def clear(self) -> None:
-        """All zeros."""
+        """Zero all rows."""
         self.reach = 0
         self.keys: dict[int, Array] = {}
         self.values: dict[int, Array] = {}
@@ -67,7 +67,7 @@ class Rows:
             self.values[shape.layer] = np.zeros((2 * MARGIN, *shape.value), dtype=shape.dtype)
 
     def cover(self, cell: int) -> None:
-        """Make sure that there are rows up to and including this cell."""
+        """Grow the buffers up to and including a cell."""
         if cell < self.reach:
             return
         reach = min(self.size, max(cell + 1, 2 * self.reach, 4 * BLOCK))
@@ -77,9 +77,9 @@ class Rows:
         self.reach = reach
 
     def places(self, cells: Integers | range) -> slice | Integers:
-        """The rows of some cells, which are there from now on; a slice where cells are neighbours.
+        """The rows of some cells, allocated if needed; a slice for consecutive cells.
 
-        The cells ascend but for one turn.
+        The cells ascend except for one wrap-around.
         """
         low, last = int(cells[0]), int(cells[-1])
         if last - low == len(cells) - 1:
@@ -108,7 +108,7 @@ class Rows:
                 rows[known] = 0
 
     def copy_from(self, other: "Rows") -> None:
-        """Take over everything another stream holds."""
+        """Copy the content of another stream."""
         self.reach = other.reach
         self.keys = {layer: rows.copy() for layer, rows in other.keys.items()}
         self.values = {layer: rows.copy() for layer, rows in other.values.items()}
@@ -119,7 +119,7 @@ class LanePlan(NamedTuple):
 
     stream: int
     frame: Frame
-    picked: slice | Integers  # rows of the buffers, as a plain slice where the cells allow it
+    picked: slice | Integers  # rows of the buffers, a slice if the cells allow it
 
     @property
     def top_cell(self) -> int:
@@ -134,8 +134,8 @@ class LanePlan(NamedTuple):
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
-    """A lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
-    primary id of a row counts.
+    """A lane per primary sequence of the ubatch, as in `set_input_kq_mask`. Trap: only the primary
+    id of a row counts.
     """
     at = np.array(ubatch.positions, dtype=np.int64)
     primary = np.array([ids[0] for ids in ubatch.seqs])
@@ -151,10 +151,10 @@ def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
 
 
 def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:
-    """Positions and buffer rows of everything in [low, high], block after block.
+    """Positions and buffer rows of all cells in [low, high], block by block.
 
-    Blocks in which nothing lies are left out: each would add zeros. Cells whose position another
-    cell of the sequence holds too follow in blocks of their own, in cell order.
+    Empty blocks are left out: they would only add zeros. Cells with a repeated position follow in
+    blocks of their own, in cell order.
     """
     found = cells.select(seq, low, high + 1)
     held = cells.pos[found]
@@ -185,7 +185,7 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
 def visible_cells(
     streams: Streams, mask: WindowMask, ubatch: Ubatch, *, causal: bool
 ) -> list[list[int]]:
-    """The indices of the cells that each row sees, within its sequence's stream.
+    """The indices of the cells that each row attends to, within its sequence's stream.
 
     Upstream: `llama_kv_cache::set_input_kq_mask`.
     """
@@ -200,7 +200,7 @@ def visible_cells(
 
 
 Rotate: TypeAlias = Callable[[int, Array, Integers], Array]
-"""Turns keys of a layer as if their positions had been further on."""
+"""Rotation of a layer's keys by distances of positions."""
 
 
 class AttentionCache:
@@ -219,7 +219,7 @@ class AttentionCache:
         rotate: Rotate | None = None,
         sections: bool = False,
         element: int = 1,  # f16
-        fixed: bool = False,  # keys are kept in a type that nothing turns
+        fixed: bool = False,  # keys are of a type that cannot be rotated
     ) -> None:
         self.rules = rules
         self.shapes = tuple(shapes)
@@ -250,7 +250,7 @@ class AttentionCache:
     # --- operations on sequences
 
     def clear(self, *, data: bool) -> None:
-        """Empty all cells. Copies of streams that are queued stay queued."""
+        """Empty all cells; queued copies of streams stay queued."""
         self.streams.clear()
         if data:
             for rows in self.rows:
@@ -264,8 +264,8 @@ class AttentionCache:
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Follows `llama_kv_cache::seq_cp`: share cells, or copy a stream.
 
-        Trap: across streams the positions are there at once, keys and values only after the next
-        update; a state saved in between has the positions of one and the rows of the other.
+        Trap: across streams positions are copied at once, keys and values only in the next update;
+        a state saved in between has the positions of one and the rows of the other.
         """
         one = self.streams.of(src, "seq_cp")
         other = self.streams.of(dst, "seq_cp")
@@ -280,7 +280,7 @@ class AttentionCache:
         self.streams.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Follows `llama_kv_cache::seq_add`; the keys turn at the next update."""
+        """Follows `llama_kv_cache::seq_add`; the keys are rotated in the next update."""
         self._require_one_section("seq_add")
         self.streams.seq_add(seq, p0, p1, delta)
 
@@ -305,9 +305,9 @@ class AttentionCache:
     # --- decode
 
     def update(self) -> None:
-        """Follows `llama_kv_cache::update`: queued copies first, then shifted keys turn.
+        """Follows `llama_kv_cache::update`: queued copies, then the rotation of shifted keys.
 
-        Trap: until the next decode comes here, positions are new and keys are old.
+        Trap: until the next decode, positions are new and keys are old.
         """
         if self.copies:
             copies, self.copies = self.copies, []
@@ -322,7 +322,7 @@ class AttentionCache:
             # The base cache of a model whose every attention layer has a window.
             where = "llama_kv_cache::set_input_k_shift"
             raise UpstreamAbort(where, "no layer gave the shifts a buffer")
-        if self.fixed:  # seen on the wheels, from the oldest to the newest
+        if self.fixed:  # observed on all wheels
             where = "llama_kv_cache::build_graph_shift"
             raise UpstreamAbort(where, "keys kept as bf16 cannot be turned")
         for cells, rows in zip(self.streams.cells, self.rows, strict=True):
@@ -337,7 +337,7 @@ class AttentionCache:
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Follows `llama_kv_cache::init_batch`."""
-        del all_outputs  # only memories with recurrent rows care
+        del all_outputs  # used only by memories with recurrent rows
         if self.streams.unified:
             pieces = split.all_simple(n_ubatch)
         else:
@@ -348,7 +348,7 @@ class AttentionCache:
         return None if slots is None else Plan(pieces, slots)
 
     def prepare(self, ubatches: list[Ubatch]) -> tuple[list[SlotInfo], ...] | None:
-        """Cells for all ubatches, or None."""
+        """Find cells for all ubatches, or None."""
         slots = prepare(self.streams, ubatches)
         return None if slots is None else (slots,)
 
@@ -369,9 +369,9 @@ class AttentionCache:
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
         """Follows `llama_kv_cache::state_write`: per stream cells, keys, values.
 
-        Trap: no pending update is done first. After `seq_add` the blob has new positions with keys
-        still at the old rotation, and nothing will turn them after a restore. And
-        `partial` (PARTIAL_ONLY) is ignored by a plain cache.
+        Trap: pending updates are not applied first. After `seq_add` the blob has new positions with
+        keys of the old rotation, which a restore does not rotate. And a plain cache ignores
+        `partial` (PARTIAL_ONLY).
         """
         del partial
         if seq != -1:
@@ -414,8 +414,8 @@ class AttentionCache:
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
         """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything.
 
-        Traps: a blob without cells leaves the destination as it was; any other failure has already
-        cost the destination its old contents.
+        Traps: a blob without cells leaves the destination unchanged; any other failure has already
+        removed the destination's old content.
         """
         del partial
         if seq != -1:
@@ -432,10 +432,10 @@ class AttentionCache:
             if seq == -1:
                 self._read_whole_stream(reader, s, count)
             else:
-                # Cells of any owner become private cells of `seq`, placed in saved cell order.
+                # Cells of any owner become private cells of `seq`, in saved cell order.
                 #
                 # The search is the ordinary one: it may reclaim window cells of other sequences,
-                # and its outcome depends on the head.
+                # and its result depends on the head.
                 stream = self.streams.of(seq, "state_read")
                 if self.rules.checks_count_first and count > self.streams.size:
                     self.seq_rm(seq, -1, -1)
@@ -461,10 +461,10 @@ class AttentionCache:
                 self._read_rows(reader, seq, stream, slot.cells[0])
 
     def _read_whole_stream(self, reader: Reader, stream: int, count: int) -> None:
-        """Fill a stream from cell 0 with what was saved.
+        """Fill a stream from cell 0 with the saved cells.
 
-        Trap: in older releases every stream that holds something clears all of them first, so
-        only the last one survives; and a blob without any cells clears nothing.
+        Trap: in older releases every stream with content clears all of them first, so only the last
+        one survives; and a blob without any cells clears none.
 
         Upstream: `llama_kv_cache::state_read_meta`.
         """
@@ -488,10 +488,10 @@ class AttentionCache:
         self._read_rows(reader, -1, stream, range(count))
 
     def _read_rows(self, reader: Reader, seq: int, stream: int, cells: Integers | range) -> None:
-        """Queue the rows behind a header that must be equal.
+        """Queue the rows after a header that must be equal.
 
-        Trap: in older releases, when the bytes run out here, the new cells stay, with whatever
-        their rows held before. Later ones take the cells back and zero the rows.
+        Trap: in older releases, if the bytes end here, the new cells stay, with the former content
+        of their rows. Later ones remove the cells and zero the rows.
 
         Upstream: `llama_kv_cache::state_read_data`.
         """
@@ -517,7 +517,7 @@ class AttentionCache:
             reader.queue.append(bound(put, layer, cells, data))
 
     def _take_back(self, seq: int, stream: int, cells: Integers | range) -> None:
-        """Undo a restore that failed: all cells of a whole one, those of the sequence otherwise."""
+        """Undo a failed restore: remove all cells of a whole one, else those of the sequence."""
         if seq == -1:
             self.clear(data=True)
             return
@@ -531,12 +531,12 @@ class AttentionCache:
         self.rows[stream].zero(np.flatnonzero(self.streams.cells[stream].members(seq)))
 
     def check_integrity(self) -> None:
-        """Cells, counts, heads."""
+        """Check cells, counts and heads."""
         self.streams.check_integrity()
 
 
 class Writer:
-    """An attention cache while one ubatch goes through: writes its rows, hands out lanes.
+    """An attention cache during one ubatch: writes its rows, returns lanes.
 
     Upstream: `llama_kv_cache_context`.
     """
@@ -552,7 +552,7 @@ class Writer:
         self._plans: list[tuple[LanePlan, Rows]] = []
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the ubatch's keys and values into its cells; then what each row may look at."""
+        """Write the ubatch's keys and values into its cells, then return the lanes of its rows."""
         if not self._plans:
             first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
             for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):

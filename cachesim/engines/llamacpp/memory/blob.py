@@ -1,8 +1,8 @@
-"""Saved states: what is in them, how many bytes the real ones have, and their form on disk.
+"""Saved states: their fields, their real bytes, and their form on disk.
 
-A blob is the real one field by field, read back in the same order, so that a blob for another
-memory is misread where the real one is. Its `size` is the real size; rows are kept in the
-network's own element type, so that what is restored has the same bits.
+A blob has the fields of the real one, read in the same order, so that a blob for another memory is
+misread at the same place. Its `size` is the real size; rows are in the network's own element type,
+so that a restore gives the same bits.
 
 On disk (little-endian):
 
@@ -42,7 +42,7 @@ ARCHITECTURES: Final[Mapping[frozenset[str], str]] = {
     frozenset({"conv", "window"}): "lfm2",
     frozenset({"conv", "attention"}): "lfm2",
 }
-"""Kinds of layers -> the architecture that a GGUF file and a saved state name."""
+"""Kinds of layers -> the architecture in a GGUF file and a saved state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RowBytes:
 
 
 MARKS: Final = -1
-"""The element type of layers that the real server does not have, and that cost no bytes."""
+"""The element type of layers without a real counterpart, which take no bytes."""
 
 
 BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
@@ -65,16 +65,16 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "bf16": (1, 2),
     "q8_0": (32, 34),
 }
-"""Type of an element -> how many make a block, and its bytes."""
+"""Element type -> number of elements in a block, and its bytes."""
 
 F16_BYTES: Final = 2
 
 
 def row_bytes(spec: ModelSpec, layer: int, type_k: str = "f16", type_v: str = "f16") -> RowBytes:
-    """Keys and values as they are kept, recurrent rows f32.
+    """Bytes of keys and values in the types of the cache, of recurrent rows in f32.
 
-    Upstream: `ggml_row_size` of `n_embd_k_gqa`, `n_embd_v_gqa`, `n_embd_r`, `n_embd_s`. Sizes that
-    a scenario gives are those of the model as it is run, whatever the types.
+    Upstream: `ggml_row_size` of `n_embd_k_gqa`, `n_embd_v_gqa`, `n_embd_r`, `n_embd_s`. Sizes in a
+    scenario are those of the real model, whatever the types.
     """
     key, value = spec.key_bytes(layer), spec.value_bytes(layer)
     if spec.sizes is None:
@@ -99,7 +99,7 @@ READ_DEVICE: Final = "llama_io_read_device::read_tensor"
 
 
 class Word(NamedTuple):
-    """A four-byte number: how many streams, how many cells."""
+    """A four-byte number: a count of streams or cells."""
 
     value: int
 
@@ -110,7 +110,7 @@ class Word(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Numbers that must be equal when the rows behind them are to be read."""
+    """Numbers that must be equal for the rows after them to be read."""
 
     values: tuple[int, ...]
     size: int
@@ -127,7 +127,7 @@ class CellList(NamedTuple):
 
     @classmethod
     def of(cls, positions: Integers, ids: tuple[tuple[int, ...], ...], ext: int = 0) -> "CellList":
-        """Count once: an entry of the prompt cache is asked for its size again and again."""
+        """Create a list with its size, which the prompt cache queries repeatedly."""
         alike = bool(ids) and ids.count(ids[0]) == len(ids)
         owners = len(ids) * len(ids[0]) if alike else sum(map(len, ids))
         single = len(ids[0]) == 1 if alike else all(len(own) == 1 for own in ids)
@@ -135,13 +135,13 @@ class CellList(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """The rows of a layer. `data` is None where the bytes stayed on the device."""
+    """The rows of a layer; `data` is None if they are on the device."""
 
     kind: int  # element type, a number that must be equal
     row_bytes: int
     n_rows: int
     data: Array | None
-    chunks: int = 1  # runs of neighbouring cells that it was read from
+    chunks: int = 1  # runs of consecutive cells that were saved
 
     @property
     def size(self) -> int:
@@ -161,8 +161,8 @@ class Blob:
 
     fields: tuple[Field, ...]
     source: int = 0
-    available: int | None = None  # bytes left of it, if it was cut short
-    whole_chunks: bool = False  # rows come in the pieces they were saved in, or not at all
+    available: int | None = None  # remaining bytes of a truncated blob
+    whole_chunks: bool = False  # rows are restored in their saved chunks, or not at all
     size: int = field(init=False)  # real bytes, without the 8-byte header of the sequence calls
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class Blob:
 
     @property
     def rows_elsewhere(self) -> bool:
-        """True if the rows stayed on the device: all of them do, or none."""
+        """True if the rows are on the device: all of them, or none."""
         for part in self.fields:
             if isinstance(part, RowBlock):
                 return part.data is None
@@ -184,10 +184,10 @@ class Blob:
         return replace(self, fields=tuple(host))
 
     def with_rows(self, held: "Blob", *, across_chunks: bool) -> "Blob":
-        """These numbers with the rows that the device holds now, in their order.
+        """The blob with the current rows of the device, in their order.
 
-        The real process aborts where they do not fit: in older releases also when they were saved
-        in another number of pieces than there are now.
+        The real process aborts if they do not fit: in older releases also if the number of chunks
+        differs.
         """
         rows = [part for part in held.fields if isinstance(part, RowBlock)]
         blocks = [part for part in self.fields if isinstance(part, RowBlock)]
@@ -206,18 +206,18 @@ class Blob:
 
 
 class TruncatedError(BlobError):
-    """The blob ends before what is to be read."""
+    """The blob ends before the field to read."""
 
 
 class MisreadError(BlobError):
-    """The blob holds something else at this place."""
+    """The blob has another field at this place."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """Takes a blob's fields one after the other; rows are moved only at the end.
+    """Reader of a blob's fields in order; rows are moved only at the end.
 
-    Deferred movement is upstream's: rows are queued while the metadata is worked through.
+    As upstream, rows are queued while the metadata is processed.
     """
 
     blob: Blob
@@ -247,7 +247,7 @@ class Reader:
         return self.take(Word).value
 
     def rows(self, kind: int, row_bytes: int, count: int, *, chunks: int) -> Array:
-        """The next field as so many rows of this type and size, for so many runs of cells."""
+        """The next field as `count` rows of a type and size, for `chunks` runs of cells."""
         block = self.take(RowBlock)
         if (block.kind, block.row_bytes, block.n_rows) != (kind, row_bytes, count):
             msg = "the state has rows of another type or size"
@@ -259,14 +259,14 @@ class Reader:
         return block.data
 
     def move_rows(self) -> None:
-        """Do what was queued."""
+        """Run the queued moves."""
         for move in self.queue:
             move()
         self.queue.clear()
 
 
 def chunks_of(cells: Integers | range) -> int:
-    """Into how many runs of neighbours cells fall."""
+    """Number of runs of consecutive cells."""
     if isinstance(cells, range):
         return 1
     return 1 + int(np.count_nonzero(cells[1:] - cells[:-1] != 1))
@@ -302,7 +302,7 @@ def _pack_field(part: Field) -> bytes:
 
 
 class _Source:
-    """Bytes with a place up to which they were read."""
+    """Bytes with a read position."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -323,7 +323,7 @@ class _Source:
 
 
 def unpack(data: bytes) -> Blob:
-    """Read what `pack` wrote; anything damaged, cut short or foreign is refused by BlobError."""
+    """Parse the bytes of `pack`; damaged, truncated or foreign ones raise BlobError."""
     start = len(MAGIC) + 16
     if data[: len(MAGIC)] != MAGIC:
         msg = "this is no saved state of cachesim: it does not begin with CSST"

@@ -1,8 +1,8 @@
 """The cells of one attention stream (`llama_kv_cells`): positions, sequences, pending shifts.
 
-A cell holds one token. Which sequences see it is a bit set; everything else here can be derived
-from position and bit set, and `check_integrity` does so. There are records of the first cells only,
-as far as any were used; the others are empty.
+A cell holds one token. Its sequences are a bit set; everything else is derived from position and
+bit set, and `check_integrity` compares both. The arrays cover the first cells only, as far as any
+were used; the others are empty.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ class WindowMask:
     def hides(self, key: int, query: int) -> bool:
         """True if the window hides key position `key` from query position `query`.
 
-        Follows `llama_hparams::is_masked_swa`. Trap: cell search asks it with pos_max + 1, saving
-        with pos_max, so one position can be both saved and up for reuse.
+        Follows `llama_hparams::is_masked_swa`. Trap: the cell search calls it with pos_max + 1, a
+        save with pos_max, so one position can be both saved and reclaimable.
         """
         match self.kind:
             case "standard":
@@ -58,9 +58,9 @@ class WindowMask:
         return hidden
 
     def interval(self, queries: Integers, *, causal: bool = True) -> tuple[Integers, Integers]:
-        """The lowest and highest position that each query sees, both included.
+        """The lowest and highest position that each query attends to, both included.
 
-        The predicate alone hides the future only in the symmetric case; causality does the rest.
+        The predicate alone hides the future only in the symmetric case; otherwise causality does.
         """
         high = queries if causal else np.full_like(queries, FAR)
         match self.kind:
@@ -76,16 +76,16 @@ class WindowMask:
 
 
 NO_WINDOW: Final = WindowMask()
-"""The mask of a cache without window: nothing is hidden."""
+"""The mask of a cache without a window."""
 
 
 EMPTY: Final = -1
 _WORD: Final = 64
-_LEAST: Final = 512  # cells that there are records of from the beginning
+_LEAST: Final = 512  # initial size of the arrays
 
 
 class Cells:
-    """Metadata of `size` cells; knows nothing of keys and values."""
+    """Metadata of `size` cells, without keys and values."""
 
     def __init__(self, size: int, *, counts_positions: bool) -> None:
         self.size = size
@@ -93,7 +93,7 @@ class Cells:
         least = min(size, _LEAST)
         self.pos: Integers = np.full(least, EMPTY, dtype=np.int64)
         self.shift: Integers = np.zeros(least, dtype=np.int64)
-        self.owners: Integers = np.zeros(least, dtype=np.int64)  # sequences that see the cell
+        self.owners: Integers = np.zeros(least, dtype=np.int64)  # number of sequences of each cell
         self.bits: Array = np.zeros((1, least), dtype=np.uint64)
         self.has_shift = False
         self.used = 0
@@ -112,7 +112,7 @@ class Cells:
         self.phantoms.clear()
 
     def cover(self, count: int) -> None:
-        """Extend the records to the first `count` cells."""
+        """Extend the arrays to the first `count` cells."""
         held = self.pos.size
         if count <= held:
             return
@@ -122,22 +122,22 @@ class Cells:
         more = np.zeros((len(self.bits), reach - held), dtype=np.uint64)
         self.bits = np.concatenate([self.bits, more], axis=1)
 
-    # --- looking
+    # --- queries
 
     def has(self, cell: int, seq: int) -> bool:
-        """True if the sequence sees the cell."""
+        """True if the cell belongs to the sequence."""
         return seq in self.seqs_of(cell)
 
     def seqs_of(self, cell: int) -> list[int]:
-        """The sequences that see the cell, in increasing order."""
+        """The sequences of the cell, in increasing order."""
         return _set_bits(self.bits[:, cell])
 
     def seqs_among(self, cells: Integers | slice) -> list[int]:
-        """The sequences that see any of the cells, in increasing order."""
+        """The sequences of any of the cells, in increasing order."""
         return _set_bits(np.bitwise_or.reduce(self.bits[:, cells], axis=1))
 
     def members(self, seq: int) -> Array:
-        """A mask of all cells: those that the sequence sees."""
+        """A mask of all cells: True for those of the sequence."""
         word, bit = divmod(seq, _WORD)
         if word >= len(self.bits):
             return np.zeros(self.pos.size, dtype=np.bool_)
@@ -145,15 +145,15 @@ class Cells:
         return seen
 
     def of(self, seq: int) -> Integers:
-        """The cells of the sequence, in the order of cells."""
+        """The cells of the sequence, in index order."""
         word, bit = divmod(seq, _WORD)
-        if word >= len(self.bits):  # words are added when a high sequence takes its first cell
+        if word >= len(self.bits):  # words are added with the first cell of a high sequence
             return np.zeros(0, dtype=np.int64)
         found: Integers = (self.bits[word] & np.uint64(1 << bit)).nonzero()[0]
         return found
 
     def select(self, seq: int, p0: int, p1: int) -> Integers:
-        """The cells of the sequence with positions in [p0, p1), in the order of cells."""
+        """The cells of the sequence with positions in [p0, p1), in index order."""
         low, high = self._ends(seq)
         if p0 >= p1 or p0 > high or p1 <= low:
             return np.zeros(0, dtype=np.int64)
@@ -199,7 +199,7 @@ class Cells:
         self.used += 1
 
     def add(self, cell: int, seq: int) -> None:
-        """Let one more sequence see the cell."""
+        """Add a sequence to the cell."""
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
         seqs, pos = int(self.bits[word, cell]), int(self.pos[cell])
@@ -230,7 +230,7 @@ class Cells:
         self._widen_ends(seq, pos, last)
 
     def share(self, cells: Integers, seq: int) -> None:
-        """Let a sequence see many cells; those it sees already are counted twice (old releases)."""
+        """Add a sequence to many cells; its own cells count twice (old releases)."""
         if not cells.size:
             return
         self._widen(seq)
@@ -244,7 +244,7 @@ class Cells:
         self.ends.pop(seq, None)
 
     def release(self, cells: Integers, seq: int) -> Integers:
-        """Take a sequence out of some of its cells; returns the cells that became empty."""
+        """Remove a sequence from some of its cells; return the emptied cells."""
         if not cells.size:
             return cells
         word, bit = divmod(seq, _WORD)
@@ -256,7 +256,7 @@ class Cells:
         return freed
 
     def give(self, cells: Integers, positions: Integers, bits: Array) -> None:
-        """Put tokens into empty cells, as they lay there before."""
+        """Restore the former content of emptied cells."""
         if not cells.size:
             return
         self.pos[cells] = positions
@@ -267,14 +267,14 @@ class Cells:
             self.ends.pop(seq, None)
 
     def wipe(self, cells: Integers) -> None:
-        """Empty many cells, whatever sequences see them."""
+        """Empty many cells, whatever their sequences."""
         if cells.size:
             for seq in self.seqs_among(cells):
                 self.ends.pop(seq, None)
             self._vacate(cells)
 
     def keep(self, seq: int) -> Integers:
-        """Leave every cell to this sequence alone or to nobody; returns the cells emptied."""
+        """Remove all other sequences from all cells; return the emptied cells."""
         mine = self.members(seq)
         emptied = np.flatnonzero((self.owners > 0) & ~mine)
         self.ends.clear()
@@ -287,7 +287,7 @@ class Cells:
         return emptied
 
     def move(self, cells: Integers, moved: Integers, shifts: Integers) -> Integers:
-        """Give cells new positions and pending shifts; returns those dropped below zero."""
+        """Set new positions and pending shifts; return the cells dropped below zero."""
         if not cells.size:
             return cells
         for seq in self.seqs_among(cells):
@@ -300,11 +300,11 @@ class Cells:
         return dropped
 
     def settle_shifts(self) -> None:
-        """The shifts have been applied to the keys."""
+        """Reset the shifts, which have been applied to the keys."""
         self.shift.fill(0)
         self.has_shift = False
 
-    # --- inside
+    # --- internals
 
     def _vacate(self, cells: Integers) -> None:
         self.bits[:, cells] = 0
@@ -314,10 +314,10 @@ class Cells:
         self.used -= len(cells)
 
     def _twice(self, seq: int, pos: int) -> None:
-        """A sequence is added to a cell that it already sees.
+        """Count a sequence that is added to one of its own cells.
 
-        Trap: releases that count positions count up by two while the cell leaves
-        once, so the position stays behind as a phantom that only a reset removes.
+        Trap: releases that count positions count up by two, but the cell is removed once, so the
+        position stays as a phantom until a reset.
         """
         if self.counts_positions:
             self.phantoms.setdefault(seq, Counter())[pos] += 1
@@ -329,7 +329,7 @@ class Cells:
             self.bits = np.concatenate([self.bits, more])
 
     def check_integrity(self) -> None:
-        """Raise ContractError where counts and ends disagree with the cells themselves."""
+        """Raise ContractError if counts and ends disagree with the cells."""
         if self.used != np.count_nonzero(self.pos != EMPTY):
             msg = f"used is {self.used}, but the cells disagree"
             raise ContractError(msg)
@@ -374,12 +374,12 @@ _HAS_SHIFT: Final = attrgetter("has_shift")
 
 
 def normalised(p0: int, p1: int) -> tuple[int, int]:
-    """A half-open range whose negative ends are open."""
+    """A half-open range; negative ends are open."""
     return max(p0, 0), p1 if p1 >= 0 else MAX
 
 
 class Streams:
-    """Independent arrays of cells, each with its own head, the place where a search begins.
+    """Independent arrays of cells, each with its own head, the start of a search.
 
     Upstream: `llama_kv_cache::v_cells`.
     """
@@ -411,13 +411,13 @@ class Streams:
         return 0 if self.unified else seq
 
     def clear(self) -> None:
-        """Empty all cells and put all heads back."""
+        """Empty all cells and reset all heads."""
         for cells in self.cells:
             cells.reset()
         self.heads = [0] * len(self.heads)
 
     def pos_min(self, seq: int) -> int:
-        """Lowest position of a sequence, -1 if none; holes in between do not show."""
+        """Lowest position of a sequence, -1 if none; gaps are not visible."""
         return self.cells[self.of(seq, "seq_pos_min")].pos_min(seq)
 
     def pos_max(self, seq: int) -> int:
@@ -425,7 +425,7 @@ class Streams:
         return self.cells[self.of(seq, "seq_pos_max")].pos_max(seq)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        """Take a sequence out of its cells in [p0, p1); -1 empties the cells of everybody.
+        """Remove a sequence from its cells in [p0, p1); -1 empties the cells of all sequences.
 
         0        p0          p1
         [  kept  |  removed  |  kept  ]     the head moves down to the first freed cell, never up
@@ -442,7 +442,7 @@ class Streams:
         self._lower_head(stream, cells.release(cells.select(seq, p0, p1), seq))
 
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Let `dst` see the cells of `src` in [p0, p1), within one stream; no data moves."""
+        """Add `dst` to the cells of `src` in [p0, p1), within one stream; no data moves."""
         if src == dst:
             return
         cells = self.cells[self.of(src, "seq_cp")]
@@ -451,8 +451,8 @@ class Streams:
     def replicate(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Copy a sequence into another stream, cell by cell at the same indices.
 
-        Trap: everything that the destination stream held is gone, and the range is only looked at
-        to refuse (by abort) what is not a copy of the whole.
+        Trap: the content of the destination stream is lost, and the range is only checked to refuse
+        (by abort) a partial copy.
         """
         if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
             where = "llama_kv_cache::seq_cp"
@@ -468,15 +468,15 @@ class Streams:
         self.heads[dst] = self.heads[src]
 
     def seq_keep(self, seq: int) -> None:
-        """Leave the stream of a sequence to it alone. Trap: other streams keep everything."""
+        """Keep only one sequence in its stream. Trap: other streams are unchanged."""
         stream = self.of(seq, "seq_keep")
         self._lower_head(stream, self.cells[stream].keep(seq))
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Move the positions in [p0, p1) by `delta`; what falls below zero is dropped.
+        """Move the positions in [p0, p1) by `delta`; cells below zero are dropped.
 
-        Traps: whole cells move, so other sequences in them move (or vanish) too; and the head goes
-        to 0 whenever nothing was dropped, even if no cell matched.
+        Traps: whole cells move, so other sequences in them move (or vanish) too; and the head is
+        set to 0 if no cell was dropped, even if none matched.
         """
         stream = self.of(seq, "seq_add")
         if delta == 0:
@@ -510,7 +510,7 @@ class Streams:
             self.heads[stream] = min(self.heads[stream], int(freed.min()))
 
     def check_integrity(self) -> None:
-        """Every stream's own check, and heads within range."""
+        """Check every stream, and its head."""
         for cells, head in zip(self.cells, self.heads, strict=True):
             cells.check_integrity()
             if not 0 <= head <= self.size:
@@ -522,9 +522,9 @@ _NONE: Final[Integers] = np.zeros(0, dtype=np.int64)
 
 
 class SlotInfo(NamedTuple):
-    """The cells of a ubatch: per list of tokens a stream and as many cells.
+    """The cells of a ubatch: for each list of tokens a stream and its cells.
 
-    A range stands for cells that are empty and follow one another.
+    A range stands for consecutive empty cells.
     """
 
     streams: tuple[int, ...]
@@ -540,10 +540,10 @@ class _Saved(NamedTuple):
 
 
 def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
-    """Follows `llama_kv_cache::find_slot`: searches only, changes nothing.
+    """Follows `llama_kv_cache::find_slot`: a search without any change.
 
-    One list with all tokens when there is one stream; else one list per sequence, each in its own
-    stream. The first list that finds no room fails the whole ubatch.
+    One list with all tokens for a single stream; else one list per sequence, each in its own
+    stream. The first list without room fails the whole ubatch.
     """
     if streams.unified:
         found = _search(streams, 0, len(ubatch.rows))
@@ -568,8 +568,8 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
 def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     """The first `n` usable cells from the head on, wrapping once around.
 
-    Trap: first usable, not oldest: cells that the window hides are taken in index order, mixed
-    with empty ones, even while empty ones remain (a full-size window cache included).
+    Trap: first usable, not oldest: cells hidden by the window are taken in index order, mixed with
+    empty ones, even while empty ones remain (also in a full-size window cache).
     """
     cells, start = streams.cells[stream], streams.heads[stream]
     if start > cells.used + 2 * n:
@@ -590,8 +590,8 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
 def _usable_cells(streams: Streams, cells: Cells) -> Array:
     """All cells that are empty or reclaimable.
 
-    Trap: the sequence may be any, not only the one that is being written: a busy conversation
-    reclaims the old cells of an idle one. Shared cells are never reclaimed.
+    Trap: those of any sequence, not only of the written one: a busy conversation reclaims the old
+    cells of an idle one. Shared cells are never reclaimed.
     """
     usable: Array = cells.pos == EMPTY
     if streams.mask.kind == "none":
@@ -605,14 +605,14 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
 
 
 def free_cells(streams: Streams, stream: int) -> int:
-    """The number of empty cells of a stream."""
+    """Number of empty cells of a stream."""
     return streams.size - streams.cells[stream].used
 
 
 def fill_straight(
     streams: Streams, stream: int, seq: int, start: int, count: int
 ) -> Integers | range | None:
-    """Put a run of a sequence's tokens into empty cells; None where there are too few."""
+    """Put a run of a sequence's tokens into empty cells; None without enough of them."""
     found = _search(streams, stream, count)
     cells = streams.cells[stream]
     if found is None or len(_full(cells, found)):
@@ -629,8 +629,8 @@ def _full(cells: Cells, found: Integers | range) -> Integers:
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells.
 
-    Cells that were taken over leave their sequence; what it has below the highest position
-    overwritten is purged (#13746), so that the rest stays without holes at its low end.
+    Reclaimed cells leave their sequence; its positions up to the highest overwritten one are purged
+    (#13746), so that the rest has no gap at its low end.
     """
     overwritten: dict[int, int] = {}
     first = 0
@@ -656,7 +656,7 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
 def _fill(
     cells: Cells, found: Integers | range, positions: Sequence[int], seqs: tuple[Ids, ...]
 ) -> None:
-    """Put tokens into empty cells; a plain run of one sequence goes in as a whole.
+    """Put tokens into empty cells; a run of one sequence at once.
 
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
@@ -674,10 +674,10 @@ def _fill(
 def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch.
 
-    Afterwards the found cells and the heads are put back, last one first.
+    Afterwards cells and heads are restored, the last ones first.
 
-    Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
-    positions; and heads are put back by list number instead of stream number.
+    Traps: other cells emptied by a purge stay empty, so a failed decode can lose window positions;
+    and heads are restored by list number instead of stream number.
     """
     if len(ubatches) == 1:
         slot = find_slot(streams, ubatches[0])
@@ -719,6 +719,6 @@ def _put_back(streams: Streams, step: _Saved) -> None:
 
 
 def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
-    """Each stream in use gets the head of the stream that has its list's number, as upstream."""
+    """Restore heads by list number instead of stream number, as upstream."""
     for stream, head in zip(slot.streams, heads, strict=False):
         streams.heads[stream] = head

@@ -19,13 +19,13 @@ from cachesim.units import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The reason for which a batch is invalid (decode returns -1)."""
+    """The reason why a batch is invalid (decode returns -1)."""
 
     reason: str
 
 
 class BatchAllocr:
-    """Checks batches against a memory and makes them ready to be cut (`llama_batch_allocr`)."""
+    """Validation of batches against a memory, before the split (`llama_batch_allocr`)."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class BatchAllocr:
                 if not 0 <= s < self.n_ids:
                     return Refusal(reason=f"invalid seq_id {s} >= {self.n_ids}")
         if self.rules.hashed_ids and max(map(len, distinct)) > 1:
-            # Trap: the order of ids on a token decides whose state survives a coupling.
+            # Trap: the order of a token's ids decides whose state survives a coupling.
             kept = {ids: hash_set_order(ids) for ids in distinct}
             seqs = tuple(kept[ids] for ids in seqs)
             distinct = set(seqs)
@@ -66,7 +66,7 @@ class BatchAllocr:
         return Splitter(positions, seqs, outputs_of(batch))
 
     def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
-        """Positions for a batch that names none: each sequence goes on behind its last one."""
+        """Positions for a batch without any: each sequence continues after its last one."""
         following: dict[int, int] = {}
         positions = []
         for ids in seqs:
@@ -81,7 +81,7 @@ class BatchAllocr:
     def refusal(
         self, positions: Sequence[int], seqs: tuple[Ids, ...], distinct: set[Ids], memory: Memory
     ) -> str:
-        """The consistency checks, in upstream's order; an empty string when all hold."""
+        """The consistency checks, in upstream's order; an empty text if all hold."""
         if not self.rules.checks_positions:
             return ""
         by_seq: dict[int, list[int]] = {}
@@ -94,22 +94,22 @@ class BatchAllocr:
         return (
             (not_ahead if self.sections else not_consecutive)(by_seq, memory)
             or diverged(distinct, memory)
-            # Upstream's check on incompatible sequence sets stands here. It intersects, for each
+            # Upstream's check of incompatible sequence sets is here. It intersects, for each
             # id, sets that all contain the id, so it never fires: {0,1} then {1,2} is accepted.
             or (decreasing(by_seq) if self.rules.refuses_decreasing else "")
         )
 
 
 def outputs_of(batch: Batch) -> tuple[bool, ...]:
-    """Whose logits are wanted: the last token's alone where the batch does not say."""
+    """The tokens with an output; by default the last one alone."""
     return batch.outputs or (False,) * (len(batch) - 1) + (True,)
 
 
 def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
-    """Every sequence continues where memory ends, without gaps.
+    """Refusal of a sequence that does not continue the memory, without gaps.
 
-    Traps: a sequence without positions may start anywhere; positions given twice are accepted and
-    use two cells; holes in memory are invisible, since only `pos_max` is asked.
+    Traps: a sequence without positions may start anywhere; repeated positions are accepted and use
+    two cells; gaps in memory are invisible, since only `pos_max` is checked.
     """
     for s, positions in sorted(by_seq.items()):
         low, high = min(positions), max(positions)
@@ -122,7 +122,7 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
 
 
 def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
-    """Positions of several sections (M-RoPE) need only lie behind the last one; gaps may be."""
+    """Refusal of positions of several sections (M-RoPE) not after the last one."""
     for s in sorted(by_seq):
         last = memory.seq_pos_max(s)
         if last >= 0 and min(by_seq[s]) <= last:
@@ -131,7 +131,7 @@ def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
 
 
 def diverged(distinct: set[Ids], memory: Memory) -> str:
-    """Sequences coupled by a token hold the same positions."""
+    """Refusal of coupled sequences with different positions."""
     for ids in distinct:
         for s in ids[1:]:
             if memory.seq_pos_min(s) != memory.seq_pos_min(ids[0]):
@@ -142,7 +142,7 @@ def diverged(distinct: set[Ids], memory: Memory) -> str:
 
 
 def decreasing(by_seq: dict[int, list[int]]) -> str:
-    """Positions of a sequence never go down in batch order."""
+    """Refusal of a sequence with decreasing positions, in batch order."""
     for s, positions in by_seq.items():
         if positions != sorted(positions):
             return f"sequence {s} positions are decreasing"
@@ -154,11 +154,11 @@ BUCKETS: Final = (13, 29, 59, 127, 257, 541)
 
 
 def hash_set_order(ids: Iterable[int]) -> tuple[int, ...]:
-    """The order in which the ids come out after being inserted one by one.
+    """The order of the ids in a hash set after their insertion one by one.
 
-    A value that meets an empty bucket goes to the front of the one list that threads all
-    buckets, one that meets others goes in front of them: so up to 13 small ids come out reversed,
-    and a token given as [0, 1] has the primary id 1.
+    A value for an empty bucket is put at the front of the one list that links all buckets, a value
+    for a used bucket in front of the others in it: so up to 13 small ids are reversed, and a token
+    with the ids [0, 1] has the primary id 1.
     """
     order: list[int] = []
     grown = 0
@@ -173,7 +173,7 @@ def hash_set_order(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def threaded(values: Iterable[int], buckets: int) -> list[int]:
-    """Values inserted one after the other into a table of this many buckets."""
+    """Values inserted one by one into a table of this many buckets."""
     order: list[int] = []
     for value in values:
         _insert(order, value, buckets)
@@ -191,17 +191,17 @@ INVALID: Final = -1
 NO_GRAPH: Final = -2
 
 NAMES: Final = 1 << 62
-"""Start of token names, outside of any vocabulary, where no network computes."""
+"""Start of token names, outside of any vocabulary, for contexts without a network."""
 
 UNSEEN: Final[Array] = np.zeros(1, np.uint64)
-"""The logits of tokens that no network saw."""
+"""The logits of tokens that bypassed the network."""
 
 FailCode: TypeAlias = Literal[2, -2, -3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFailure:
-    """Lets ubatch `ubatch` of a decode fail after its cells were written, with this code."""
+    """A failure of ubatch `ubatch` of a decode with this code, after its cells were written."""
 
     ubatch: int
     code: FailCode
@@ -209,7 +209,7 @@ class PlannedFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A removal after a failed ubatch; upstream ignores what it answered."""
+    """A removal after a failed ubatch; upstream ignores its result."""
 
     seq: int
     p0: int
@@ -218,7 +218,7 @@ class Cleanup:
 
 
 class Context:
-    """Decodes batches into a memory, keeps the outputs of the last one, saves and restores.
+    """A memory and a network: decode, the outputs of the last batch, save and restore.
 
     Upstream: `llama_context`.
     """
@@ -248,7 +248,7 @@ class Context:
         self.n_ubatch = n_ubatch
         self.n_seq_max = n_seq_max
         self.n_rs_seq = n_rs_seq
-        self.all_outputs = False  # an embedding context: every token's output is wanted
+        self.all_outputs = False  # an embedding context: every token has an output
         self.allocr = BatchAllocr(
             rules,
             n_seq_max=n_seq_max,
@@ -256,7 +256,7 @@ class Context:
             vocabulary=network.spec.vocabulary if self.computes else NAMES,
             sections=sections,
         )
-        self.reached: list[tuple[Ubatch, UbatchStore | None]] = []  # by the last decode
+        self.reached: list[tuple[Ubatch, UbatchStore | None]] = []  # ubatches of the last decode
         self.refusal = ""  # why the last batch was invalid
         self.cleanup: list[Cleanup] = []  # after the last failure
         self.device: dict[int, Blob] = {}
@@ -265,7 +265,7 @@ class Context:
     # --- decode
 
     def decode(self, batch: Batch, *, fail: PlannedFailure | None = None) -> int:
-        """Follows `llama_context::decode`; 0, or what went wrong.
+        """Follows `llama_context::decode`; returns 0, or the error.
 
         1   no place for the batch, or it cannot be cut        2  aborted
         -1  invalid batch       -2  no graph                   -3  compute failed
@@ -308,7 +308,7 @@ class Context:
         return OK
 
     def pass_over(self, put: Callable[[Memory], bool]) -> bool:
-        """Decode by putting tokens into the memory that no network is to see; whether that went."""
+        """Put tokens into the memory without the network; False if they have to be decoded."""
         self._forget_outputs()
         self.cleanup, self.reached = [], []
         self.memory.update()
@@ -318,8 +318,8 @@ class Context:
     def _give_up(self, ubatch: Ubatch, code: int) -> int:
         """Remove the failed ubatch from memory, sequence by sequence.
 
-        Traps: what `seq_rm` answers is ignored, so a recurrent part that refuses keeps positions
-        it has no state for; secondary ids keep their cells; reclaimed cells do not come back.
+        Traps: the result of `seq_rm` is ignored, so a recurrent part that refuses keeps positions
+        without a state; secondary ids keep their cells; reclaimed cells are not restored.
         """
         lowest: dict[int, int] = {}
         for ids, pos in zip(ubatch.seqs, ubatch.positions, strict=True):
@@ -334,10 +334,10 @@ class Context:
     def _forget_outputs(self) -> None:
         self._logits: dict[int, Array] = {}
         self._hidden: dict[int, Array] = {}
-        self._unseen = False  # the last tokens went past the network
+        self._unseen = False  # the last tokens bypassed the network
 
     def logits(self, row: int) -> Array:
-        """The logits of one token of the last batch, which must have asked for them."""
+        """The logits of one token of the last batch, which must have an output."""
         if self._unseen:
             return UNSEEN
         if row not in self._logits:
@@ -346,7 +346,7 @@ class Context:
         return self._logits[row]
 
     def hidden(self, row: int) -> Array:
-        """The last hidden state of one token of the last batch (what a companion reads)."""
+        """The last hidden state of one token of the last batch, for companions."""
         if row not in self._hidden:
             msg = f"row {row} of the last batch was not computed"
             raise ContractError(msg)
@@ -360,35 +360,27 @@ class Context:
         return self.memory.can_shift
 
     def clear(self, *, data: bool) -> None:
-        """Empty the memory."""
         self.memory.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove [p0, p1) of a sequence."""
         return self.memory.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Give `dst` what `src` has."""
         self.memory.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq: int) -> None:
-        """Drop the other sequences."""
         self.memory.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Move positions."""
         self.memory.seq_add(seq, p0, p1, delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
-        """Divide positions."""
         self.memory.seq_div(seq, p0, p1, divisor)
 
     def seq_pos_min(self, seq: int) -> int:
-        """Lowest position, -1 if none."""
         return self.memory.seq_pos_min(seq)
 
     def seq_pos_max(self, seq: int) -> int:
-        """Highest position, -1 if none."""
         return self.memory.seq_pos_max(seq)
 
     # --- state
@@ -396,17 +388,17 @@ class Context:
     def state_seq_get_size(
         self, seq: int, *, partial: bool = False, on_device: bool = False
     ) -> int:
-        """Real bytes that saving a sequence takes (`llama_state_seq_get_size_ext`)."""
+        """Real bytes of a saved sequence (`llama_state_seq_get_size_ext`)."""
         blob = self.state_write(seq, partial=partial)
         return (blob.on_device().size if on_device else blob.size) + self.rules.sequence_header
 
     def state_seq_get_data(
         self, seq: int, *, partial: bool = False, on_device: bool = False
     ) -> Blob:
-        """Save a sequence (`llama_state_seq_get_data_ext`); no pending update is done first.
+        """Save a sequence (`llama_state_seq_get_data_ext`), without applying pending updates.
 
-        Trap: with `on_device` there is one set of buffers per sequence, so each save overwrites
-        the rows of the one before; what was handed out earlier now restores the later rows.
+        Trap: with `on_device` there is one set of buffers per sequence, so each save overwrites the
+        rows of the previous one; an earlier blob then restores the later rows.
         """
         blob = self.state_write(seq, partial=partial)
         if not on_device:
@@ -415,9 +407,9 @@ class Context:
         return blob.on_device()
 
     def state_seq_set_data(self, blob: Blob, seq: int, *, partial: bool = False) -> int:
-        """Restore into a sequence; real bytes consumed, 0 on failure.
+        """Restore into a sequence; return the real bytes consumed, 0 on failure.
 
-        Trap: flags are not in the blob; a restore with others than it was saved with misreads it.
+        Trap: flags are not in the blob; a restore with other flags than the save misreads it.
         """
         if blob.rows_elsewhere:
             held = self.device.get(blob.source)
@@ -434,10 +426,10 @@ class Context:
         return Blob(fields=tuple(self.memory.state_write(seq, partial=partial)), source=seq)
 
     def state_read(self, blob: Blob, seq: int, *, partial: bool = False) -> int | None:
-        """Restore a sequence, or (-1) everything; real bytes read, None if that failed.
+        """Restore a sequence, or (-1) everything; return the real bytes read, None on failure.
 
-        Trap: a restore that fails has usually changed its destination. Older releases even move
-        the rows that were queued before it failed.
+        Trap: a failed restore has usually changed its destination. Older releases even move the
+        rows queued before the failure.
         """
         reader = Reader(blob)
         try:
@@ -450,14 +442,14 @@ class Context:
         return reader.consumed
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the memory's books disagree."""
+        """Raise ContractError if the memory's accounts are inconsistent."""
         self.memory.check_integrity()
 
 
 def network_ubatch(
     ubatch: Ubatch, tokens: Array, asked: list[int], hidden: Array | None
 ) -> network_side.Ubatch:
-    """A ubatch as the network sees it: tokens and positions, no ids."""
+    """A ubatch for the network: tokens and positions, no ids."""
     rows: slice | Array = slice(0, len(ubatch.rows))
     if not isinstance(ubatch.rows, range):
         rows = np.array(ubatch.rows, dtype=np.int64)

@@ -18,7 +18,7 @@ from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.units import Count
 
 PAD: Final = 256
-"""Cells are allocated in multiples of this."""
+"""Multiple in which cells are allocated."""
 
 
 def padded(n: int) -> int:
@@ -44,8 +44,8 @@ class ContextParams:
 def create_context(network: Network, params: ContextParams, rules: MemoryRules) -> Context:
     """Follows the constructor of `llama_context`: sizes, padding, then the memory.
 
-    The batch is cut down to the context before that is padded; with a stream per sequence the
-    padding rounds every share up, so the whole may become larger than asked for.
+    The batch is limited to the context before that is padded; with a stream per sequence the
+    padding rounds every share up, so the whole may become larger than requested.
     """
     if params.n_ctx < 1 or params.n_seq_max < 1 or params.n_batch < 1:
         msg = "a context needs n_ctx, n_batch and n_seq_max of at least 1"
@@ -86,7 +86,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
 
 
 def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
-    """`n_rs_seq`, or 0 where the architecture is not on the list of those that may roll back."""
+    """`n_rs_seq`, or 0 for an architecture without rollback."""
     rows = [s for s in network.shapes if s.place == "recurrent" and not s.marks]
     kinds = {network.spec.kind(s.layer) for s in rows}
     return wanted if kinds and kinds <= rules.rollback_layers else 0
@@ -111,9 +111,9 @@ def create_memory(
     n_rs_seq: int,
     types: tuple[str, str] = ("f16", "f16"),
 ) -> Memory:
-    """Recurrent, hybrid (with or without window), window pair, or plain: by the layers it has.
+    """A memory by the model's layers: recurrent, hybrid, window pair, or plain.
 
-    A companion's network has attention layers only, so it gets a plain cache of its own.
+    A companion's network has attention layers only, so its cache is plain.
 
     Upstream: `llama_model::create_memory`.
     """
@@ -178,15 +178,15 @@ class SeqRm(IntEnum):
 
 
 PROBE: Final = 2
-"""Tokens that the trial decodes."""
+"""Number of tokens in the trial decode."""
 
 
 def seq_rm_type(context: Context) -> SeqRm:
-    """The answer of `can_seq_rm` for a new context, without a trial decode.
+    """The result of `can_seq_rm` for a new context, without a trial decode.
 
-    Recurrent rows cannot be cut, everything else can; a context that keeps some more rows goes back
-    by as many. A property holds this to the trial. Trap: a batch of one token has no room for the
-    trial, which ends the process before the server is up.
+    Recurrent rows cannot be cut, everything else can; a context with more planes rolls back by as
+    many tokens. A property test compares both. Trap: a batch of one token has no room for the
+    trial, which ends the process before the server starts.
     """
     if context.n_batch < PROBE:
         return can_seq_rm(context)
@@ -197,10 +197,10 @@ def seq_rm_type(context: Context) -> SeqRm:
 
 
 def can_seq_rm(context: Context) -> SeqRm:
-    """Find out by trying: two tokens go in, the second one is taken out, memory is cleared.
+    """Test by a trial: decode two tokens, remove the second one, clear the memory.
 
-    Traps: a window cache says PART, although old positions may be missing after a cut; and later
-    releases answer RS at once, without decoding and without clearing what is there.
+    Traps: a window cache returns PART, although old positions may be missing after a cut; and later
+    releases return RS at once, without a decode or clearing.
 
     Upstream: `common_context_can_seq_rm`.
     """

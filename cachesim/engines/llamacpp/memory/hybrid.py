@@ -10,10 +10,10 @@ from cachesim.errors import BlobError
 
 
 class WindowPair:
-    """`base` keeps the layers that see everything, `swa` those with a window.
+    """`base` has the layers with full attention, `swa` those with a window.
 
-    Everything is done to base, then to swa. Positions are those of swa alone: its `pos_min` is the
-    only sign that old positions have been reclaimed.
+    Every operation is applied to base, then to swa. Positions are those of swa alone: its `pos_min`
+    is the only sign of reclaimed positions.
     """
 
     def __init__(self, base: AttentionCache, swa: AttentionCache) -> None:
@@ -66,8 +66,8 @@ class WindowPair:
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Follows `llama_kv_cache_iswa::init_batch`.
 
-        Trap: where the simple split finds no room, the equal one is tried, which groups tokens
-        otherwise; what the first attempt purged stays purged.
+        Trap: if the simple split finds no room, the equal one is tried, which groups tokens
+        differently; purges of the first attempt are not undone.
         """
         del all_outputs
         unified = self.streams.unified
@@ -81,7 +81,7 @@ class WindowPair:
         return None if pieces is None or slots is None else Plan(pieces, slots)
 
     def prepare(self, ubatches: list[Ubatch]) -> tuple[list[SlotInfo], ...] | None:
-        """Cells in base, then in swa."""
+        """Find cells in base, then in swa."""
         base = prepare(self.base.streams, ubatches)
         if base is None:
             return None
@@ -110,9 +110,9 @@ class WindowPair:
         return base + self.swa.state_write(seq, partial=False)
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Base then swa, without undo between them.
+        """Restore base, then swa, without undo between them.
 
-        Trap: if swa fails, base keeps what it just got while positions say -1.
+        Trap: if swa fails, base keeps its new content while positions are -1.
         """
         if not partial:
             self.base.state_read(reader, seq, partial=False)
@@ -144,10 +144,10 @@ class HybridMemory:
         self.recurrent.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """The recurrent part is asked first; if it refuses, attention stays untouched.
+        """Remove from the recurrent part first; if it refuses, attention stays unchanged.
 
-        Trap: a range that ends at or before the last position is a yes from the recurrent part,
-        so cells go whose tokens the state has folded in.
+        Trap: the recurrent part accepts a range that ends at or before its position, so cells are
+        removed whose tokens the state includes.
         """
         return self.recurrent.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
 
@@ -180,11 +180,11 @@ class HybridMemory:
         return min(other, one)
 
     def update(self) -> None:
-        """Only the attention part ever has something to do."""
+        """Update the attention part; the recurrent one has no updates."""
         self.attention.update()
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
-        """Recurrent cells, then attention cells; unlike a window pair alone, there is one try."""
+        """Find recurrent cells, then attention cells; unlike a window pair, with one attempt."""
         pieces = self.recurrent.cut(
             split, n_ubatch, all_outputs=all_outputs, sequential=not self.attention.streams.unified
         )
@@ -204,14 +204,14 @@ class HybridMemory:
         return UbatchStore(self.attention.writers(plan, k), self.recurrent.keeper(plan, k))
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
-        """Attention then recurrent; `partial`: what cannot be cut back (windows and rows)."""
+        """Attention, then recurrent; `partial`: only parts that cannot be cut (windows, rows)."""
         fields: list[Field] = []
         if not partial or isinstance(self.attention, WindowPair):
             fields += self.attention.state_write(seq, partial=partial)
         return fields + self.recurrent.state_write(seq, partial=partial)
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """In the order of writing.
+        """Restore in the order of writing.
 
         Trap: without undo (older releases, and any with a window) a failure in the recurrent part
         leaves the attention part restored.
@@ -240,7 +240,7 @@ class HybridMemory:
 
 
 def parts_of(memory: object) -> tuple[AttentionCache | WindowPair | None, RecurrentMemory | None]:
-    """The attention part and the recurrent part of any memory; None for one it does not have."""
+    """The attention part and the recurrent part of any memory; None for a missing one."""
     match memory:
         case HybridMemory():
             return memory.attention, memory.recurrent

@@ -17,24 +17,24 @@ class Plan(NamedTuple):
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
-    found: Sequence[Found | None] = ()  # the recurrent cells with each ubatch in; None: to be found
+    found: Sequence[Found | None] = ()  # the recurrent cells after each ubatch; None: not searched
 
 
 class CacheWriter(Protocol):
-    """An attention cache while a ubatch goes through."""
+    """An attention cache during one ubatch."""
 
     @property
     def layers(self) -> Sequence[int]:
-        """The layers whose keys and values it keeps."""
+        """The layers with keys and values in the cache."""
         ...
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write, then look."""
+        """Write keys and values, then return the visible ones."""
         ...
 
 
 class UbatchStore:
-    """The `Store` a network sees while one ubatch goes through a memory of any kind."""
+    """The `Store` of a network for one ubatch, over a memory of any kind."""
 
     def __init__(self, caches: Sequence[CacheWriter], recurrent: PlaneWriter | None = None) -> None:
         self._caches = caches
@@ -42,7 +42,7 @@ class UbatchStore:
         self.planes = 1 if recurrent is None else recurrent.planes
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Put the ubatch's keys and values into its cells, and look."""
+        """Write the ubatch's keys and values into its cells, then return the visible ones."""
         for cache in self._caches:
             if layer in cache.layers:
                 return cache.attend(layer, keys, values)
@@ -50,13 +50,13 @@ class UbatchStore:
         raise ContractError(msg)
 
     def states(self, layer: int) -> Array:
-        """The state that each set starts from."""
+        """The initial state of each set."""
         if self.recurrent is None:
             raise _nobody_keeps(layer)
         return self.recurrent.states(layer)
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Keep what each set ended with."""
+        """Store the final states of each set."""
         if self.recurrent is None:
             raise _nobody_keeps(layer)
         self.recurrent.keep_states(layer, states)
@@ -75,7 +75,7 @@ class Memory(Protocol):
         ...
 
     def clear(self, *, data: bool) -> None:
-        """Empty everything; `data` zeroes the buffers too."""
+        """Clear all cells; `data` zeroes the buffers too."""
         ...
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
@@ -83,7 +83,7 @@ class Memory(Protocol):
         ...
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Give what `src` has to `dst` as well."""
+        """Add `dst` to the content of `src`."""
         ...
 
     def seq_keep(self, seq: int) -> None:
@@ -107,11 +107,11 @@ class Memory(Protocol):
         ...
 
     def update(self) -> None:
-        """Do what is pending: copies of streams, rotations of shifted keys."""
+        """Apply pending updates: copies of streams, rotations of shifted keys."""
         ...
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
-        """Cut a batch and find places for all of it, or None."""
+        """Cut a batch and find cells for all of it, or None."""
         ...
 
     def apply(self, plan: Plan, k: int) -> None:
@@ -119,7 +119,7 @@ class Memory(Protocol):
         ...
 
     def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
-        """The store for the network; pending rollbacks are used up here."""
+        """The store for the network; pending rollbacks are reset."""
         ...
 
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
@@ -127,9 +127,9 @@ class Memory(Protocol):
         ...
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Restore a saved state; BlobError when it fails, which upstream does halfway."""
+        """Restore a saved state; BlobError if it fails, possibly halfway as upstream."""
         ...
 
     def check_integrity(self) -> None:
-        """Raise ContractError where the books disagree."""
+        """Raise ContractError if the accounts are inconsistent."""
         ...

@@ -2,7 +2,7 @@
 
 Cell `i` has a row in each of the `1 + n_rs_seq` planes; plane 0 is the live state, plane `j` the
 state `j` tokens earlier, as far as the last ubatch reached. Several sequences may share a cell.
-A cell's number has nothing to do with a sequence's: `tail[s]` says where sequence `s` lives, and
+A cell's index is independent of a sequence's: `tail[s]` is the cell of sequence `s`, and
 cells are swapped to bring those of a ubatch together.
 """
 
@@ -75,7 +75,7 @@ class RecurrentMemory:
     def _block(self, layer: int, part: str) -> tuple[int, int, int, slice]:
         """The convolution's (R) or the state's (S) part of a layer's rows in a saved state.
 
-        The layer, its element type, the bytes of a row, and which numbers of a row they are.
+        Returns the layer, its element type, the bytes of a row, and the part's range in a row.
         """
         split, size = self.planes.split(layer), self.sizes[layer]
         if part == "r":
@@ -85,7 +85,7 @@ class RecurrentMemory:
     # --- operations on sequences
 
     def clear(self, *, data: bool) -> None:
-        """Empty all cells, forget pending rollbacks."""
+        """Empty all cells, reset pending rollbacks."""
         self.cells.clear()
         self.rs_idx = [0] * self.size
         if data:
@@ -94,10 +94,10 @@ class RecurrentMemory:
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         """Follows `llama_memory_recurrent::seq_rm`.
 
-        0        p0        P    p1       P: the position of the state, the only one there is
-        [        |  cut    |    )        0 < p0 <= P < p1: needs a rollback, maybe refused
-        [  all of it       |    )        p0 = 0: the sequence is gone
-        [  p0   p1 )       |             ends at or before P: true, and nothing happens (#17009;
+        0        p0        P    p1       P: the position of the state, the only position
+        [        |  cut    |    )        0 < p0 <= P < p1: needs a rollback, may be refused
+        [  all of it       |    )        p0 = 0: the sequence is removed
+        [  p0   p1 )       |             ends at or before P: true, without any change (#17009;
                                          was: refused)
         """
         foreign = not 0 <= seq < self.n_seq_max
@@ -105,14 +105,14 @@ class RecurrentMemory:
             return False
         p0, p1 = normalised(p0, p1)
         if (p0, p1) == (0, MAX) and 0 <= seq < self.size:
-            # Trap: only the fully open range forgets a pending rollback; a removal up to a finite
+            # Trap: only the fully open range resets a pending rollback; a removal up to a finite
             # position does not, and the next sequence of that id starts from an old plane.
             self.rs_idx[seq] = 0
         if seq >= self.size:
             return False
         cells = self.cells
         if seq < 0:
-            # Trap: in older releases the cells go, the tails stay, the next decode aborts.
+            # Trap: in older releases cells are erased, tails stay, and the next decode aborts.
             whole = p0 == p1 or (p0, p1) == (0, MAX)
             if whole:
                 cells.erase_all(p0, p1)
@@ -130,11 +130,11 @@ class RecurrentMemory:
         return True
 
     def _roll_back(self, seq: int, tail: int, p0: int) -> bool:
-        """Point at an older plane instead of the live one; no row moves.
+        """Select an older plane instead of the live one; no row moves.
 
-        Traps: nothing asks whether that plane was written by the last ubatch, so after a short one
-        it is stale; all sequences in a shared cell move back, but only this one's index is set;
-        and the older releases accept a second rollback and forget the first.
+        Traps: it is not checked whether the last ubatch wrote that plane, so after a short one it
+        is stale; all sequences in a shared cell move back, but only this one's index is set; and
+        older releases accept a second rollback and lose the first.
         """
         cells = self.cells
         if not self.layers and self.rules.zero_layer_rollback:
@@ -150,7 +150,7 @@ class RecurrentMemory:
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Follows `llama_memory_recurrent::seq_cp`: both share a cell from now on.
+        """Follows `llama_memory_recurrent::seq_cp`: both share a cell afterwards.
 
         Traps: the range is ignored, and the pending rollback is neither copied nor cleared.
         """
@@ -161,12 +161,12 @@ class RecurrentMemory:
     def seq_keep(self, seq: int) -> None:
         """Follows `llama_memory_recurrent::seq_keep`.
 
-        Trap: pending rollbacks of the sequences that are dropped stay.
+        Trap: pending rollbacks of the dropped sequences stay.
         """
         self.cells.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Follows `llama_memory_recurrent::seq_add`: only the number changes.
+        """Follows `llama_memory_recurrent::seq_add`: only the position changes.
 
         Trap: it may become negative; then pos_max is -1, any start is accepted, and the state is
         not reset.
@@ -184,7 +184,7 @@ class RecurrentMemory:
                 self.cells.pos[tail] //= divisor
 
     def _cell_within(self, seq: int, p0: int, p1: int) -> int:
-        """The cell of a sequence, if its position lies in [p0, p1); else -1."""
+        """The cell of a sequence, if its position is in [p0, p1); else -1."""
         if not 0 <= seq < self.size:
             return -1
         p0, p1 = normalised(p0, p1)
@@ -210,10 +210,10 @@ class RecurrentMemory:
     def cut(
         self, split: Splitter, n_ubatch: int, *, all_outputs: bool, sequential: bool
     ) -> list[Ubatch] | None:
-        """The splitter for recurrent states, alone or in a hybrid.
+        """The split of a batch for recurrent states, alone or in a hybrid.
 
-        Trap: where a release splits by sequence, the last tokens of a batch may come in a short
-        ubatch of their own, and the planes behind them are then not what a rollback needs.
+        Trap: in releases that split by sequence, the last tokens of a batch may be in a short
+        ubatch of their own, after which the planes do not fit a rollback.
         """
         if all_outputs:
             return split.all_by_sequence(n_ubatch)
@@ -232,9 +232,9 @@ class RecurrentMemory:
         return None if pieces is None or found is None else Plan(pieces, found=found)
 
     def prepare(self, ubatches: list[Ubatch]) -> list[Found | None] | None:
-        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly.
+        """Follows `llama_memory_recurrent::prepare`: a dry run, undone completely.
 
-        A single ubatch (None) finds its cells in its own turn, which is next.
+        The cells of a single ubatch (None) are only searched in `apply`.
         """
         if len(ubatches) == 1:
             return [None] if all(0 <= seq < self.size for seq in ubatches[0].ids) else None
@@ -248,7 +248,7 @@ class RecurrentMemory:
         return found if len(found) == len(ubatches) else None
 
     def apply(self, plan: Plan, k: int) -> None:
-        """Find the cells of ubatch `k`, for good: those that the dry run found."""
+        """Set the cells of ubatch `k`, as found by the dry run or by a search now."""
         found = plan.found[k]
         if found is None:
             self.cells.find_slot(plan.ubatches[k])
@@ -256,7 +256,7 @@ class RecurrentMemory:
             self.cells.take(found)
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
-        """The state writer of ubatch `k`; uses up the pending rollbacks of its sequences."""
+        """The state writer of ubatch `k`; resets the pending rollbacks of its sequences."""
         window = StateWindow(self.cells.head, self.cells.rs_z, self.source_rows())
         return PlaneWriter(self.planes, window, plan.ubatches[k], self.rules.short_ubatch)
 
@@ -265,7 +265,7 @@ class RecurrentMemory:
         return UbatchStore([], self.keeper(plan, k))
 
     def source_rows(self) -> tuple[int, ...]:
-        """Follows `s_copy`: the row each cell of the window is read from."""
+        """Follows `s_copy`: the source row of each cell of the window."""
         cells, rows = self.cells, list[int]()
         if not self.n_rs_seq:
             return tuple(cells.src0[cells.head : cells.head + cells.n])
@@ -282,8 +282,8 @@ class RecurrentMemory:
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
         """The number of cells, their list, the layers' R rows, the layers' S rows.
 
-        With a rollback pending the row comes from the plane it points at and the position is the
-        rolled-back one: the blob is right, and does not say that anything was pending.
+        With a pending rollback the row is that of its plane and the position the rolled-back one:
+        the blob is right, without a record of the rollback.
 
         Upstream: `llama_memory_recurrent::state_write`. Trap: `partial` (PARTIAL_ONLY) is ignored
         by a pure recurrent memory.
@@ -343,11 +343,11 @@ class RecurrentMemory:
         if seq == -1:
             self.rs_idx = [0] * self.size
         elif self.n_rs_seq:
-            # Trap: the other planes are stale now, and a rollback is accepted all the same.
+            # Trap: the other planes are stale now, but a rollback is accepted.
             self.rs_idx[seq] = 0
 
     def _read_one(self, reader: Reader, seq: int, count: int) -> list[int]:
-        """Restore one sequence into a cell of its own; the cells that were written.
+        """Restore one sequence into a cell of its own; return the written cells.
 
         Upstream: `llama_memory_recurrent::state_read_meta`.
         """
@@ -375,7 +375,7 @@ class RecurrentMemory:
         return written
 
     def _read_whole(self, reader: Reader, count: int) -> list[int]:
-        """Cells 0 .. count-1 and the tails, as the saved ids name them.
+        """Restore cells 0 .. count-1 and the tails, by the saved ids.
 
         Upstream: `llama_memory_recurrent::state_read_meta`.
         """
@@ -417,7 +417,7 @@ class RecurrentMemory:
                 rows[cells] = 0
 
     def check_integrity(self) -> None:
-        """Cells, and pending rollbacks within reach."""
+        """Check cells and pending rollbacks."""
         self.cells.check_integrity()
         for seq, depth in enumerate(self.rs_idx):
             if not 0 <= depth <= self.n_rs_seq:

@@ -27,7 +27,7 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The cells as they are once a ubatch has found its own."""
+    """The cells after the search for a ubatch."""
 
     saved: Saved
     rs_z: int
@@ -45,7 +45,7 @@ class RecurrentCells:
         self.clear()
 
     def clear(self) -> None:
-        """Empty everything but what the last graph used: src0, rs_z and n stay."""
+        """Empty all records except those of the last graph: src0, rs_z and n."""
         self.pos = [NONE] * self.size
         self.src = [NONE] * self.size
         self.tail = [NONE] * self.size
@@ -54,18 +54,18 @@ class RecurrentCells:
         self.used = 0
 
     def position_of(self, seq: int) -> int:
-        """The position of the cell that a sequence has; there is at most one, -1 for none."""
+        """The position of a sequence's only cell, -1 without one."""
         for cell, seqs in enumerate(self.seqs):
             if seq in seqs:
                 return self.pos[cell]
         return NONE
 
     def held(self) -> Saved:
-        """The records that a dry run changes and puts back."""
+        """The records that a dry run changes and restores."""
         return Saved(self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used)
 
     def change_copies(self) -> None:
-        """From here on changes go to copies; what was held until now stays as it is."""
+        """Copy the records, so that later changes leave the saved ones as they are."""
         self.pos, self.src = self.pos.copy(), self.src.copy()
         self.src0, self.tail = self.src0.copy(), self.tail.copy()
         self.seqs = [set(seqs) for seqs in self.seqs]
@@ -75,18 +75,18 @@ class RecurrentCells:
         self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used = saved
 
     def found(self) -> Found:
-        """The cells found by a dry run, for the ubatch's turn: no cell changes in between."""
+        """The cells found by a dry run, to be set when the ubatch runs."""
         return Found(self.held(), self.rs_z, self.n)
 
     def take(self, found: Found) -> None:
-        """Be as the dry run of this ubatch left the cells."""
+        """Set the cells to the result of this ubatch's dry run."""
         self.put_back(found.saved)
         self.rs_z, self.n = found.rs_z, found.n
 
     # --- sequences
 
     def leave(self, seq: int) -> None:
-        """Take a sequence out of its cell, which is freed if nobody else is in it."""
+        """Remove a sequence from its cell, which is freed without other sequences."""
         cell = self.tail[seq]
         self.seqs[cell].discard(seq)
         self.tail[seq] = NONE
@@ -95,7 +95,7 @@ class RecurrentCells:
             self.used -= 1
 
     def join(self, src: int, dst: int) -> None:
-        """`dst` shares the cell of `src`; if `src` has none, `dst` ends up with nothing."""
+        """Share the cell of `src` with `dst`; if `src` has none, `dst` has none either."""
         if self.tail[dst] >= 0:
             self.leave(dst)
         if self.tail[src] >= 0:
@@ -103,7 +103,7 @@ class RecurrentCells:
             self.tail[dst] = self.tail[src]
 
     def keep(self, seq: int) -> None:
-        """Drop everything but one sequence; the head goes to the first cell without it."""
+        """Drop all sequences but one; the head moves down to the first cell without it."""
         self.tail = [tail if s == seq else NONE for s, tail in enumerate(self.tail)]
         others = [cell for cell in range(self.size) if seq not in self.seqs[cell]]
         for cell in range(self.size):
@@ -117,11 +117,11 @@ class RecurrentCells:
             self.head = min(self.head, others[0])
 
     def erase(self, seq: int, p0: int, p1: int) -> None:
-        """Take a sequence out of the cells with positions in [p0, p1)."""
+        """Remove a sequence from the cells with positions in [p0, p1)."""
         self._free([c for c in self._within(p0, p1) if seq in self.seqs[c]], {seq})
 
     def erase_all(self, p0: int, p1: int) -> None:
-        """Empty the cells with positions in [p0, p1), whoever is in them. The tails stay."""
+        """Empty the cells with positions in [p0, p1), whatever their sequences. The tails stay."""
         self._free(self._within(p0, p1), set(range(self.size)))
 
     def _within(self, p0: int, p1: int) -> list[int]:
@@ -141,10 +141,10 @@ class RecurrentCells:
     # --- cells for a ubatch
 
     def find_slot(self, ubatch: Ubatch) -> bool:
-        """Follows `llama_memory_recurrent::find_slot`; False if an id has no place here.
+        """Follows `llama_memory_recurrent::find_slot`; False for an id out of range.
 
-        Unlike an attention cache it changes the cells at once, and the head ends at the beginning
-        of the window of cells used, not behind it.
+        Unlike in an attention cache, cells change at once, and the head is set to the start of the
+        window of used cells, not to its end.
         """
         n_seqs = ubatch.n_seqs
         sets = [ubatch.set_ids(k) for k in range(n_seqs)]
@@ -175,7 +175,7 @@ class RecurrentCells:
         return self.n >= n_seqs
 
     def _uncouple(self, sets: list[Ids]) -> bool:
-        """Secondary ids leave their cells: they are about to share the primary one's."""
+        """Remove secondary ids from their cells, as they will share the primary one's."""
         for ids in sets:
             for j, seq in enumerate(ids):
                 if not 0 <= seq < self.size:
@@ -185,10 +185,10 @@ class RecurrentCells:
         return True
 
     def _give_cells(self, primary: list[int]) -> tuple[int, int]:
-        """Every set gets a cell of its own; lowest and highest cell in use.
+        """Give every set a cell of its own; return the lowest and highest cell in use.
 
-        Copy on write: a sequence that shares its cell takes a free one that reads from the shared
-        row, and the others keep the old cell untouched.
+        Copy on write: a sequence that shares its cell gets a free one that reads from the shared
+        row, and the others keep the old cell unchanged.
         """
         low, high, start = self.size - 1, 0, self.head
         for seq in primary:
@@ -219,7 +219,7 @@ class RecurrentCells:
         return start % self.size
 
     def _swap(self, one: int, other: int) -> None:
-        """Exchange two cells. Trap: their planes do not move along, only the live row will."""
+        """Exchange two cells. Trap: their planes do not move, only the live row later does."""
         if one == other:
             return
         for column in (self.pos, self.src):
@@ -229,7 +229,7 @@ class RecurrentCells:
         self.tail = [trade.get(tail, tail) for tail in self.tail]
 
     def check_integrity(self) -> None:
-        """No two records of one sequence; the count of used cells never negative."""
+        """Check the cells of sequences, their tails, and the head."""
         owners = [seq for seqs in self.seqs for seq in seqs]
         if len(owners) != len(set(owners)):
             msg = "a sequence has two recurrent cells"
@@ -254,7 +254,7 @@ class Planes:
         self.clear()
 
     def clear(self) -> None:
-        """All zeros."""
+        """Zero all rows."""
         self.rows: dict[int, Array] = {
             layer: np.zeros((self.count * self.cells, shape.row), dtype=shape.dtype)
             for layer, shape in self.shapes.items()
@@ -262,7 +262,7 @@ class Planes:
 
     def copy_of(self, layer: int, rows: list[int], part: slice) -> Array:
         """A copy of a part of some rows."""
-        if len(rows) == 1:  # mostly: a slice is quicker than a list
+        if len(rows) == 1:  # the common case: a slice is faster than a list
             return self.rows[layer][rows[0] : rows[0] + 1, part].copy()
         return self.rows[layer][np.array(rows, dtype=np.int64), part]
 
@@ -284,9 +284,9 @@ class StateWindow(NamedTuple):
 
 
 class PlaneWriter:
-    """The recurrent rows while one ubatch goes through (`build_rs` of the real graph).
+    """The recurrent rows during one ubatch (`build_rs` of the real graph).
 
-    The window's first cells belong to the ubatch's sets, what follows was only moved along.
+    The window's first cells belong to the ubatch's sets, the others were only moved.
     """
 
     __slots__ = ("kept", "planes", "rows", "short_ubatch", "start", "ubatch", "unreached", "window")
@@ -311,9 +311,9 @@ class PlaneWriter:
         self.kept, self.unreached = places[:reached], places[reached:]
 
     def states(self, layer: int) -> Array:
-        """Zero the fresh row, read all sources, then move the cells that only came along.
+        """Zero the fresh row, read all sources, then move the other cells of the window.
 
-        Trap: of those only the live row moves; their planes stay where they were.
+        Trap: of those only the live row moves; their planes stay.
         """
         rows = self.rows.rows[layer]
         head, n_seqs, sources = self.window.head, self.ubatch.n_seqs, self.window.sources
@@ -325,16 +325,16 @@ class PlaneWriter:
             read = rows[list(sources)]
             rows[head + n_seqs : head + len(read)] = read[n_seqs:]
             start = read[:n_seqs]
-        if self.unreached:  # they will be given it again
+        if self.unreached:  # `keep_states` copies from it
             self.start[layer] = start.copy()
         return start
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Plane `j` of each set's cell gets the state after its last token but `j`.
+        """Store in plane `j` of each set's cell the state after its last token but `j`.
 
-        Of the planes that a short ubatch does not reach, the convolution's part gets what the
-        ubatch started from. The state's part keeps what it held, or in the releases that copy it
-        unasked is undefined: here zeros, which no state is that a rollback could ask for.
+        In planes that a short ubatch does not reach, the convolution's part is set to that of the
+        ubatch's start. The state's part stays, or in releases that copy it uncomputed is undefined:
+        here zeros, which no state for a rollback is.
         """
         rows = self.rows.rows[layer]
         for plane, place in enumerate(self.kept):

@@ -17,12 +17,12 @@ ShortUbatch: TypeAlias = Literal["undefined", "kept"]
 """Effect of a ubatch shorter than the planes on the remaining planes."""
 
 ProbeAnswer: TypeAlias = Literal["unknown", "after-probe", "at-once"]
-"""When the capability question is answered with "bounded"."""
+"""Point at which the capability query returns RS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """A release of the memory layer; one field per difference."""
+    """Rules of the memory layer; one field per difference."""
 
     name: str
 
@@ -30,7 +30,7 @@ class MemoryRules:
     rollback_layers: frozenset[LayerKind]
     """Kinds of recurrent layer whose architectures may roll back (#22673; more later: #28123)."""
     rollback_split: RollbackSplit
-    """`keep-tail` holds the last tokens of a sequence together in one ubatch (#25278)."""
+    """`keep-tail` keeps the last tokens of a sequence in one ubatch (#25278)."""
     single_use_rollback: bool
     """A second rollback is refused while one is pending (was: overwrites the depth)."""
     short_ubatch: ShortUbatch
@@ -40,9 +40,9 @@ class MemoryRules:
     saves_rolled_back: bool
     """A state is saved while a rollback is pending (#22673 before its merge: the process ends)."""
     middle_cut_passes: bool
-    """A cut that ends before a state's position leaves it as it is (#17009; was: refused)."""
+    """A cut that ends before a state's position has no effect (#17009; was: refused)."""
     impossible_rollback_passes: bool
-    """#24797, declined: a rollback that no plane can serve moves the position and nothing else."""
+    """#24797, declined: a rollback without a plane moves only the position."""
     hybrid_starts_with_attention: bool
     """#24797, declined: a hybrid's `pos_min` is that of its attention part alone."""
     zero_layer_rollback: bool
@@ -50,19 +50,19 @@ class MemoryRules:
 
     # state blobs
     saves_unmasked_window: bool
-    """A sequence's window blob holds only cells the window still shows (#23981)."""
+    """A sequence's window blob has only cells that the window does not hide (#23981)."""
     sequence_header: int
-    """Bytes that the sequence calls put in front of a blob: magic and source id."""
+    """Bytes of the header that sequence calls add to a blob: magic and source id."""
     attention_header: int
     """Bytes between cells and rows of an attention section; 16 with the rotation sizes (#21038)."""
     ext_bytes: int
     """Bytes of extra data per cell where a model has several position sections (#16825)."""
     clears_failed_restore: bool
-    """A restore that fails leaves nothing behind and drops queued data (#27530)."""
+    """A failed restore leaves no content and drops queued data (#27530)."""
     checks_count_first: bool
-    """More saved cells than there are is an error before the destination is touched."""
+    """More saved cells than exist are an error before the destination changes."""
     undoes_hybrid_restore: bool
-    """A hybrid restore that fails in the recurrent part takes the attention part back."""
+    """A hybrid restore that fails in the recurrent part undoes the attention part."""
     restores_every_stream: bool
     """A whole restore clears once and fills all streams (was: only the last stream survives)."""
     on_device_chunks: bool
@@ -70,9 +70,9 @@ class MemoryRules:
 
     # batches
     checks_positions: bool
-    """A batch continues where its sequences end; before, any position was taken (#14177)."""
+    """A batch must continue its sequences; before, any position was accepted (#14177)."""
     batch_ids_when_unified: int | None
-    """Ids a batch may name with a unified cache; None: as many as there are sequences."""
+    """Number of ids allowed in a batch with a unified cache; None: the number of sequences."""
     hashed_ids: bool
     """A token's ids are kept in a hash set, so that the last one listed comes first."""
     advances_all_ids: bool
@@ -82,11 +82,11 @@ class MemoryRules:
 
     # cells
     counts_positions: bool
-    """Positions are counted, so a sequence copied twice leaves phantom positions behind."""
+    """Positions are counted, so a sequence copied twice leaves phantom positions."""
 
     # capability
     probe: ProbeAnswer
-    """When `common_context_can_seq_rm` knows bounded rollback (#22673), and whether it clears."""
+    """Behaviour of `common_context_can_seq_rm` with bounded rollback (#22673)."""
 
 
 B9094: Final = MemoryRules(
