@@ -44,7 +44,7 @@ def _package(engine: str) -> str:
 
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
-    """The leaf classes; of the two that `slots=True` creates, the last."""
+    """The leaf classes; of the pair that `slots=True` creates, the last one."""
     found = {(each.__module__, each.__name__): each for each in cls.__subclasses__()}
     for each in found.values():
         if each.__subclasses__():

@@ -201,7 +201,7 @@ class SlotlessEngine(JobEngine[R, S, B]):
 
     @abstractmethod
     def _empty(self) -> None:
-        """Clear the cache, as far as the server supports it."""
+        """Clear the cache, if the server supports it."""
 
     @abstractmethod
     def _blank(self, ticket: base.Ticket) -> B:

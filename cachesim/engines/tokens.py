@@ -233,7 +233,7 @@ class Seen:
         self._most: int | None = None
 
     def remember(self, most: int) -> None:
-        """Limit each of the two trees to `most` branches; the older one is dropped."""
+        """Limit each tree to `most` branches; the older one is dropped."""
         self._most = most
 
     def learn(self, tokens: Integers, extra: Hashable, by: int) -> None:

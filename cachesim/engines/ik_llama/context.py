@@ -227,7 +227,7 @@ class Cells:
         return Pos(int(self.pos[cells].max())) if cells.size else Pos(0)
 
     def seq_pos_min(self, seq: SeqId) -> Pos:
-        """The first cell's position, no minimum, an oddity (`llama_kv_cache_seq_pos_min`).
+        """The first cell's position, an oddity: not the minimum (`llama_kv_cache_seq_pos_min`).
 
         Recurrent and hybrid caches return the largest position instead.
         """

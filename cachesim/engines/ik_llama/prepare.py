@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def enabled(self) -> bool:
-        """True if there is a RAM prompt cache."""
+        """True with a RAM prompt cache."""
         return self._options.cache_ram != 0
 
     def choose(self, slots: list[Slot], prompt: Tokens) -> Slot | None:

@@ -360,7 +360,7 @@ class IkLlama(Engine):
 
     @property
     def _shifts(self) -> bool:
-        """True if contexts shift: a request on a model with recurrent rows disables it for all."""
+        """True if a full context is shifted: never on models with recurrent rows."""
         primary = self.primary
         return self.options.context_shift and not (primary.hybrid or primary.recurrent)
 

@@ -30,7 +30,7 @@ from cachesim.units import Array, Count, Pos, SeqId, Token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """The result of a companion's decode, and its last rows if there are any."""
+    """The result of a companion's decode, with its last rows or None."""
 
     taken: bool
     logits: Array | None = None

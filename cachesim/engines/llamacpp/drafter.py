@@ -111,7 +111,7 @@ class Drafter(Protocol):
 
     @property
     def context(self) -> Context:
-        """Its own context, under the same sequence ids."""
+        """The companion's context, under the same sequence ids."""
         ...
 
     @property
@@ -249,7 +249,7 @@ def open_drafter(
 
 
 def _draft_network(model: object, target: Network) -> Network:
-    """A given network, or one built from a spec or a preset's name like the target's."""
+    """A given network, or one built in the target's arithmetic from a spec or a preset's name."""
     if model is None:
         msg = "spec_type 'draft-simple' needs 'model_draft': a preset's name, a spec or a network"
         raise OptionError(msg)

@@ -280,7 +280,7 @@ def _as_read(message: Message) -> Message:
 def _chat_prompt(
     request: Request, server: ServerContext, fields: Mapping[str, Any]
 ) -> tuple[Tokens, tuple[Start, ...]]:
-    """The prompt of a chat; another given one is refused (`oaicompat_chat_params_parse`)."""
+    """The prompt of a chat; a different `prompt` is refused (`oaicompat_chat_params_parse`)."""
     prompt, starts = render_chat(server, request.messages, fields)
     if request.prompt not in ((), prompt):
         msg = (
@@ -459,7 +459,7 @@ class LlamaCpp(Engine):
         return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in parked]
 
     def tokens_held_for(self, ticket: Ticket) -> int:
-        """Number of tokens in the slot that is processing a request; 0 if there is none."""
+        """Number of tokens in the slot that is processing a request; 0 without such a slot."""
         for slot in self._server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
                 return int(slot.prompt.n_tokens) if slot.n_prompt_tokens_cache is not None else 0

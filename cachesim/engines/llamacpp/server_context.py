@@ -210,7 +210,7 @@ def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -
 
 
 def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
-    """The reason to stop after this token, in upstream's order; empty if there is none."""
+    """The reason to stop after this token, in upstream's order; empty without one."""
     if not server.shifts_context and len(slot.prompt.tokens) + 1 >= slot.n_ctx:
         slot.truncated = True
         return "limit"

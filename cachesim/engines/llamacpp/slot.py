@@ -51,7 +51,7 @@ class TaskParams:
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """An entry of the queue; a parent carries its children until they are launched."""
+    """An entry of the queue; a parent holds its children until they are launched."""
 
     id: int
     ticket: Ticket

@@ -100,7 +100,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         )
 
     def _draft(self) -> Forward | None:
-        """The draft model, if there is one; its states are not traced."""
+        """The draft model or None; its states are not traced."""
         spec = self.options.draft_spec(self.network.spec)
         if spec is None:
             return None

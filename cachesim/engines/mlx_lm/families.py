@@ -21,8 +21,8 @@ class RecurrentRules:
     """Number of arrays in a layer's `ArraysCache`."""
 
     merges_slots_as_padding: bool = False
-    """Its caches are `MambaCache`s, whose first argument is a padding: a merge of fresh ones passes
-    the number of slots as padding, and the next prefill raises (#842)."""
+    """The layer's caches are `MambaCache`s, whose first argument is a padding: a merge of fresh
+    ones passes the number of slots as padding, and the next prefill raises (#842)."""
 
     paired: bool = False
     """A recurrent layer and the attention after it are one layer with one `CacheList`."""
@@ -53,8 +53,8 @@ class RecurrentRules:
     """Layers that share another layer's keys do so in batches too; otherwise they raise."""
 
     shares_in_time: bool = True
-    """Such layers rotate their queries to the columns' positions; otherwise to those after the
-    call, which the layer with the keys has counted already."""
+    """Layers that share another layer's keys rotate their queries to the columns' positions;
+    otherwise to those after the call, which the layer with the keys has counted already."""
 
     advances: bool = True
     """The layer advances its cache by the computed columns; otherwise every step of a prefill uses
@@ -104,7 +104,7 @@ _NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32
 """#992 for the chunked scan, #997 for the delta rule: states became float32."""
 _MAMBA: Final = Until(release="0.30.5", upstream="#842", fields={"merges_slots_as_padding": True})
 _ALONE: Final = Until(release="0.30.2", upstream="#690", fields={"advances": False})
-"""Before it, no recurrent layer was batched, and none counted columns."""
+"""Before #690 no recurrent layer was batched, and none counted columns."""
 
 _CHUNKED: Final = RecurrentRules(chunked=True)
 

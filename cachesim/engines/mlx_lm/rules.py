@@ -175,7 +175,7 @@ class StoreRules:
     """#1186 (closed): a longer entry that cannot be trimmed is used as it is."""
 
     def queue_of(self, cache_type: str) -> str:
-        """The queue of an entry: that of its type, in releases with fewer queues a common one."""
+        """The queue of an entry's type; releases with fewer queues share them among types."""
         if cache_type in self.queues:
             return cache_type
         if "checkpoint" in self.queues:
@@ -184,7 +184,7 @@ class StoreRules:
 
 
 Tails: TypeAlias = Literal["ragged", "padded"]
-"""Columns after the checkpoint: the last ones of each prompt, refused or padded if unequal."""
+"""Handling of unequal prompts after a checkpoint: refused, or padded."""
 
 WhenDead: TypeAlias = Literal["hangs", "refused"]
 """Result of a request that arrives after the death of the generation thread."""

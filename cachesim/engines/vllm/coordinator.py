@@ -267,7 +267,7 @@ class Coordinator:
 
 
 def _admission_cap(group: GroupSpec, most_in_flight: int, max_model_len: int) -> int | None:
-    """Maximum blocks of a request of any length at once, or None if there is no bound."""
+    """Maximum blocks of a request of any length at once, or None without a bound."""
     if group.kind == "window":
         tokens = min(group.window - 1 + most_in_flight, max_model_len)
         return cdiv(tokens, group.block) + 1

@@ -429,7 +429,8 @@ class SlidingWindow(Manager):
 
 
 class ChunkedLocalAttention(Manager):
-    """A token attends to its own chunk: blocks before the chunk count as present.
+    """Manager of chunked attention: a token attends to its chunk, and blocks before it count as
+    present.
 
     Trap: a prompt that was never sent has hits up to its last chunk, as a hit at the boundary of a
     chunk needs no block.

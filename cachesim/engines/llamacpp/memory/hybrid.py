@@ -169,13 +169,13 @@ class HybridMemory:
         self.recurrent.seq_div(seq, p0, p1, divisor)
 
     def seq_pos_min(self, seq: int) -> int:
-        """The larger of the two. Trap: it equals pos_max in normal use."""
+        """The larger position of both parts. Trap: it equals pos_max in normal use."""
         if self.rules.hybrid_starts_with_attention:
             return self.attention.seq_pos_min(seq)
         return max(self.attention.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))
 
     def seq_pos_max(self, seq: int) -> int:
-        """The smaller of the two. Trap: -1 if one part lacks the sequence, with pos_min >= 0."""
+        """The smaller position of both parts. Trap: -1 if one lacks the sequence."""
         one, other = self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq)
         return min(other, one)
 

@@ -97,7 +97,7 @@ def place_rows(batch: Array, row: int, place: slice, rows: Array) -> None:
 def extended(
     one: BatchCache, other: BatchCache, rules: CacheRules
 ) -> tuple[Array, Array, Integers, Integers]:
-    """Keys, values, offsets and left padding of both, aligned to one end and one length.
+    """Keys, values, offsets and left padding of two batches, aligned to one end and length.
 
     Follows the inner part of upstream's two `extend` methods. An empty side becomes zeros without
     rows; a rule decides its batch size.

@@ -293,7 +293,7 @@ class RotatingKVCache(RingCache):
 
     @property
     def fill(self) -> int:
-        """Number of tokens that count for the ring; the offset, unless #999 separates the two."""
+        """Number of tokens that count for the ring: the offset; with #999 a separate count."""
         return self._offset if self.rules.rotating_unrolls_on_trim else self.offset
 
     def without_middle(self, excess: int, buffer: Array) -> Array:
@@ -577,7 +577,7 @@ class SparseCache(LayerCache):
         return some(self.keys), some(self.values)
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
-        """Each column attends to its window, with groups to all before it; as `_window_indices`."""
+        """A mask of each column's window, or with groups of all before it; as `_window_indices`."""
         del window_size  # the cache has its own
         if self.groups:
             return Causal(columns, self.offset)

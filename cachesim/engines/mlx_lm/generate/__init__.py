@@ -1,1 +1,1 @@
-"""The model at work over layer caches: forward passes, and both batch generators."""
+"""Forward passes over layer caches, and both batch generators."""

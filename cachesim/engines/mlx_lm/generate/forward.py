@@ -258,7 +258,7 @@ def _blocks(first: int, last: int) -> tuple[int, int]:
 
 
 def _gather_of_one(places: Integers, used: Integers, row: int, position: int) -> Gather:
-    """Gather of one column; rows without or with a repeated position come last.
+    """Gather of one column; rows without a position, or with a repeated one, come last.
 
     | by position, whole blocks | the others, padded to a block |
     """
@@ -302,7 +302,7 @@ class CachedRows:
     def place(
         cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
     ) -> "CachedRows":
-        """Query the cache's mask, and append the columns to it."""
+        """Query the cache for its mask, and append the columns as placeholders."""
         chunked = isinstance(layer, ChunkedKVCache)
         if isinstance(layer, ChunkedKVCache):
             layer.maybe_trim_front()

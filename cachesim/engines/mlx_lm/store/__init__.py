@@ -1,1 +1,1 @@
-"""Whole conversations kept for later: the trie, its queues, and the store in its generations."""
+"""Stored conversations: the trie, its queues, and the store by release."""
