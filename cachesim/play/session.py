@@ -319,7 +319,12 @@ class Session(Loop):
             if not isinstance(engine, Restarting):
                 msg = f"{self.profile.engine} has no {do}"
                 raise OptionError(msg)
-            if do == "restart":
+            if do == "restart" and record.step.options:
+                if not isinstance(engine, Reopening):
+                    msg = f"{self.profile.engine} restarts with its own flags: leave 'options' out"
+                    raise OptionError(msg)
+                engine.reopen(record.step.options)
+            elif do == "restart":
                 engine.restart()
             else:
                 engine.sleep()
@@ -447,6 +452,15 @@ class Restarting(Protocol):
 
     def sleep(self) -> None:
         """Free all memory until the next request."""
+        ...
+
+
+@runtime_checkable
+class Reopening(Protocol):
+    """A server that can be made anew with other flags."""
+
+    def reopen(self, options: Mapping[str, Any]) -> None:
+        """Restart with these flags in place of the former ones."""
         ...
 
 

@@ -335,7 +335,7 @@ ONLY_FOR: Final = {
     "suffix": ("complete",),
     "leaves": ("complete",),
     "held": ("complete",),
-    "options": ("complete", "set-lora"),
+    "options": ("complete", "set-lora", "restart"),
     "file": ("slot-save", "slot-restore"),
     "of": ("cancel",),
 }

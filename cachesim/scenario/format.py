@@ -263,7 +263,8 @@ class Step:
     options: Annotated[
         Mapping[str, Any],
         Table(_request_option, 32),
-        "Further fields of the request under upstream's names; of `set-lora`: `lora`.",
+        "Further fields of the request under upstream's names; of `set-lora`: `lora`; of"
+        " `restart`: flags that change.",
     ] = field(default_factory=dict)
 
     @property

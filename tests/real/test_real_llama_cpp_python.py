@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,22 @@ from typing import Any
 import pytest
 
 from cachesim.engines import Profile
+from cachesim.engines.base import Engine, Request
 from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.hunt.proof import PROVERS
+from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp_python import compare
 from cachesim.lab.real.llama_cpp_python.program import program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
+from cachesim.model.presets import tiny
 from cachesim.scenario import load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import search
+from cachesim.typed import there_is
+from cachesim.units import as_tokens
 
 
 def test_no_compiler_is_said_before_anything_is_installed(
@@ -31,13 +38,18 @@ def test_no_compiler_is_said_before_anything_is_installed(
         compare.environment_for("0.3.36").ready()
 
 
-def test_drawn_workloads_hold_caches_drafts_and_saved_states() -> None:
+def test_drawn_workloads_hold_caches_chats_embeddings_and_other_arguments() -> None:
     drawn = [compare.draw("0.3.36", "dense", 1, number) for number in range(60)]
-    done = {step.do for each in drawn for step in each.step}
+    steps = [step for each in drawn for step in each.step]
     caches = {each.engine.options["cache"] for each in drawn}
 
-    assert {"complete", "slot-save", "slot-restore", "slot-erase", "restart"} == done
+    assert {"complete", "slot-save", "slot-restore", "slot-erase", "restart"} == {
+        step.do for step in steps
+    }
     assert {"none", "ram", "disk"} == caches
+    assert any(step.messages for step in steps)
+    assert any(step.options == {"endpoint": "embedding"} for step in steps)
+    assert any(step.options for step in steps if step.do == "restart")
     assert drawn == [compare.draw("0.3.36", "dense", 1, number) for number in range(60)]
 
 
@@ -134,6 +146,59 @@ def test_that_program_prints_two_answers_on_the_real_package(name: str) -> None:
     lines = list(report_lines(scenario, "0.3.36", len(scenario.step) - 1))
 
     assert "It printed:" in lines
+
+
+@pytest.mark.wheel
+@pytest.mark.skipif(not compare.environment_for("0.3.36").is_ready(), reason="not built here")
+def test_the_real_proxy_keeps_what_lies_on_disk_when_it_switches_models(tmp_path: Path) -> None:
+    write_model(tiny("dense"), tmp_path / "model.gguf")
+    python = str(compare.environment_for("0.3.36").ready())
+    done = subprocess.run(
+        [python, "-I", "-c", SWITCH], check=False, cwd=tmp_path, capture_output=True, text=True
+    )
+    engine = Engine.create("llama-cpp-python@0.3.36", model=tiny("dense"), arithmetic="ring")
+    assert isinstance(engine, LlamaCppPython)
+    cached = []
+    for cache in ("disk", "ram", "ram", "disk", "disk"):
+        if cache != engine.options.cache:
+            engine.reopen({"cache": cache})
+        ticket = engine.submit(Request(prompt=as_tokens(range(300, 340)), predict=4))
+        engine.run()
+        cached.append(there_is(engine.reply(ticket)).cached)
+
+    assert str(cached) == done.stdout.strip().splitlines()[-1], done.stderr
+
+
+SWITCH = """
+import sys, types
+from inspect import signature
+settings = types.ModuleType("llama_cpp.server.settings")  # needs packages of the server
+settings.ModelSettings = types.SimpleNamespace
+sys.modules[settings.__name__] = settings
+import llama_cpp
+from llama_cpp.server.model import LlamaProxy
+
+parameters = signature(llama_cpp.Llama.__init__).parameters.values()
+defaults = {each.name: each.default for each in parameters}
+of_server = dict.fromkeys(
+    ("model_alias", "hf_pretrained_model_name_or_path", "hf_model_repo_id", "rpc_servers",
+     "mul_mat_q", "chat_template_kwargs")
+)
+
+def alias(name, kind):
+    own = dict(model="model.gguf", model_alias=name, cache=True, cache_type=kind,
+               cache_size=2 << 30, verbose=False, n_threads=1, n_threads_batch=1)
+    return types.SimpleNamespace(**{**defaults, **of_server, **own})
+
+cached, evaluated = [], llama_cpp.Llama.eval
+llama_cpp.Llama.eval = lambda self, tokens: (first.append(len(tokens)), evaluated(self, tokens))[1]
+proxy = LlamaProxy([alias("disk", "disk"), alias("ram", "ram")])
+for name in ("disk", "ram", "ram", "disk", "disk"):
+    first = []
+    proxy(name).create_completion(list(range(300, 340)), max_tokens=4, temperature=0.0)
+    cached.append(40 - first[0])
+print(cached)
+"""
 
 
 @pytest.mark.wheel

@@ -10,7 +10,7 @@ from cachesim.lab.real.llama_cpp import settings as llama_cpp
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
-from cachesim.lab.real.llama_cpp_python import settings as python
+from cachesim.lab.real.llama_cpp_python import commands as python
 from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm import server as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for

@@ -33,6 +33,13 @@ class InstanceReset(Event):
     n_tokens: Count
 
 
+@event("loss")
+class MemoryCleared(Event):
+    """the memory is cleared for an embedding: it held {n_tokens} tokens"""
+
+    n_tokens: Count
+
+
 @event("warn")
 class DecodeFailed(Event):
     """llama_decode returned {code} after {n_tokens} tokens"""
@@ -44,6 +51,13 @@ class DecodeFailed(Event):
 @event("gain")
 class StateLoaded(Event):
     """a saved state of {n_tokens} tokens is loaded"""
+
+    n_tokens: Count
+
+
+@event("warn")
+class StateRefused(Event):
+    """a saved state of {n_tokens} tokens is refused, and its tokens are kept as the instance's"""
 
     n_tokens: Count
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cachesim.engines.family import Corner, Family, Package, Release
-from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.options import FIELDS, Options
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 
 
@@ -15,14 +15,14 @@ class Rules:
     memory: MemoryRules
     """Those of the vendored llama.cpp."""
 
-    heeds_refused_cut: bool
-    """A cut that the memory refuses leads to a reset (#2152; was: nobody looks)."""
-
     reset_clears_states: bool
     """`reset` clears a recurrent or hybrid memory (#2108; was: the number of tokens alone)."""
 
     states_only_continue: bool
     """A recurrent or hybrid instance is reset unless a prompt continues it (#2108 to #2306)."""
+
+    embeds_unified: bool
+    """The sequences of an embedding instance share its cells (#2217; was: an equal part each)."""
 
     whole_prompt_matches: bool
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
@@ -30,22 +30,26 @@ class Rules:
 
 NEWEST: Final = Rules(
     memory=replace(B11434, attention_header=8),
-    heeds_refused_cut=True,
     reset_clears_states=True,
     states_only_continue=False,
+    embeds_unified=True,
     whole_prompt_matches=True,
 )
-LEAVES_LAST: Final = replace(
-    NEWEST, memory=B9509, states_only_continue=True, whole_prompt_matches=False
-)
+BEFORE: Final = replace(NEWEST, memory=B9509)
+LEAVES_LAST: Final = replace(BEFORE, states_only_continue=True, whole_prompt_matches=False)
 KEEPS_STATES: Final = replace(
-    LEAVES_LAST, memory=B9094, reset_clears_states=False, states_only_continue=False
+    LEAVES_LAST,
+    memory=B9094,
+    reset_clears_states=False,
+    states_only_continue=False,
+    embeds_unified=False,
 )
 
 _PYTHON: Final = (
     ("0.3.23", "7d442abf", KEEPS_STATES, "a refused cut leads to a reset"),
     ("0.3.31", "f449e0553", LEAVES_LAST, "recurrent memory is reset unless a prompt continues it"),
-    ("0.3.36", "0c1e57098", NEWEST, "an instance that holds exactly the prompt samples at once"),
+    ("0.3.35", "4df29be4f", BEFORE, "an instance that holds exactly the prompt samples at once"),
+    ("0.3.36", "0c1e57098", NEWEST, "a refused state leaves nothing of it in the memory"),
 )
 """Each release: the llama.cpp commit that it vendors, its rules, what is new in it."""
 
@@ -68,6 +72,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     engine=f"{__package__}.server:LlamaCppPython",
     releases=RELEASES,
     options=Options,
+    fields=FIELDS,
     kin=("llama.cpp",),
     has_slots=False,
     may_decline=False,

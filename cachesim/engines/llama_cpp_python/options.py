@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.option import option
+from cachesim.engines.option import asked, option
 
 TYPES: Final = ("f16", "f32")
 
@@ -45,6 +45,11 @@ class Options:
     logits_all: bool = option(
         "logits_all", "logits of every token; a draft model turns it on", default=False
     )
+    embedding: bool = option(
+        "embedding",
+        "make embeddings too, in memory for as many sequences as a batch has tokens, at most 256",
+        default=False,
+    )
     type_k: str = option(
         "type_k", "type of stored keys; here it changes sizes only", default="f16", choices=TYPES
     )
@@ -79,3 +84,14 @@ class Options:
     num_pred_tokens: int = option(
         "num_pred_tokens", "tokens of a draft", default=10, low=1, unit="tokens", tried=(10, 3)
     )
+
+
+FIELDS: Final = (
+    asked(
+        "endpoint",
+        "choice",
+        "the method: create_completion, or create_embedding, which clears the memory",
+        default="completion",
+        choices=("completion", "embedding"),
+    ),
+)

@@ -1,7 +1,7 @@
 """`Llama` as an engine: a completion after the other over one sequence (`llama.py`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,14 +15,7 @@ from cachesim.engines.llama_cpp_python import causes
 from cachesim.engines.llama_cpp_python import events as happened
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.states import (
-    UNKNOWN,
-    DiskCache,
-    State,
-    StateCache,
-    lookup,
-    scores_bytes,
-)
+from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
@@ -31,10 +24,19 @@ from cachesim.engines.llamacpp.memory.create import ContextParams, create_contex
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
 from cachesim.engines.tokens import Seen, get_common_prefix
 from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.typed import Value
 from cachesim.units import Array, Count, Token, Tokens
 
 SEQ: Final = 0
-"""The one sequence (`kv_cache_seq_rm(-1, ...)` names it too)."""
+"""The sequence of completions (`kv_cache_seq_rm(-1, ...)` names it too)."""
+
+UNKNOWN: Final = -1
+"""An element of the array of tokens that was never written."""
+
+MAX_SEQ: Final = 256
+"""`llama_max_parallel_sequences()`."""
+
+ENDPOINT: Final = "endpoint"
 
 
 class CallError(Exception):
@@ -47,7 +49,7 @@ class CallError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Job(job.Job):
-    """A call of `create_completion`, or an action that a scenario names."""
+    """A call: a completion, an embedding, or an action that a scenario names."""
 
     predict: int = 0
     sampled: list[Token] = field(default_factory=list)
@@ -69,13 +71,15 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _set_up(self) -> None:
         self._computed = Seen()
         self._states: dict[str, State] = {}  # those that the caller keeps
-        make = {"ram": StateCache, "disk": DiskCache}.get(self.options.cache)
-        self.cache = None if make is None else make(self.options.capacity_bytes)
+        self._disk = DiskCache(0)
         self._start()
 
     def _start(self) -> None:
-        """Follows `Llama.__init__`."""
+        """Follows `Llama.__init__`, and `set_cache`."""
         options = self.options
+        if options.embedding and "conv" in self.network.spec.layers:
+            msg = "embedding has no rules here for LFM2: it has no logits then from 0.3.35 on"
+            raise OptionError(msg)
         n_batch = min(options.n_ctx, options.n_batch)
         self.context = create_context(
             self.network,
@@ -83,32 +87,45 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
                 n_ctx=Count(options.n_ctx),
                 n_batch=n_batch,
                 n_ubatch=min(n_batch, options.n_ubatch),
+                n_seq_max=min(n_batch, MAX_SEQ) if options.embedding else 1,
+                kv_unified=options.embedding and self.rules.embeds_unified,
                 swa_full=options.swa_full,
                 type_k=options.type_k,
                 type_v=options.type_v,
             ),
             self.rules.memory,
         )
+        self.context.all_outputs = options.embedding
         self.n_batch = n_batch
         self.n_tokens = 0
-        self.input_ids = [UNKNOWN] * options.n_ctx
+        self.input_ids = np.full(options.n_ctx, UNKNOWN, np.int64)
+        rows = options.n_ctx if options.logits_all else options.n_batch
+        # Shapes alone: NumPy refuses what does not fit, and no logits are kept.
+        self.scores = np.empty((rows, self.network.spec.vocabulary), "V0")
         self._requires_eval = True
         self._last = 0  # tokens of the last batch
         self._drafts = options.draft_model != "none"
         self._all = options.logits_all or self._drafts
-        self._score_rows = options.n_ctx if options.logits_all else options.n_batch
         self._has_states = any(shape.place == "recurrent" for shape in self.network.shapes)
+        self._disk.capacity = options.capacity_bytes
+        kept = {"ram": StateCache(options.capacity_bytes), "disk": self._disk}
+        self.cache = kept.get(options.cache)
 
     # -- calls ---------------------------------------------------------------------------------
 
     def submit(self, request: base.Request) -> Ticket:
+        embeds = self._fields(request).get(ENDPOINT) == "embedding"
+        checked = replace(request, prompt=request.prompt or (Token(0),)) if embeds else request
         self._check(
-            request, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
+            checked, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
         )
-        self._fields(request)
-        ticket = self._jobs.ticket()
+        if embeds:
+            return self._act("embed", prompt=request.prompt)
         new = Job(
-            ticket=ticket, prompt=request.prompt, predict=request.predict, forced=request.reply
+            ticket=self._jobs.ticket(),
+            prompt=request.prompt,
+            predict=request.predict,
+            forced=request.reply,
         )
         if request.reply is not None:
             most = len(request.reply)
@@ -117,14 +134,15 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
                 msg = f"{self.limit_flag} must be at least 1: let the request generate a token"
                 raise OptionError(msg)
         self._jobs.append(new)
-        return ticket
+        return new.ticket
 
     def cancel(self, ticket: Ticket) -> None:
         if not self._jobs[ticket].done:
             self._jobs[ticket].end("cancelled")
 
     def slot_erase(self, slot: int) -> Ticket:
-        return self._act("reset", str(slot))
+        del slot
+        return self._act("reset")
 
     def slot_save(self, slot: int, name: str) -> Ticket:
         """`save_state`; the caller keeps what it returns under a name."""
@@ -136,10 +154,10 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         del slot
         return self._act("load", name)
 
-    def _act(self, what: str, name: str) -> Ticket:
-        ticket = self._jobs.ticket()
-        self._jobs.append(Job(ticket=ticket, prompt=(), action=(what, name)))
-        return ticket
+    def _act(self, what: str, name: str = "", prompt: Tokens = ()) -> Ticket:
+        new = Job(ticket=self._jobs.ticket(), prompt=prompt, action=(what, name))
+        self._jobs.append(new)
+        return new.ticket
 
     def _blank(self, ticket: Ticket) -> Job:
         return Job(ticket=ticket, prompt=())
@@ -148,12 +166,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._reset()
 
     def restart(self) -> None:
-        """Close the instance and make a new one, as the server does when it switches models.
+        """Close the instance and make a new one; what lies on disk stays."""
+        self._start()
 
-        What lies on disk stays.
-        """
-        if not isinstance(self.cache, DiskCache):
-            self.cache = None if self.cache is None else StateCache(self.cache.capacity)
+    def reopen(self, options: Mapping[str, Value]) -> None:
+        """Make a new instance with other arguments, as `LlamaProxy` does for another alias."""
+        self.options = self.family.read(self.profile, asdict(self.options) | dict(options))
         self._start()
 
     def sleep(self) -> None:
@@ -169,6 +187,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             self._perform(one) if one.action else self._complete(one)
         except CallError as error:
             one.end(error.kind, error.text)
+        except ValueError as error:  # NumPy's, as in the real arrays
+            one.end("ValueError", str(error))
         one.done = True
         return True
 
@@ -177,6 +197,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         one.cached = Count(0)
         if what == "reset":
             self._reset()
+        elif what == "embed":
+            self._embed(one)
         elif what == "save":
             self._states[name] = self._save(one)
         elif name not in self._states:
@@ -184,6 +206,21 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             raise CallError(text, "KeyError")
         else:
             self._load(one, self._states[name])
+
+    def _embed(self, one: Job) -> None:
+        """Follows `embed`, for a text.
+
+        Trap: the memory is cleared first, and the number of tokens last: where `llama_decode`
+        fails in between, the next prompt matches tokens that the memory has lost.
+        """
+        if not self.options.embedding:
+            text = "Llama model must be created with embedding=True to call this method"
+            raise CallError(text)
+        self._tell(happened.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
+        self.context.clear(data=True)
+        self._decode(one, one.prompt[: self.n_batch], start=0)
+        self.context.clear(data=True)
+        self._reset(one)
 
     # -- create_completion ---------------------------------------------------------------------
 
@@ -202,9 +239,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if self.cache is not None:
             state = self._save(one)
             for each in self.cache.put((*one.prompt, *completion), state):
-                self._tell(
-                    happened.StateEvicted(task=one.ticket, n_tokens=each.n_tokens, size=each.size)
-                )
+                n_tokens, size = each.n_tokens, each.size
+                self._tell(happened.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
 
     def _look_up(self, one: Job, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -216,7 +252,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if state is None:
             return
         own = get_common_prefix(self.held_tokens, one.prompt)
-        if get_common_prefix(state.tokens, one.prompt) > own:
+        if get_common_prefix(state.input_ids.tolist(), one.prompt) > own:
             self._load(one, state)
         elif isinstance(cache, DiskCache):
             self._tell(happened.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
@@ -227,7 +263,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     @property
     def held_tokens(self) -> Tokens:
         """The tokens that the instance believes to hold."""
-        return tuple(self.input_ids[: self.n_tokens])
+        return tuple(self.input_ids[: self.n_tokens].tolist())
 
     # -- generate ------------------------------------------------------------------------------
 
@@ -265,31 +301,29 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _match(self, one: Job, prompt: list[Token]) -> list[Token]:
         """Tokens of a prompt to evaluate, after the memory was cut or the instance reset."""
-        rules, ledger = self.rules, one.ledger
+        ledger = one.ledger
         if not self.n_tokens:
             self._reset(one)
             return prompt
         shared = get_common_prefix(self.held_tokens, prompt)
         whole = shared == len(prompt)
-        exact = rules.whole_prompt_matches and whole and self.n_tokens == shared
+        exact = self.rules.whole_prompt_matches and whole and self.n_tokens == shared
         if exact and not self._requires_eval:
             self._tell(happened.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
             return []
         reuse = shared - 1 if whole else shared
-        if rules.states_only_continue and self._has_states and reuse < self.n_tokens:
+        if self.rules.states_only_continue and self._has_states and reuse < self.n_tokens:
             ledger.apply(causes.STATE_BEHIND, 0, held=self.n_tokens)
             reuse = 0
         if reuse > 0:
-            if self.context.seq_rm(SEQ, reuse, -1) or not rules.heeds_refused_cut:
+            if self.context.seq_rm(SEQ, reuse, -1):
                 if whole:
                     ledger.apply(causes.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
                 self.n_tokens = reuse
                 self._requires_eval = True
                 rest = prompt[reuse:]
-                matched = happened.PrefixMatched(
-                    task=one.ticket, n_tokens=Count(reuse), remaining=Count(len(rest))
-                )
-                self._tell(matched)
+                counts = {"n_tokens": Count(reuse), "remaining": Count(len(rest))}
+                self._tell(happened.PrefixMatched(task=one.ticket, **counts))
                 return rest
             self._tell(happened.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
             ledger.apply(causes.CUT_REFUSED, 0, wanted=reuse)
@@ -300,7 +334,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _reset(self, one: Job | None = None) -> None:
         if self.n_tokens:
-            task = -1 if one is None else one.ticket
+            task = one.ticket if one else -1
             self._tell(happened.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
         self.n_tokens = 0
         self._requires_eval = True
@@ -316,33 +350,26 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         """
         self.context.seq_rm(SEQ, self.n_tokens, -1)
         for start in range(0, len(tokens), self.n_batch):
-            piece = list(tokens[start : start + self.n_batch])
-            batch = Batch.of(piece, start=self.n_tokens, outputs=True if self._all else None)
-            code = self.context.decode(batch)
-            if code != OK:
-                failed = happened.DecodeFailed(
-                    task=one.ticket, code=code, n_tokens=Count(self.n_tokens)
-                )
-                self._tell(failed)
-                text = f"llama_decode returned {code}"
-                raise CallError(text)
+            piece = tokens[start : start + self.n_batch]
+            self._decode(one, piece, start=self.n_tokens)
             self._last = len(piece)
             end = self.n_tokens + len(piece)
-            self._room(len(piece), len(self.input_ids), 1)
             self.input_ids[self.n_tokens : end] = piece
             if self._all:
-                self._room(len(piece), self._score_rows, self.network.spec.vocabulary)
+                rows = self.scores[self.n_tokens : end]
+                rows.reshape(-1)[:] = np.empty(len(piece) * rows.shape[1], "V0")
             self.n_tokens = end
             self._requires_eval = False
-            self._computed.learn(np.array(self.held_tokens, np.int64), None, int(one.ticket))
+            self._computed.learn(self.input_ids[:end], None, int(one.ticket))
 
-    def _room(self, count: int, rows: int, width: int) -> None:
-        """Refuse to write beyond an array's end, as NumPy does."""
-        room = max(0, rows - self.n_tokens)
-        if count > room:
-            shapes = f"from shape ({count * width},) into shape ({room * width},)"
-            text = f"could not broadcast input array {shapes}"
-            raise CallError(text, "ValueError")
+    def _decode(self, one: Job, tokens: Sequence[Token], start: int) -> None:
+        batch = Batch.of(tokens, start=start, outputs=True if self._all else None)
+        code = self.context.decode(batch)
+        if code != OK:
+            n_tokens = Count(self.n_tokens)
+            self._tell(happened.DecodeFailed(task=one.ticket, code=code, n_tokens=n_tokens))
+            text = f"llama_decode returned {code}"
+            raise CallError(text)
 
     def _logits(self, ridx: int) -> Array:
         row = self._last + ridx
@@ -353,48 +380,52 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _draft(self, tokens: list[Token]) -> list[Token]:
         """Follows the end of `generate`'s loop: the sampled token is written down first."""
-        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
-        known = self.input_ids[: self.n_tokens + len(tokens)]
-        options = self.options
-        room = self.context.n_ctx - self.n_tokens - len(tokens)
-        return lookup(known, options.max_ngram_size, options.num_pred_tokens)[:room]
+        end = self.n_tokens + len(tokens)
+        self.input_ids[self.n_tokens : end] = tokens
+        most = min(self.options.num_pred_tokens, self.context.n_ctx - end)
+        return lookup(self.input_ids[:end], self.options.max_ngram_size, most)
 
     def _verified(self, one: Job, drafted: int, accepted: int) -> None:
         if drafted > 0 and one.sampled:
             one.drafted += drafted
             one.accepted += accepted
-            self._tell(
-                happened.DraftVerified(
-                    task=one.ticket, drafted=Count(drafted), accepted=Count(accepted)
-                )
-            )
+            counts = {"drafted": Count(drafted), "accepted": Count(accepted)}
+            self._tell(happened.DraftVerified(task=one.ticket, **counts))
 
     # -- save_state and load_state -------------------------------------------------------------
 
     def _save(self, one: Job) -> State:
         """Follows `save_state`: the whole memory, behind the name of its architecture."""
-        blob = self.context.state_write(-1)
-        spec = self.network.spec
+        blob, architecture = self.context.state_write(-1), self._architecture
         state = State(
-            tokens=tuple(self.input_ids),
+            input_ids=self.input_ids.copy(),
             n_tokens=Count(self.n_tokens),
+            architecture=architecture,
             blob=blob,
-            size=4 + len(ARCHITECTURES.get(frozenset(spec.layers), "")) + blob.size,
-            scores=scores_bytes(self.n_tokens, self._score_rows, spec.vocabulary),
+            size=4 + len(architecture) + blob.size,
+            scores=self.scores[: self.n_tokens].copy(),
         )
         self._tell(happened.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
         return state
 
+    @property
+    def _architecture(self) -> str:
+        return ARCHITECTURES.get(frozenset(self.network.spec.layers), "")
+
     def _load(self, one: Job, state: State) -> None:
         """Follows `load_state`.
 
-        Trap: llama.cpp begins its search for cells at the first one again, so that window layers
-        take those that the window hides, even where they have a cell for every token (`swa_full`).
+        Traps: llama.cpp begins its search for cells at the first one again, so that window layers
+        take those that the window hides, even where they have a cell for every token (`swa_full`);
+        and the tokens are replaced before llama.cpp refuses a state.
         """
-        self.input_ids = list(state.tokens)
+        self.scores[: state.n_tokens] = state.scores
+        self.input_ids = state.input_ids.copy()
         self.n_tokens = state.n_tokens
         self._requires_eval = True
-        if self.context.state_read(state.blob, -1) is None:
+        fits = state.architecture == self._architecture
+        if not fits or self.context.state_read(state.blob, -1) != state.blob.size:
+            self._tell(happened.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
             text = "Failed to set llama state data"
             raise CallError(text)
         self._tell(happened.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
@@ -405,7 +436,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         """Compare the tokens of a prompt ever evaluated with those still held."""
         best, by = self._computed.find(np.array(one.prompt, np.int64), None)
         held = get_common_prefix(self.held_tokens, one.prompt)
-        for state in () if self.cache is None else self.cache.entries.values():
+        for state in self._entries:
             held = max(held, get_common_prefix(state.held, one.prompt))
         name = f"request {by}" if best else "nothing"
         if held > best:
@@ -424,34 +455,36 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             return found
         return replace(found, drafted=Count(one.drafted), accepted=Count(one.accepted))
 
+    @property
+    def _entries(self) -> Collection[State]:
+        return () if self.cache is None else self.cache.entries.values()
+
     def snapshot(self) -> dict[str, Any]:
         return {**self.books(), "memory": parts(self.context)}
 
     def books(self) -> dict[str, Any]:
-        entries = () if self.cache is None else self.cache.entries.values()
         return {
-            "slots": [{"id": 0, "tokens": [int(token) for token in self.held_tokens]}],
+            "slots": [{"id": 0, "tokens": list(self.held_tokens)}],
             "prompt_cache": [
                 {"n_tokens": each.n_tokens, "checkpoints": 0, "bytes": each.size}
-                for each in entries
+                for each in self._entries
             ],
         }
 
     def held(self) -> Held:
         cells, rows = memory_held(self.context)
-        entries = () if self.cache is None else self.cache.entries.values()
         return Held(
             slots=(SlotHeld(id=0, state="idle", tokens=self.held_tokens, checkpoints=()),),
             cells=cells,
             rows=rows,
             entries=tuple(
-                EntryHeld(tokens=each.held, checkpoints=0, size=each.size) for each in entries
+                EntryHeld(tokens=each.held, checkpoints=0, size=each.size) for each in self._entries
             ),
         )
 
     def texts(self) -> Texts:
-        entries = () if self.cache is None else self.cache.entries.values()
-        return Texts(slots=((0, self.held_tokens),), entries=tuple(each.held for each in entries))
+        entries = tuple(each.held for each in self._entries)
+        return Texts(slots=((0, self.held_tokens),), entries=entries)
 
     def amounts(self) -> Amounts:
         parked = 0 if self.cache is None else self.cache.size

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from numpy.lib.stride_tricks import sliding_window_view
+
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.units import Count, Token, Tokens
-
-UNKNOWN: Final = Token(-1)
-"""An element of the array of tokens that was never written."""
+from cachesim.units import Array, Count, Integers, Token, Tokens
 
 DISK_BYTES: Final = 1 << 30
 """`size_limit` of `diskcache.Cache`: it deletes what was stored first, whatever the capacity."""
@@ -34,26 +33,27 @@ PICKLED: Final = 330
 class State:
     """Return value of `save_state` (`LlamaState`)."""
 
-    tokens: tuple[Token, ...]
+    input_ids: Integers
     """The whole array of tokens, also behind those that the state holds."""
 
     n_tokens: Count
+    scores: Array
+    """Rows of logits, without content."""
+
+    architecture: str
     blob: Blob
     size: int
     """Bytes of llama.cpp's state: all that a capacity in memory counts."""
 
-    scores: int
-    """Bytes of the logits that are kept with it."""
-
     @property
     def held(self) -> Tokens:
         """The tokens that were evaluated."""
-        return self.tokens[: self.n_tokens]
+        return tuple(self.input_ids[: self.n_tokens].tolist())
 
     @property
     def on_disk(self) -> int:
         """Bytes of its file; of a small one, which lies in the database, about those of pages."""
-        whole = self.size + self.scores + 4 * len(self.tokens) + PICKLED
+        whole = self.size + 4 * self.scores.size + 4 * len(self.input_ids) + PICKLED
         return whole if whole >= LEAST_FILE else -(-whole // PAGE) * PAGE
 
 
@@ -131,17 +131,13 @@ def _stored(key: Tokens) -> bytes:
     return pickletools.optimize(pickle.dumps(tuple(map(int, key)), pickle.HIGHEST_PROTOCOL))
 
 
-def scores_bytes(n_tokens: int, rows: int, vocabulary: int) -> int:
-    """Bytes of the logits of a state: f32, of as many tokens as there are rows for."""
-    return 4 * min(n_tokens, rows) * vocabulary
-
-
-def lookup(tokens: Sequence[Token], most_ngram: int, most: int) -> list[Token]:
+def lookup(tokens: Integers, most_ngram: int, most: int) -> list[Token]:
     """Draft what followed the last n-gram at its first place (`find_candidate_pred_tokens`)."""
-    count = len(tokens)
-    for size in range(min(most_ngram, count - 1), 0, -1):
-        last = list(tokens[-size:])
-        for start in range(count - size):
-            if list(tokens[start : start + size]) == last:
-                return list(tokens[start + size : start + size + most])
+    for size in range(min(most_ngram, len(tokens) - 1), 0, -1):
+        windows = sliding_window_view(tokens[:-1], size)
+        (starts,) = (windows == tokens[-size:]).all(axis=1).nonzero()
+        if len(starts):
+            first = starts[0] + size
+            found: list[Token] = tokens[first : first + most].tolist()
+            return found
     return []

@@ -1,5 +1,6 @@
 """`Llama` call by call: matches, refused cuts, caches, drafts; worked out by hand."""
 
+import numpy as np
 import pytest
 
 from cachesim.engines import Profile
@@ -8,10 +9,11 @@ from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.engines.llama_cpp_python.states import lookup
 from cachesim.model.presets import tiny
 from cachesim.testing.search import search
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 
-RELEASES = ("0.3.23", "0.3.31", "0.3.36")
+RELEASES = ("0.3.23", "0.3.31", "0.3.35", "0.3.36")
 
 
 def opened(release: str = "0.3.36", model: str = "dense", **options: object) -> LlamaCppPython:
@@ -26,9 +28,20 @@ def called(engine: LlamaCppPython, *tokens: int, predict: int = 1) -> Reply:
     ticket = engine.submit(Request(prompt=as_tokens(tokens), predict=predict))
     engine.run()
     engine.check_integrity()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    return reply
+    return there_is(engine.reply(ticket))
+
+
+def embedded(engine: LlamaCppPython, *tokens: int) -> Reply:
+    options = {"endpoint": "embedding"}
+    ticket = engine.submit(Request(prompt=as_tokens(tokens), options=options))
+    engine.run()
+    return there_is(engine.reply(ticket))
+
+
+def loaded(engine: LlamaCppPython) -> Reply:
+    ticket = engine.slot_restore(0, "s")
+    engine.run()
+    return there_is(engine.reply(ticket))
 
 
 def run(first: int, count: int) -> range:
@@ -162,7 +175,109 @@ def test_rejected_drafts_fail_on_a_hybrid() -> None:
 def test_the_first_place_of_the_last_n_gram_is_continued(
     tokens: tuple[int, ...], expected: list[int]
 ) -> None:
-    assert expected == lookup(as_tokens(tokens), 2, 10)
+    assert expected == lookup(np.array(tokens), 2, 10)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_embedding_leaves_nothing_of_a_prompt(release: str) -> None:
+    engine = opened(release, embedding=True)
+    called(engine, *run(300, 20))
+
+    assert None is embedded(engine, *run(400, 40)).error
+    again = called(engine, *run(300, 20), predict=4)
+
+    assert (0, True) == (again.cached, right(engine, again))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("model", ["dense", "hybrid"])
+def test_a_failed_embedding_leaves_tokens_that_the_memory_has_lost(
+    release: str, model: str
+) -> None:
+    engine = opened(release, model, embedding=True)
+    called(engine, *run(300, 20))
+
+    failed = embedded(engine)
+    longer = called(engine, *run(300, 21), *run(400, 5), predict=4)
+
+    assert ("RuntimeError", "llama_decode returned -1") == (failed.error, failed.message)
+    assert (20, False) == (longer.cached, right(engine, longer))
+
+
+@pytest.mark.parametrize(("release", "error"), [("0.3.23", "RuntimeError"), ("0.3.31", None)])
+def test_a_text_must_fit_the_share_of_a_sequence_until_2217(
+    release: str, error: str | None
+) -> None:
+    assert error == embedded(opened(release, embedding=True), *run(0, 300)).error
+
+
+def test_an_instance_without_embeddings_refuses_to_embed() -> None:
+    assert "Llama model must be created with embedding=True to call this method" == (
+        embedded(opened(), 300).message
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "believed"),
+    [
+        ({"n_ctx": 1024}, None, 300),
+        ({"logits_all": True}, None, 300),
+        ({"n_batch": 64}, "ValueError", 0),
+        ({"n_ctx": 256}, "RuntimeError", 300),
+        ({"type_k": "f32"}, "RuntimeError", 300),
+        ({"embedding": True, "n_ubatch": 64}, None, 300),
+    ],
+)
+def test_a_state_of_an_instance_with_other_arguments(
+    other: dict[str, object], error: str | None, believed: int
+) -> None:
+    engine = opened()
+    called(engine, *run(0, 300))
+    engine.slot_save(0, "s")
+    engine.run()
+    engine.reopen(other)
+
+    refused, held = loaded(engine), engine.n_tokens
+    after = called(engine, *run(0, 200), *run(400, 5), predict=4)
+
+    assert (error, believed) == (refused.error, held)
+    assert (min(believed, 200), error != "RuntimeError") == (after.cached, right(engine, after))
+
+
+def test_a_longer_context_keeps_the_shorter_array_of_a_loaded_state() -> None:
+    engine = opened()
+    called(engine, *run(0, 300))
+    engine.slot_save(0, "s")
+    engine.run()
+    engine.reopen({"n_ctx": 1024})
+    loaded(engine)
+
+    assert "could not broadcast" in called(engine, *run(0, 512), *run(0, 8)).message
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_state_of_another_architecture_is_refused(release: str) -> None:
+    dense, hybrid = opened(release), opened(release, "hybrid")
+    called(dense, *run(300, 20))
+    dense.slot_save(0, "s")
+    dense.run()
+    hybrid._states = dense._states
+
+    refused = loaded(hybrid)
+    same = called(hybrid, *run(300, 21), predict=4)
+
+    assert "Failed to set llama state data" == refused.message
+    assert (20, False) == (same.cached, right(hybrid, same))
+
+
+def test_an_instance_of_another_alias_keeps_what_lies_on_disk() -> None:
+    engine = opened(cache="disk")
+    called(engine, *run(300, 20))
+    engine.reopen({"cache": "ram"})
+    called(engine, *run(400, 20))
+    engine.reopen({"cache": "disk"})
+
+    assert 19 == called(engine, *run(300, 20)).cached
 
 
 def test_a_search_finds_the_lost_window_in_four_requests() -> None:

@@ -270,12 +270,12 @@ class Context:
         1   no place for the batch, or it cannot be cut        2  aborted
         -1  invalid batch       -2  no graph                   -3  compute failed
         """
-        self._forget_outputs()
         self.cleanup, self.reached = [], []
         n_tokens = len(batch.tokens)
-        if not n_tokens:
+        if not n_tokens:  # the outputs of the decode before stay
             self.refusal = "n_tokens == 0"
             return INVALID
+        self._forget_outputs()
         split = self.allocr.init(batch, self.memory)
         if isinstance(split, Refusal):
             self.refusal = split.reason

@@ -1,7 +1,8 @@
 """`cachesim real llama-cpp-python`: the real class beside the simulated one, call by call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
@@ -16,11 +17,53 @@ from cachesim.lab.real.llama_cpp_python.compare import (
     environment_for,
     play_scenario,
 )
-from cachesim.lab.real.llama_cpp_python.settings import overrides
-from cachesim.lab.real.playing import Stage, StepPlayed, comparing, console, show_overrides, watched
+from cachesim.lab.real.playing import (
+    Override,
+    Stage,
+    StepPlayed,
+    comparing,
+    console,
+    overrides_of,
+    show_overrides,
+    watched,
+)
 from cachesim.model.presets import preset
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")
+
+LOGITS: Final = (
+    "logits are compared more closely; rules know sizes alone, and scenarios are played with f16"
+)
+OVERRIDES: Final[Mapping[str, str]] = {
+    "temperature": "the likeliest token is the same in each run; rules know tokens alone",
+    "n_threads": "sums in one order: logits are the same in each run",
+    "n_threads_batch": "as n_threads",
+    "type_k": LOGITS,
+    "type_v": LOGITS,
+    "verbose": "lines on standard error; `cachesim why` reads them",
+    "swa_full": "None leaves llama.cpp's default, which is True",
+    "simulator: swa_full": "None leaves llama.cpp's default, which is True",
+    "simulator: draft_model": "none is None",
+    "simulator: type_k": "None leaves llama.cpp's default, which is f16",
+    "simulator: type_v": "None leaves llama.cpp's default, which is f16",
+}
+"""Arguments, and defaults of the simulator's options, that differ -> why no result does."""
+
+PRETENDED: Final = {
+    "model_path": (
+        "a model",
+        "a tiny one of the same layers",
+        "caches know shapes and tokens alone",
+    ),
+    "input_ids": ("uninitialised memory", "-1", "a draft's lookup would read chance"),
+    "sample": ("the sampled token", "the workload's, where it has one", "half of the calls sample"),
+    "cache_dir": (
+        ".cache/llama_cache",
+        "an empty folder",
+        "states of other models would be loaded",
+    ),
+}
+"""Settings without an argument: the package's, ours, why no result depends on it."""
 
 
 @comparing
@@ -45,12 +88,13 @@ def real_llama_cpp_python(
     Parameters
     ----------
     release
-        0.3.23, 0.3.31 or 0.3.36; the newest if left out.
+        0.3.23, 0.3.31, 0.3.35 or 0.3.36; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads
-        How many on each preset: a fresh instance with random arguments, a cache or none, a draft
-        model or none, and 2 to 5 completions, with states saved and loaded between them.
+        How many on each preset: an instance with random arguments, a cache or none, a draft model
+        or none, and 2 to 5 prompts or chats; between them states are saved and loaded, texts
+        embedded, instances made anew with the same or other arguments.
     models
         Presets to draw from; all if left out.
     first
@@ -114,3 +158,15 @@ def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -
         wrong=sum(each.proof > WRONG for each in steps),
         raised=sum("error" in each.real for each in steps),
     )
+
+
+def overrides(release: str) -> list[Override]:
+    """Arguments that differ, and defaults of the simulator."""
+    with RealInstances(release) as real:
+        started, used = real.settings()
+    rows = [(name, started[name], used[name]) for name in started if started[name] != used[name]]
+    for option in FAMILY.declared:
+        ours = str(FAMILY.default(option, release))
+        if option.name in started and started[option.name] != ours:
+            rows.append((f"simulator: {option.name}", started[option.name], ours))
+    return overrides_of(rows, OVERRIDES, PRETENDED)

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -12,9 +12,11 @@ import numpy as np
 from cachesim.engines.family import Profile
 from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.lab.real.agreement import Difference, first_difference
 from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
 from cachesim.lab.real.playing import StepPlayed
@@ -25,7 +27,7 @@ from cachesim.model.presets import PRESETS
 from cachesim.model.spec import FIRST_PLAIN, ModelSpec
 from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import spec_of
-from cachesim.scenario.format import Prompt, Scenario, Step
+from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from cachesim.typed import Json
 from cachesim.units import Array
@@ -44,6 +46,22 @@ DRAWN: Final = tuple(name for name, spec in PRESETS.items() if not spec.mtp_dept
 """Presets to draw from; the binding has no use for an MTP head."""
 
 ACTIONS: Final = ("slot-save", "slot-save", "slot-restore", "slot-restore", "slot-erase", "restart")
+OTHERWISE: Final[tuple[Mapping[str, Any], ...]] = (
+    {},
+    {},
+    {"n_ctx": 100},
+    {"n_ctx": 256},
+    {"n_ctx": 1024, "n_batch": 32},
+    {"n_batch": 64, "n_ubatch": 16, "swa_full": False},
+    {"logits_all": True},
+    {"embedding": True, "cache": "disk"},
+    {"embedding": False, "swa_full": True, "cache": "ram"},
+)
+"""Arguments of an instance that is made anew; the rest is as before."""
+
+TEXTS: Final = (0, 1, 40, 300)
+"""Tokens to be embedded; 0: an empty list of texts, where llama_decode returns -1."""
+
 CAPACITIES: Final = {
     "none": (2 << 30,),
     "ram": (2 << 30, 200_000, 100_000, 50_000),
@@ -69,12 +87,15 @@ def draw(release: str, preset: str, seed: int, number: int) -> Scenario:
     """A drawn workload; between its prompts states are saved and loaded, instances made anew."""
     draws = Seeded(f"{seed}/{number}/{preset}")
     drawn = draw_workload(draws, Profile(FAMILY.name, release), preset, SHAPE)
+    embeds = "conv" not in PRESETS[preset].layers
     cache = draws.one_of(("ram", "ram", "disk", "none"))
     options = dict(drawn.engine.options) | {
         "cache": cache,
         "capacity_bytes": draws.one_of(CAPACITIES[cache]),
         "draft_model": draws.one_of(("none", "none", "prompt-lookup")),
+        "embedding": embeds and draws.one_of((False, False, True)),
     }
+    chats = draws.integer(0, 3) == 3
     steps: list[Step] = []
     for drawn_step in drawn.step:
         step = drawn_step
@@ -83,15 +104,29 @@ def draw(release: str, preset: str, seed: int, number: int) -> Scenario:
         if draws.integer(0, 1):
             most = max(1, step.predict or len(step.reply or ()))
             step = replace(step, reply=None, predict=most)
-        steps.append(step)
+        steps.append(_as_chat(step) if chats else step)
         if draws.integer(0, 2):
             continue
-        do = draws.one_of(ACTIONS)
+        do = draws.one_of((*ACTIONS, "complete") if options["embedding"] else ACTIONS)
         if do == "slot-restore" and all(each.do != "slot-save" for each in steps):
             do = "slot-save"
-        file = "s" if do in {"slot-save", "slot-restore"} else None
-        steps.append(Step(name=f"{do}-{len(steps)}", do=do, file=file))
+        step = Step(name=f"{do}-{len(steps)}", do=do)
+        if do in {"slot-save", "slot-restore"}:
+            step = replace(step, file="s")
+        elif do == "restart":
+            step = replace(step, options=draws.one_of(OTHERWISE[: None if embeds else -2]))
+        elif do == "complete":
+            text = draws.tokens(draws.one_of(TEXTS), FIRST_PLAIN, FIRST_PLAIN + SYMBOLS)
+            step = replace(step, prompt=text, options={"endpoint": "embedding"})
+        steps.append(step)
     return replace(drawn, engine=replace(drawn.engine, options=options), step=tuple(steps))
+
+
+def _as_chat(step: Step) -> Step:
+    """The first tokens of a prompt as instructions, the rest as a question."""
+    first, rest = step.ids[:20], step.ids[20:]
+    turns = Turn(role="system", content=text_of(first)), Turn(role="user", content=text_of(rest))
+    return replace(step, prompt=None, messages=turns)
 
 
 def _few(tokens: Prompt) -> Prompt:
@@ -173,7 +208,7 @@ class Instance(Session):
     def _counts(self) -> Json:
         """Tokens of the instance and of its cache's entries."""
         books = self.engine.books()
-        sizes = self.scenario.engine.options.get("cache") != "disk"
+        sizes = not isinstance(getattr(self.engine, "cache", None), DiskCache)
         return {
             "n_tokens": len(books["slots"][0]["tokens"]),
             "entries": [[e["n_tokens"], e["bytes"] * sizes] for e in books["prompt_cache"]],
@@ -196,12 +231,18 @@ def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def _call(record: Record, session: Session, *, proves: bool) -> Json:
     step = record.step
     if step.do != "complete":
-        return {"do": step.do, "file": step.file}
+        return {"do": step.do, "file": step.file, "options": dict(step.options)}
     asked = session.request(record)
+    prompt = list(map(int, asked.prompt))
+    if step.options.get("endpoint") == "embedding":
+        return {"do": "embed", "text": text_of(prompt)}
     reply = None if asked.reply is None else list(map(int, asked.reply))
     most = asked.predict if reply is None else len(reply)
-    prompt = list(map(int, asked.prompt))
-    return {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
+    call = {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
+    if step.messages:
+        messages = [asdict(each) for each in session.vocabulary.messages(step.messages)]
+        call |= {"do": "chat", "messages": messages}
+    return call
 
 
 def calls_of(session: Instance) -> list[Json]:

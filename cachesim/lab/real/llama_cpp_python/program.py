@@ -60,7 +60,8 @@ def _lines(options: Mapping[str, Any], calls: list[dict[str, Any]]) -> Iterator[
 
 def report_lines(scenario: Scenario, release: str, wrong: int) -> Iterator[str]:
     """The program and what it prints on the release; nothing where its answers do not differ."""
-    if scenario.engine.options.get("draft_model", "none") != "none":
+    others = any(step.options for step in scenario.step)  # embeddings, other arguments
+    if others or scenario.engine.options.get("draft_model", "none") != "none":
         return
     model = scenario.model
     program = program_of(scenario, release, wrong)

@@ -8,10 +8,8 @@ import base64
 import importlib
 import shutil
 import tempfile
-from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from cachesim.lab.real.worker_side import Json, Real, answer_lines, own_output, words_of
 
@@ -47,7 +45,7 @@ def result_of(binding: Real, order: Json, folder: Path) -> Json:
     return [{name: str(values[name]) for name in given} for values in (given, used)]
 
 
-def arguments(options: Mapping[str, Any]) -> Json:
+def arguments(options: Json) -> Json:
     """Arguments of `Llama` for a workload's options."""
     given = {name: each for name, each in options.items() if name not in APART}
     if options["draft_model"] != "none":
@@ -60,8 +58,9 @@ def arguments(options: Mapping[str, Any]) -> Json:
 class Player:
     """An instance with its cache, its draft model and the states that a caller keeps."""
 
-    def __init__(self, binding: Real, order: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, binding: Real, order: Json, folder: Path) -> None:
         self.binding, self.order, self.folder = binding, order, folder
+        self.options: Json = order["options"]
         self.states: dict[str, Real] = {}
         for left in folder.iterdir():
             shutil.rmtree(left)
@@ -72,6 +71,7 @@ class Player:
         for call in self.order["calls"]:
             if call["do"] == "restart":
                 llama.close()
+                self.options = self.options | call["options"]
                 llama = self.instance()
             result = self.call(llama, call)
             if call.get("cold") and "error" not in result:
@@ -84,9 +84,8 @@ class Player:
 
     def instance(self, *, cached: bool = True) -> Real:
         """A fresh `Llama`."""
-        options = self.order["options"]
-        cache, capacity = options["cache"], options["capacity_bytes"]
-        llama = watching(self.binding.Llama)(self.order["model"], **arguments(options))
+        cache, capacity = self.options["cache"], self.options["capacity_bytes"]
+        llama = watching(self.binding.Llama)(self.order["model"], **arguments(self.options))
         llama.input_ids[:] = -1
         if cached and cache == "ram":
             llama.set_cache(self.binding.LlamaRAMCache(capacity))
@@ -103,7 +102,7 @@ class Player:
         except Exception as error:
             result = {"error": words_of(error)}
         else:
-            if call["do"] == "complete":
+            if llama.evaluated:
                 result["cached"] = len(call["prompt"]) - llama.evaluated[0]
                 result["reply"] = llama.sampled
         result |= {"n_tokens": int(llama.n_tokens), "entries": _entries(llama.cache)}
@@ -114,6 +113,13 @@ class Player:
         match call["do"]:
             case "complete":
                 llama.create_completion(call["prompt"], max_tokens=call["predict"], **OF_CALL)
+            case "chat":
+                llama.create_chat_completion(
+                    call["messages"], max_tokens=call["predict"], **OF_CALL
+                )
+            case "embed":
+                # An empty text would be written before the batch's array, and end the process.
+                llama.create_embedding(call["text"] or [])
             case "slot-save":
                 self.states[call["file"]] = llama.save_state()
             case "slot-restore":
@@ -142,7 +148,7 @@ def watching(llama: Real) -> Real:
 
         def begin(self, reply: list[int] | None) -> None:
             """Forget the notes of the call before; `reply` is taken instead of what is sampled."""
-            self.wanted = reply
+            self.wanted = reply or []
             self.evaluated: list[int] = []
             self.sampled: list[int] = []
             self.rows: list[Real] = []
@@ -157,11 +163,9 @@ def watching(llama: Real) -> Real:
             ridx = -1 if idx is None else idx - self.n_tokens
             row = library.llama_get_logits_ith(self.ctx, ridx)
             self.rows.append(numpy.ctypeslib.as_array(row, (self.n_vocab(),)).astype("<f4"))
-            token = super().sample(*given, idx=idx, **named)
-            if self.wanted is not None and len(self.sampled) < len(self.wanted):
-                token = self.wanted[len(self.sampled)]
-            self.sampled.append(int(token))
-            return int(token)
+            token = int(super().sample(*given, idx=idx, **named))
+            self.sampled.append([*self.wanted, token][min(len(self.sampled), len(self.wanted))])
+            return self.sampled[-1]
 
     return Watching
 
