@@ -539,7 +539,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
             if cache.keys is not None or not rules.merge_skips_empty:
-                some(cache.keys)
                 last = -length if rules.rotating_merge == "last-rows" else None
                 width = {"by-index": cache.idx, "by-offset": cache.offset}
                 place = slice(left, left + width.get(rules.rotating_merge, length))

@@ -279,8 +279,6 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
     if 1 not in (len(shifts), len(source)) and len(shifts) != len(source):
         msg = f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}"
         raise UpstreamValueError(msg)
-    if count == 0:
-        return np.repeat(source, max(len(shifts), len(source)) // len(source), axis=0)
     index = (np.arange(count)[None, :] - shifts[:, None]) % count
     return np.take_along_axis(source, index[:, None, :, None], axis=ROWS)
 

@@ -352,13 +352,9 @@ class CachedRows:
 
     def of_row(self, row: int) -> tuple[Array, Array, Array]:
         """The keys and values of one row of the batch, and the position of each plus one."""
-        keys, values = self.keys[row, 0], self.values[row, 0]
-        rows, count = keys[:, :-1], len(keys)
-        if len(self.shape.key) > 1:
-            rows, values = (
-                rows.reshape(count, *self.shape.key),
-                values.reshape(count, *self.shape.value),
-            )
+        keys, count = self.keys[row, 0], self.keys.shape[2]
+        rows = keys[:, :-1].reshape(count, *self.shape.key)
+        values = self.values[row, 0].reshape(count, *self.shape.value)
         return rows, values, keys[:, -1]
 
     def visible(self, row: int, columns: range) -> Array | Bounds | None:
