@@ -34,7 +34,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     kind = KINDS[number % len(KINDS)]
     config = config_of(rng, kind, rules)
     if kind in {"eagle", "ngram"} and rules.lookup.partial_hits:
-        _hash_finely(Random(f"vllm fine {seed} {number}"), config)
+        _hash_finely(Random(f"vllm fine {seed} {number}"), config, rules)
     tight = kind in {"pressure", "priority"}
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
@@ -142,13 +142,15 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     return config
 
 
-def _hash_finely(rng: Random, config: dict[str, Any]) -> None:
+def _hash_finely(rng: Random, config: dict[str, Any], rules: Rules) -> None:
     """Hashes of a part of each block, for servers that verify drafts with groups of two kinds."""
     groups, unit = config["groups"], config["groups"][0]["block"]
     if any(each["kind"] != "full" for each in groups) and rng.random() < 0.5:
         config["hash_block"] = unit
         times = rng.choice((2, 4))
         config["groups"] = [each | {"block": times * unit} for each in groups]
+        if not rules.scheduler.takes_small_budgets:
+            config["budget"] = max(config["budget"], times * unit)
         if config.get("retention"):
             config["retention"] *= times
 
