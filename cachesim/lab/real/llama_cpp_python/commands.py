@@ -94,7 +94,7 @@ def real_llama_cpp_python(
     workloads
         How many on each preset: an instance with random arguments, a cache or none, a draft model
         or none, and 2 to 5 prompts or chats; between them states are saved and loaded, texts
-        embedded, instances made anew with the same or other arguments.
+        embedded, new instances made with the same or other arguments.
     models
         Presets to draw from; all if left out.
     first
