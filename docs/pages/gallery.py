@@ -75,7 +75,7 @@ def _outcome(step: Step) -> str:
     """The numbers of the step that shows the report."""
     if step.error:
         return f"ends: {code(step.error)}"
-    words = f"{step.cached or 0:,} of {step.prompt_tokens:,} reused"
+    words = f"{step.cached or 0:,}/{step.prompt_tokens:,} reused"
     return words + (", <b>wrong answer</b>" if step.answer == "diverged" else "")
 
 
