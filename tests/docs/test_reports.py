@@ -90,7 +90,7 @@ def thread(report: Collected) -> str:
 def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
     text = card(load(shipped_file("llama.cpp-three-requests")), [])
 
-    assert "1 of 40 reused, <b>wrong answer</b>" in text
+    assert "1/40 reused, <b>wrong answer</b>" in text
     assert "<b>llama.cpp</b> <code>b9538</code>, not with <code>b11549+erase-equal</code>" in text
     assert "confirmed on the real engine" in text
     assert text.count('<rect class="new"') == 3
