@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from cachesim.cli.app import functions, real_functions
+from cachesim.engines.llama_cpp_python.family import FAMILY as BINDING
 from cachesim.lab.real import commands as real
+from cachesim.lab.real.llama_cpp_python.compare import environment_for
 from tests.end_to_end.program import PROGRAM
 
 ROOT: Final = Path(__file__).parents[2]
@@ -91,8 +93,15 @@ def examples() -> Iterator[str]:
         yield from re.findall(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
 
 
+def compiled_first() -> bool:
+    """True where a compiler would first build llama-cpp-python for minutes."""
+    return not all(environment_for(release).is_ready() for release in BINDING.real())
+
+
 def left_out(line: str) -> str:
     """Why a line is not run; nothing where it is."""
+    if re.search(r"real llama-cpp-python|llama-cpp-python.*--prove", line) and compiled_first():
+        return "builds the package first; python -m tests.real_engines --every"
     return next((why for pattern, why in LEFT_OUT.items() if re.search(pattern, line)), "")
 
 

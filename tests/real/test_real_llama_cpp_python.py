@@ -27,6 +27,10 @@ from cachesim.testing.search import search
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
+BUILT = pytest.mark.skipif(
+    not compare.environment_for("0.3.36").is_ready(), reason="minutes of a compiler: make nightly"
+)
+
 
 def test_no_compiler_is_said_before_anything_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +58,7 @@ def test_drawn_workloads_hold_caches_chats_embeddings_and_other_arguments() -> N
 
 
 @pytest.mark.wheel
-@pytest.mark.skipif(not compare.environment_for("0.3.36").is_ready(), reason="not built here")
+@BUILT
 def test_the_wrong_answer_is_there_on_the_real_package() -> None:
     scenario = load(shipped_file("llama-cpp-python-ram-cache-on-a-window"))
     steps = compare.play_scenario(scenario, "0.3.36")
@@ -140,6 +144,7 @@ def test_a_wrong_answer_is_a_program_of_at_most_25_lines(name: str) -> None:
 
 
 @pytest.mark.wheel
+@BUILT
 @pytest.mark.parametrize("name", WRONG)
 def test_that_program_prints_two_answers_on_the_real_package(name: str) -> None:
     scenario = load(shipped_file(name))
@@ -149,7 +154,7 @@ def test_that_program_prints_two_answers_on_the_real_package(name: str) -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.skipif(not compare.environment_for("0.3.36").is_ready(), reason="not built here")
+@BUILT
 def test_the_real_proxy_keeps_what_lies_on_disk_when_it_switches_models(tmp_path: Path) -> None:
     write_model(tiny("dense"), tmp_path / "model.gguf")
     python = str(compare.environment_for("0.3.36").ready())
@@ -202,6 +207,7 @@ print(cached)
 
 
 @pytest.mark.wheel
+@BUILT
 def test_a_right_answer_makes_no_program() -> None:
     scenario = load(shipped_file("llama-cpp-python-window-without-a-cache"))
 
