@@ -22,7 +22,7 @@ from cachesim.model.presets import PRESETS
 from tests.engines.plays import Play, digest, in_runs
 
 FILE: Final = Path(__file__).with_suffix(".txt")
-COUNT: Final = {"ik_llama.cpp": 420, "llama.cpp": 300, "mlx-lm": 240, "sglang": 360}
+COUNT: Final = {"ik_llama.cpp": 420, "llama.cpp": 150, "mlx-lm": 140, "sglang": 360}
 """Plays of each engine."""
 
 WORDS: Final = range(265, 510)
