@@ -82,7 +82,8 @@ class Environment:
         sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
         # The pip that runs here installs into other environments, too: none of its own to unpack.
         bare = ["--without-pip"] if find_spec("pip") else []
-        pip = [*self._pip(), "install", "--quiet", "--disable-pip-version-check"]
+        # A comparison imports few of the modules: compiling all takes as long as installing them.
+        pip = [*self._pip(), "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         for command in (
             [sys.executable, "-m", "venv", *bare, str(self.folder)],
             [*pip, *self.requirements],
