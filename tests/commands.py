@@ -3,8 +3,8 @@
     python -m tests.commands [PYTHON ...]
 
 The wheel is built and installed into a fresh environment of each interpreter (without arguments
-this one and the newest that is found), and the commands run in an empty folder outside the
-repository. What needs a real engine, or files of the repository, `tests.end_to_end` runs.
+the newest that is found), and the commands run in an empty folder outside the repository. What
+needs a real engine, or files of the repository, `tests.end_to_end` runs.
 """
 
 import os
@@ -79,12 +79,11 @@ def built(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def interpreters() -> list[str]:
-    """This one, and the newest there is."""
+def newest() -> str:
+    """The newest interpreter there is; `tests.end_to_end` runs the program on this one."""
     named = (shutil.which(f"python{version}") for version in NEWER)
     kept = (str(each) for v in NEWER for each in VERSIONS.glob(f"{v}.*/bin/python3"))
-    newest = next((each for each in (*named, *kept) if is_python(each)), None)
-    return [sys.executable, *([newest] if newest else [])]
+    return next((each for each in (*named, *kept) if is_python(each)), sys.executable)
 
 
 def is_python(program: str | None) -> bool:
@@ -99,7 +98,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = built(folder)
-        failed = sum(tried(python, wheel, folder) for python in sys.argv[1:] or interpreters())
+        failed = sum(tried(python, wheel, folder) for python in sys.argv[1:] or [newest()])
     return 1 if failed else 0
 
 
