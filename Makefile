@@ -14,7 +14,7 @@ run: $(VENV)/.run            ## every scenario on every profile it names, in exa
 	@echo "a line for each: $(BIN)/cachesim run scenarios --arithmetic ring"
 
 test: $(VENV)/.test          ## the tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in float, every sentence against its run, the real engines, every command on real input
 	@$(BIN)/ruff check .
@@ -29,11 +29,10 @@ pages:
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m tests.playground
 	@$(BIN)/python -m tests.site_pages
-	@$(BIN)/python -m pytest -q -rs tests/traces/test_cluster.py
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 400
+	@nice -n 10 $(BIN)/python -m tests.claims 200
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up

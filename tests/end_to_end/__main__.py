@@ -32,8 +32,8 @@ PARTS: Final = (
     "commands",
 )
 SEED: Final = 20261122
-LOGS: Final = 520
-"""Twenty of each release at each verbosity."""
+LOGS: Final = 260
+"""Ten of each release at each verbosity."""
 
 EVERY: Final = 40
 """`why` plays a log with other settings too, which takes time; the nightly run reads all alone."""

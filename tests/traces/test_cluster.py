@@ -21,6 +21,8 @@ from tests.traces.test_sweep import SMALL, alone
 
 distributed = pytest.importorskip("distributed", reason="the extra cachesim[dask] is not installed")
 
+pytestmark = pytest.mark.thorough
+
 
 def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
     cells = plan_of(SMALL).cells
