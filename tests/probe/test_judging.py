@@ -91,6 +91,7 @@ def test_the_shares_of_all_suspicions_add_up_to_the_alpha_of_the_run() -> None:
     assert 0.9e-3 == pytest.approx(sum(shares), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_the_stated_power_is_that_of_replayed_suspicions() -> None:
     """One of so many replays is wrong: nearly every suspicion is confirmed, of rarer ones fewer."""
     judge, chance = Judge(Noise(alone=[0.0] * 30, reuse=[0.0] * 300), alpha=1e-3), Random(3)

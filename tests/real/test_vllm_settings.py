@@ -82,7 +82,7 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", SOME)
+@pytest.mark.parametrize("release", [SOME[0], SOME[-1]])
 def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
     """Needs the wheel and what it imports; see `make check`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():

@@ -158,13 +158,13 @@ def test_a_right_cache_holds_all_laws_under_salts() -> None:
     assert check_prompt_cache(Blocks, salts=True).fetched.total() > 300
 
 
-@pytest.mark.parametrize("unit", [1, 2, 7, 16, 24, 100, 256])
+@pytest.mark.parametrize("unit", [1, 7, 256])
 def test_the_unit_of_a_cache_is_found_and_prompts_are_as_long(
     unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planted_caches, "UNIT", unit)
 
-    report = check_prompt_cache(Blocks)
+    report = check_prompt_cache(Blocks, examples=100)
 
     assert unit == unit_of(Blocks) == report.units[0]
     assert {unit, 2 * unit, 3 * unit} <= set(report.fetched)

@@ -53,7 +53,9 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     assert held < 60 * KIB
 
 
-@pytest.mark.parametrize("profile", ["bound", "llama.cpp@b11549"])
+@pytest.mark.parametrize(
+    "profile", ["bound", pytest.param("llama.cpp@b11549", marks=pytest.mark.thorough)]
+)
 def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace(
     profile: str, tmp_path: Path
 ) -> None:
@@ -69,7 +71,9 @@ def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace
     assert held(2000, None) > long + 200 * KIB  # what is remembered is what grows
 
 
-@pytest.mark.parametrize("profile", ["vllm@0.33.0", "vllm@0.19.1"])
+@pytest.mark.parametrize(
+    "profile", ["vllm@0.33.0", pytest.param("vllm@0.19.1", marks=pytest.mark.thorough)]
+)
 def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) -> None:
     def held(first: int, remember: int | None = 200) -> int:
         source = Source(name="made:1600", replies=1, first=first, remember=remember)
