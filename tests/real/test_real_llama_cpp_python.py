@@ -21,10 +21,10 @@ from cachesim.lab.real.llama_cpp_python.program import program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import tiny
 from cachesim.scenario import load
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import search
-from cachesim.typed import there_is
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
 
 BUILT = pytest.mark.skipif(
@@ -55,6 +55,19 @@ def test_drawn_workloads_hold_caches_chats_embeddings_and_other_arguments() -> N
     assert any(step.options == {"endpoint": "embedding"} for step in steps)
     assert any(step.options for step in steps if step.do == "restart")
     assert drawn == [compare.draw("0.3.36", "dense", 1, number) for number in range(60)]
+
+
+def test_tokens_beyond_the_end_of_an_instances_array_are_counted() -> None:
+    """The array has `n_ctx` places; llama.cpp rounds the context up to a multiple of 256."""
+    drawn = compare.draw("0.3.36", "dense", 0, 0)
+    step = Step(name="r0", prompt=as_tokens(range(20, 120)), reply=as_tokens([7, 8, 9]))
+    engine = replace(drawn.engine, options={"n_ctx": 100, "cache": "none"})
+    session = compare.Instance(replace(drawn, engine=engine, step=(step,)), "0.3.36")
+
+    ((_, counts),) = session.counted()
+
+    assert {"n_tokens": 102, "entries": []} == counts
+    assert 100 == len(of_kind(LlamaCppPython, session.engine).held_tokens)
 
 
 @pytest.mark.wheel

@@ -12,6 +12,7 @@ import numpy as np
 from cachesim.engines.family import Profile
 from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.lab.real.agreement import Difference, first_difference
@@ -29,7 +30,7 @@ from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
-from cachesim.typed import Json
+from cachesim.typed import Json, of_kind
 from cachesim.units import Array
 from cachesim.verify.oracle import Oracle
 
@@ -206,12 +207,13 @@ class Instance(Session):
         return [(self.ask([step])[0], self._counts()) for step in self.scenario.step]
 
     def _counts(self) -> Json:
-        """Tokens of the instance and of its cache's entries."""
-        books = self.engine.books()
-        sizes = not isinstance(getattr(self.engine, "cache", None), DiskCache)
+        """Tokens of the instance, also those beyond its array, and of its cache's entries."""
+        engine = of_kind(LlamaCppPython, self.engine)
+        sizes = not isinstance(engine.cache, DiskCache)
+        entries = engine.books()["prompt_cache"]
         return {
-            "n_tokens": len(books["slots"][0]["tokens"]),
-            "entries": [[e["n_tokens"], e["bytes"] * sizes] for e in books["prompt_cache"]],
+            "n_tokens": engine.n_tokens,
+            "entries": [[each["n_tokens"], each["bytes"] * sizes] for each in entries],
         }
 
 
