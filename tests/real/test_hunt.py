@@ -4,18 +4,23 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import Profile
+from cachesim.errors import ScenarioError
+from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
-from cachesim.lab.real.hunt.proof import PROVERS, ProofResult, on_the_wheel
+from cachesim.lab.real.hunt.proof import PROVERS, ProofResult, by_metadata, on_the_wheel
 from cachesim.lab.real.hunt.report import commands, write
+from cachesim.lab.real.playing import StepPlayed
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import Counterexample, Finding, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
@@ -220,3 +225,40 @@ def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: pytest.CaptureFixtur
     ):
         assert 2 == main(["check", "--prove", *words])
         assert why in capsys.readouterr().err
+
+
+def played(name: str, *, agrees: bool = True, confirmed: bool = False) -> StepPlayed:
+    return StepPlayed(
+        name=name, prompt_tokens=2, real=1, simulated=2, agrees=agrees, confirmed=confirmed
+    )
+
+
+def refused(*_: object) -> NoReturn:
+    msg = "a step is cancelled"
+    raise ScenarioError(msg)
+
+
+ELSEWHERE = Difference(step=3, real=1, simulated=2)
+
+
+@pytest.mark.parametrize(
+    ("step", "differs_in", "confirmed", "evidence"),
+    [
+        (played("r0"), lambda *_: None, True, DERIVED),
+        (played("r0"), lambda *_: ELSEWHERE, False, SOURCE),
+        (played("r0"), refused, True, SOURCE),
+        (played("r0", agrees=False), lambda *_: None, False, SOURCE),
+        (played("r0", confirmed=True), refused, True, CONFIRMED),
+    ],
+)
+def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runner(
+    step: StepPlayed, differs_in: Callable[..., Any], confirmed: bool, evidence: str
+) -> None:
+    found = Counterexample(
+        number=1, finding=proof_of_wrong(), scenario=scenario(READING), arithmetic="ring"
+    )
+    prove = by_metadata(lambda *_: (step,), differs_in)
+
+    result = prove(found, Profile("vllm", "0.33.0"))
+
+    assert (confirmed, evidence) == (result.confirmed, result.evidence)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
@@ -323,3 +324,17 @@ def test_the_real_runner_does_not_have_a_planted_rule() -> None:
     planted = replace(known, runner=replace(known.runner, plain_path_reads_first=True))
 
     assert 1 == compare_steps("0.33.0", 0, range(10, 11), planted)
+
+
+@pytest.mark.wheel
+def test_the_steps_of_a_scenario_are_played_on_the_real_runner(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Needs the wheel, what it imports, and Triton; see `make check`."""
+    here = SCHEDULER.core_of("0.33.0").is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
+    if not here:
+        pytest.skip("vllm 0.33.0 is not unpacked here")
+    words = ["--runner", "--scenario", "vllm-one-token-prompt-padded", "--release", "0.33.0"]
+
+    assert 0 == main(["real", "vllm", *words])
+    assert "on vllm 0.33.0: reads, writes and copies" in capsys.readouterr().out

@@ -2,14 +2,17 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any, Final
 
 from rich.table import Table
 
-from cachesim.lab.real.playing import console, table_of_counts
+from cachesim.engines.family import Family
+from cachesim.lab.real.playing import console, releases_of, table_of_counts
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import load_all
 from cachesim.typed import Json
 
 Workload = dict[str, Any]
@@ -101,3 +104,23 @@ class Agreement:
             for line in difference.lines():
                 out.print(line, markup=False)
         return 0 if self.all_agree else 1
+
+
+def play_on_runner(
+    family: Family[Any, Any],
+    name: str,
+    wanted: str,
+    differs_in: Callable[[Scenario, str], Difference | None],
+) -> int:
+    """Compare a release's model runner on the steps of scenarios; the exit status."""
+    agree = True
+    for _, scenario in load_all([name]):
+        for release in releases_of(family, scenario, wanted):
+            found = differs_in(scenario, release)
+            verdict = "equal" if found is None else f"DIFFERENT in step {found.step}"
+            title = f"{scenario.name} on {family.name} {release}"
+            console().print(f"{title}: reads, writes and copies of its model runner: {verdict}")
+            if found is not None:
+                console().print("\n".join(found.lines()), markup=False)
+            agree = agree and found is None
+    return 0 if agree else 1

@@ -1,7 +1,7 @@
 """Proof of a finding on the real engine, for each engine that has one."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +11,10 @@ from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.sglang.family import FAMILY as SGLANG
+from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import CachesimError, InputError
+from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.llama_cpp.flags import PRESETS, drafting
 from cachesim.lab.real.llama_cpp.scenarios import GONE, play_scenario
 from cachesim.lab.real.llama_cpp.server import environment_for as llama_environment
@@ -19,9 +22,14 @@ from cachesim.lab.real.llama_cpp.workload import hurdle
 from cachesim.lab.real.llama_cpp_python import compare as python
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
+from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
+from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
-from cachesim.scenario.labels import CONFIRMED, SOURCE, Evidence
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence
 from cachesim.testing.search import Counterexample
 
 BATCH: Final = 2048
@@ -37,12 +45,12 @@ class ProofResult:
 
     confirmed: bool
     seen: str
-    real: bool = True  # False: the simulator alone says so
+    label: Evidence = CONFIRMED  # of a confirmed finding
 
     @property
     def evidence(self) -> Evidence:
         """The label of the finding."""
-        return CONFIRMED if self.real and self.confirmed else SOURCE
+        return self.label if self.confirmed else SOURCE
 
 
 Prove: TypeAlias = Callable[[Counterexample, Profile], ProofResult]
@@ -144,6 +152,33 @@ def _proven_on_an_instance(found: Counterexample, profile: Profile) -> ProofResu
     return ProofResult(confirmed=bool(at.confirmed), seen=f"{at.name}: {cached} cached, {answer}")
 
 
+def by_metadata(
+    play: Callable[[Scenario, str], Sequence[StepPlayed]],
+    differs_in: Callable[[Scenario, str], Difference | None],
+) -> Prove:
+    """Proof by a release's scheduler and its model runner's metadata; no kernel runs."""
+
+    def prove(found: Counterexample, profile: Profile) -> ProofResult:
+        seen = found.finding.detail
+        try:
+            played = play(found.scenario, profile.release)
+            differing = next((each for each in played if not each.agrees), None)
+            if differing is not None:
+                seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
+                return ProofResult(confirmed=False, seen=seen)
+            if played[min(found.finding.step, len(played) - 1)].confirmed:
+                return ProofResult(confirmed=True, seen=seen)
+            difference = differs_in(found.scenario, profile.release)
+        except InputError:  # a workload that they are not given
+            return ProofResult(confirmed=True, label=SOURCE, seen=seen)
+        if difference is not None:
+            seen = f"step {difference.step} of the model runner differs from the simulated one"
+            return ProofResult(confirmed=False, seen=seen)
+        return ProofResult(confirmed=True, label=DERIVED, seen=seen)
+
+    return prove
+
+
 def _always(_: object) -> bool:
     return True
 
@@ -179,7 +214,13 @@ PROVERS: Final[Mapping[str, Prover]] = {
         ready=lambda release: python.environment_for(release).ready(),
     ),
 }
-"""Engine -> its prover; of any other engine the simulator alone is asked."""
+"""Engine -> its prover; of any other engine the simulator plays the workloads."""
+
+BY_METADATA: Final[Mapping[str, Prove]] = {
+    VLLM.name: by_metadata(VLLM_SCHEDULER.play_scenario, vllm_differs_in),
+    SGLANG.name: by_metadata(SGLANG_SCHEDULER.play_scenario, sglang_differs_in),
+}
+"""Engine without a model on this machine -> proof by its scheduler and model runner."""
 
 
 def proof_command(
@@ -203,20 +244,21 @@ def proof_command(
 
 
 def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
-    """The engine's prover, or one that takes the simulator's word."""
+    """The engine's prover, or one whose workloads are played on the simulator."""
     found = PROVERS.get(profile.engine)
     if found is not None:
         return found
+    released = profile.release in FAMILIES[profile.engine].real()
     return Prover(
         where="the simulator",
         models=models,
         kinds=(),
         fits=_always,
         shows=_always,
-        prove=_simulated,
+        prove=BY_METADATA.get(profile.engine, _simulated) if released else _simulated,
         ready=lambda _: None,
     )
 
 
 def _simulated(found: Counterexample, _: Profile) -> ProofResult:
-    return ProofResult(confirmed=True, real=False, seen=found.finding.detail)
+    return ProofResult(confirmed=True, label=SOURCE, seen=found.finding.detail)

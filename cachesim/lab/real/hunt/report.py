@@ -21,6 +21,7 @@ from cachesim.lab.real.llama_cpp_python.program import report_lines
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.testing.search import story
 
@@ -98,13 +99,15 @@ def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> I
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
-    if profile.engine == PYTHON.name and trophy.word.real and not crash:
+    if profile.engine == PYTHON.name and trophy.word.evidence == CONFIRMED and not crash:
         yield from report_lines(scenario, profile.release, found.finding.step)
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"
     proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
-    if trophy.word.real and proof:
+    if trophy.word.evidence == DERIVED:
+        proof = f"cachesim real {profile.engine} --runner --scenario {file.name}"
+    if trophy.word.evidence != SOURCE and proof:
         yield f"    {proof}"
 
 

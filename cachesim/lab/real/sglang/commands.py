@@ -5,9 +5,10 @@ from typing import Literal
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
+from cachesim.lab.real.agreement import play_on_runner
 from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.sglang.rows import compare_rows
+from cachesim.lab.real.sglang.rows import compare_rows, differs_in
 from cachesim.lab.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, overrides, with_rust
 from cachesim.lab.real.sglang.workloads import KINDS
 
@@ -57,7 +58,7 @@ def real_sglang(
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
-        a folder, or the name of a shipped one.
+        a folder, or the name of a shipped one. With `--runner` on the model runner.
     runner
         Compare the states that each row of a batch is computed from and that are tracked for the
         tree, by the model runner's own preparation and metadata (models with states, no host
@@ -75,6 +76,8 @@ def real_sglang(
     numbers = numbers_of(kind, first, workloads)
     if newest or wheel:
         return _played(SCHEDULER, tree_core).compare_newest(seed, numbers, wheel)
+    if runner and scenario is not None:
+        return play_on_runner(FAMILY, scenario, release, differs_in)
     if scenario is not None:
         return _played(SCHEDULER, tree_core).play_named(scenario, release)
     own = release or FAMILY.real()[-1]

