@@ -284,7 +284,7 @@ def write_report(runs: Sequence[Run], page: Output) -> None:
     if fitted.runs:
         fit = len(runs) - fitted.runs
         told += f", with {fit} of {len(runs)} runs: those of most interest that fit"
-    told += f"; {fitted.told}" if fitted.told else ""
+    told += f"; {fitted.note}" if fitted.note else ""
     show(notes(), Text(told))
 
 

@@ -50,7 +50,7 @@ class Compared:
 
     name: str
     cached: tuple[int | None, ...] = ()
-    asked: int = 0  # tokens of all prompts
+    prompt_tokens: int = 0  # tokens of all prompts
     lost: Mapping[str, int] = field(default_factory=dict)  # cause -> tokens; up to the bound
     wrong: int | None = None  # answers that differ; None: not judged
     bytes: int | None = None
@@ -68,7 +68,7 @@ class Compared:
             "name": self.name,
             "cached": list(self.cached),
             "reused": self.reused,
-            "prompt_tokens": self.asked,
+            "prompt_tokens": self.prompt_tokens,
             "lost": dict(self.lost),
             "wrong": self.wrong,
             "bytes": self.bytes,
@@ -102,7 +102,7 @@ def compare(
     bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))
     asked = zip_longest(*(each.lengths for each in answered), fillvalue=0)
     if answered:
-        yield Compared(name=BOUND, cached=bound, asked=sum(map(max, asked)))
+        yield Compared(name=BOUND, cached=bound, prompt_tokens=sum(map(max, asked)))
     for each in played:
         yield each.against(bound) if isinstance(each, _Played) else each
 
@@ -135,7 +135,7 @@ class _Played:
         return Compared(
             name=self.name,
             cached=tuple(None if each is None else each.cached for each in self.replies),
-            asked=sum(self.lengths),
+            prompt_tokens=sum(self.lengths),
             lost=lost,
             wrong=self.wrong,
             bytes=self.bytes,

@@ -64,14 +64,14 @@ def _wrong(run: Run, index: int) -> Iterator[Link]:
     else:
         loud = [i for i, event in enumerate(step.events) if event.loudness() == "warn"]
         yield from (_link("handed on", run, index, i) for i in loud)
-    said = next((fact.sentence for fact in step.facts if fact.word == "wrong"), "")
-    yield Link(word="wrong", step=index, event=len(step.events) - 1, sentence=said)
+    sentence = next((fact.sentence for fact in step.facts if fact.word == "wrong"), "")
+    yield Link(word="wrong", step=index, event=len(step.events) - 1, sentence=sentence)
 
 
 def _is_same(one: Event, other: Event) -> bool:
-    told, wanted = one.as_dict(), other.as_dict()
-    named = [name for name in PLACE if name in told and name in wanted]
-    return bool(named) and all(told[name] == wanted[name] for name in named)
+    fields, wanted = one.as_dict(), other.as_dict()
+    named = [name for name in PLACE if name in fields and name in wanted]
+    return bool(named) and all(fields[name] == wanted[name] for name in named)
 
 
 def _lost(run: Run, index: int) -> Iterator[Link]:
@@ -89,5 +89,5 @@ def _outcome(step: Step, index: int) -> Link:
     last = len(step.events) - 1
     if step.error is not None or step.cached is None:
         return Link(word="ended", step=index, event=last, sentence=step.finding.title)
-    said = f"{step.cached} of {step.prompt_tokens} tokens reused"
-    return Link(word="answered", step=index, event=last, sentence=said)
+    sentence = f"{step.cached} of {step.prompt_tokens} tokens reused"
+    return Link(word="answered", step=index, event=last, sentence=sentence)

@@ -294,10 +294,10 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
             left -= wide if value > 0 else 0
             at = left if value > 0 else right
             right += wide if value < 0 else 0
-            told = f"<title>{escape(part)}: {value:+,}</title>"
+            tip = f"<title>{escape(part)}: {value:+,}</title>"
             parts.append(
                 f'<rect x="{at:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
-                f'fill="url(#p{names.index(part)})">{told}</rect>'
+                f'fill="url(#p{names.index(part)})">{tip}</rect>'
             )
         text = up + BAR_AT + 11
         if grown:

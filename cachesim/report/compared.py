@@ -38,9 +38,9 @@ def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
     for row in rows:
         wrong = "" if row.wrong is None else str(row.wrong)
         size = "" if row.bytes is None else f"{row.bytes:,}"
-        told = row.problem or _lost_to(row)
+        text = row.problem or _lost_to(row)
         cells = (_bar(row, most), Text(wrong, style="wrong" if row.wrong else ""), Text(size))
-        table.add_row(Text(row.name), *cells, Text(told, style="quiet" if row.problem else "lost"))
+        table.add_row(Text(row.name), *cells, Text(text, style="quiet" if row.problem else "lost"))
     return [reused, table, *labels, PageOnly((Picture("", plot(title, rows)),))]
 
 
@@ -66,7 +66,7 @@ def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
         counts = [Text("-" if each is None else str(each)) for each in row.cached] if steps else []
         cells = [Text(row.name), *counts, Text(f"{row.reused:,}", style="bold")]
         if not steps:
-            cells += [Text(f"{row.reused / (row.asked or 1):.1%}"), _bar(row, most)]
+            cells += [Text(f"{row.reused / (row.prompt_tokens or 1):.1%}"), _bar(row, most)]
         table.add_row(*cells)
     return table
 
@@ -94,7 +94,7 @@ def plot(title: str, rows: Sequence[Compared]) -> str:
     """The picture as a file."""
     colours = colours_of(rows)
     legend = [("reused", REUSED), *colours.items()]
-    widest = max((row.asked for row in rows), default=0) or 1
+    widest = max((row.prompt_tokens for row in rows), default=0) or 1
     high = LINE * (len(rows) + 1) + LABEL * (len(legend) + 2)
     drawn = [
         f'<svg y="{LINE * (at + 1)}" width="100%" height="{LINE}" overflow="visible">'
@@ -126,11 +126,11 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
     """Its name and sum; then reused, causes and new tokens."""
-    told = row.problem or f"{row.reused:,} of {row.asked:,}"
+    text = row.problem or f"{row.reused:,} of {row.prompt_tokens:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
-    yield f'<tspan class="note" dx="8">{escape(told)}</tspan></text>'
+    yield f'<tspan class="note" dx="8">{escape(text)}</tspan></text>'
     middle = LABEL + PLOT_HIGH // 2
-    rail = f"{100 * row.asked / widest:.4g}%"
+    rail = f"{100 * row.prompt_tokens / widest:.4g}%"
     yield f'<line class="g" x1="0" x2="{rail}" y1="{middle}" y2="{middle}"/>'
     start = 0
     for name, tokens, colour in (

@@ -1,7 +1,7 @@
 """Consoles: results to standard output, everything else to standard error.
 
 Rich obeys `NO_COLOR` and `FORCE_COLOR`, and writes plain text into a pipe. A pipe is 80 columns
-wide unless `COLUMNS` says otherwise, so that what people paste looks the same everywhere.
+wide unless `COLUMNS` is set, so that pasted output is equal everywhere.
 """
 
 import os

@@ -98,15 +98,15 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
 def findings(runs: Sequence[Run], proof: Proof) -> Iterator[RenderableType]:
     """A paragraph for each step that was wrong or lost tokens.
 
-    Profiles of which the same is to be said share one.
+    Profiles with equal lines share one.
     """
     for index in range(len(runs[0].steps)):
-        told: dict[tuple[Line, ...], list[Run]] = {}
+        lines_of: dict[tuple[Line, ...], list[Run]] = {}
         for run in runs:
             step = run.steps[index]
             if is_of_interest(step):
-                told.setdefault(tuple(step_lines(run, index, proof)), []).append(run)
-        for lines, alike in told.items():
+                lines_of.setdefault(tuple(step_lines(run, index, proof)), []).append(run)
+        for lines, alike in lines_of.items():
             yield Text()
             yield paragraph(alike, index, lines)
 

@@ -8,12 +8,12 @@ from cachesim.engines.events import Event
 from cachesim.play.result import Run, Step
 from cachesim.play.states import State, cut
 from cachesim.report.picture import Row, held, request
-from cachesim.report.texts import Look, texts_of
+from cachesim.report.texts import BarKind, texts_of
 
 MOST: Final = 40
 """Most moments of a request; longer ones omit routine events."""
 
-Stretches: TypeAlias = tuple[tuple[int, int, Look, str], ...]
+Segments: TypeAlias = tuple[tuple[int, int, BarKind, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
         return
     total, cached = step.prompt_tokens, min(step.cached or 0, step.prompt_tokens)
     equal = max(step.explanation.equal if step.explanation else 0, cached)
-    arrival: Stretches = ((0, total, "pending", f"{total} tokens"),)
-    matched: Stretches = ((0, equal, "shared", f"{equal} match"), (equal, total, "pending", ""))
+    arrival: Segments = ((0, total, "pending", f"{total} tokens"),)
+    matched: Segments = ((0, equal, "shared", f"{equal} match"), (equal, total, "pending", ""))
     facts = {each.word: each.sentence for each in reversed(step.statements)}
     before = _state(run, step.detail.before)
     yield Frame(
@@ -55,16 +55,16 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
         if progress is not None:
             done = progress if event.name() != "batch-decoded" else done + progress
         before = _state(run, number) or before
-        stretches = _split(cached, equal, done, total) if decided else matched
+        segments = _split(cached, equal, done, total) if decided else matched
         yield Frame(
             word=event.name().replace("-", " "),
             sentence=event.sentence,
-            rows=_rows(run, index, stretches, before),
+            rows=_rows(run, index, segments, before),
         )
     last = _state(run, step.detail.at[-1]) if step.detail.at else before
     rows = (*request(run, index), *(() if last is None else held(run, last, index)))
-    told = [facts[word] for word in ("wrong", "because") if word in facts]
-    yield Frame(word="answer", sentence=". ".join(told) or _answer(step), rows=rows)
+    causes = [facts[word] for word in ("wrong", "because") if word in facts]
+    yield Frame(word="answer", sentence=". ".join(causes) or _answer(step), rows=rows)
 
 
 def _answer(step: Step) -> str:
@@ -81,29 +81,29 @@ def _state(run: Run, number: int) -> State | None:
     return run.detail.states[number] if run.detail is not None and number >= 0 else None
 
 
-def _rows(run: Run, index: int, stretches: Stretches, state: State | None) -> tuple[Row, ...]:
-    """The prompt with these looks, above the server's memory."""
+def _rows(run: Run, index: int, segments: Segments, state: State | None) -> tuple[Row, ...]:
+    """The prompt in these segments, above the server's memory."""
     texts = texts_of(run)
     own = [{"step": index, "at": 0, "count": run.steps[index].prompt_tokens}]
     bars = tuple(
-        replace(texts.bar(start, piece, look), text=words)
-        for start, end, look, words in stretches
+        replace(texts.bar(start, piece, kind), text=words)
+        for start, end, kind, words in segments
         for piece in cut(own, start, end)
     )
     first = next(iter(request(run, index)), Row(kind="request", label="request", bars=()))
     return (replace(first, bars=bars), *(() if state is None else held(run, state, index)))
 
 
-def _split(cached: int, equal: int, done: int, total: int) -> Stretches:
+def _split(cached: int, equal: int, done: int, total: int) -> Segments:
     """Reused, reprocessed and new tokens, up to the processed ones."""
     at = min(max(done, cached), total)
-    found: Stretches = (
+    found: Segments = (
         (0, cached, "shared", "reused"),
         (cached, equal, "again", "reprocessed" if at >= equal else "lost"),
         (equal, at, "new", "new"),
         (max(at, equal), total, "pending", "to be processed"),
     )
-    return tuple((a, b, look, f"{b - a} {words}") for a, b, look, words in found if a < b)
+    return tuple((a, b, kind, f"{b - a} {words}") for a, b, kind, words in found if a < b)
 
 
 def _shown(step: Step) -> list[tuple[Event, int]]:
@@ -129,12 +129,12 @@ def _shown(step: Step) -> list[tuple[Event, int]]:
 
 def _processed(event: Event, cached: int) -> int | None:
     """Prompt tokens processed by a prefill event; None for other events."""
-    told = event.as_dict()
+    fields = event.as_dict()
     match event.name():
         case "batch-decoded":
-            return int(told["n_tokens"])
+            return int(fields["n_tokens"])
         case "chunk-scheduled":
-            return int(told["end"])
+            return int(fields["end"])
         case "prompt-progress":
-            return cached + int(told["done"])
+            return cached + int(fields["done"])
     return None

@@ -29,10 +29,10 @@ from cachesim.report.svg import (
     LINE,
     STYLE,
     axis_svg,
+    bar_kinds,
     hatches,
     legend_high,
     legend_svg,
-    looks_of,
     row_svg,
 )
 from cachesim.report.tables import SHOWN, count, worst_answer
@@ -65,14 +65,14 @@ WIDEST: Final = 48
 def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
     """An entry of "runs": its verdict, a row per step, and the facts of relevant steps.
 
-    The verdict is of all steps; `steps` says how many of them are shown.
+    The verdict is of all steps; only the first `steps` of them are shown.
     """
     name, profile = escape(run.scenario), escape(run.profile)
     shown = run.steps[:steps]
     rows = "".join(map(_row, shown))
-    told = "".join(_facts(shown))
+    parts = "".join(_facts(shown))
     if len(shown) < len(run.steps):
-        told += f"<p>The first {len(shown)} of {len(run.steps)} steps.</p>"
+        parts += f"<p>The first {len(shown)} of {len(run.steps)} steps.</p>"
     tone = worst_answer(run.steps) or ""
     if tone == "same" and any(step.reuse == "lost" for step in run.steps):
         tone = "lost"
@@ -81,7 +81,7 @@ def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
         f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
         '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>{told}</section>"
+        f"<tbody>{rows}</tbody></table>{parts}</section>"
     )
 
 
@@ -124,11 +124,11 @@ def _ribbon_letters(step: Step) -> str:
 def _facts(steps: Sequence[Step]) -> Iterator[str]:
     for step in steps:
         if is_of_interest(step):
-            told = "".join(
+            items = "".join(
                 f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"
                 for each in step.statements
             )
-            yield f'<p class="what">step {escape(step.name)}</p><dl>{told}</dl>'
+            yield f'<p class="what">step {escape(step.name)}</p><dl>{items}</dl>'
 
 
 SMALL: Final = 24
@@ -292,7 +292,7 @@ class Fitted:
 
     text: str
     runs: int  # so many runs are left out
-    told: str  # which steps of a run are there, where not all of them are
+    note: str  # which steps of a run are there, where not all of them are
 
 
 def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
@@ -318,21 +318,21 @@ def _beginning(run: Run, error: TooLargeError, left_out: int, limit: int) -> Fit
     while steps > 1:
         steps = min(steps - 1, max(1, int(0.9 * steps * limit / error.size)))
         try:
-            return Fitted(page([run], limit=limit, steps=steps), left_out, _cut_told(run, steps))
+            return Fitted(page([run], limit=limit, steps=steps), left_out, _cut_note(run, steps))
         except TooLargeError as again:
             error = again
     raise error
 
 
-def _cut_told(run: Run, steps: int) -> str:
+def _cut_note(run: Run, steps: int) -> str:
     others = run.steps[steps:]
     wrong = sum(step.answer == "diverged" for step in others)
     lost = sum(step.reuse == "lost" for step in others)
-    told = f"the first {steps} of {len(run.steps)} steps are on this page"
+    text = f"the first {steps} of {len(run.steps)} steps are on this page"
     if all(step.answer is None for step in others):
-        return told
+        return text
     return (
-        f"{told}; of the others {wrong or 'none'} with a wrong answer, {lost or 'none'} that lost"
+        f"{text}; of the others {wrong or 'none'} with a wrong answer, {lost or 'none'} that lost"
         " tokens"
     )
 
@@ -344,7 +344,7 @@ def _is_wrong(run: Run) -> bool:
 def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -> str:
     """A page of all runs; states beyond the limit are omitted.
 
-    With `steps` only so many of each run are on it, and the page says so.
+    `steps` limits the steps of each run; a note on the page reports it.
     """
     plain = "\n".join(fragment(run, styled=False, steps=steps) for run in runs)
     for each in thinner([_entry(run, steps) for run in runs]):
@@ -359,7 +359,7 @@ def _entry(run: Run, steps: int | None) -> dict[str, Any]:
     shown = run if steps is None else beginning(run, steps)
     entry = shown.to_json() | {"picture": drawn(shown)}
     if steps is not None and steps < len(run.steps):
-        entry["cut"] = _cut_told(run, steps)
+        entry["cut"] = _cut_note(run, steps)
     return entry
 
 
@@ -383,13 +383,13 @@ def drawn(run: Run) -> dict[str, Any]:
     wide = positions_of(run)
     requests = [tuple(request(run, index)) for index in range(len(run.steps))]
     states = [held(run, state) for state in (() if run.detail is None else run.detail.states)]
-    looks = looks_of(row for rows in (*requests, *states) for row in rows)
+    kinds = bar_kinds(row for rows in (*requests, *states) for row in rows)
     return {
         "line": LINE,
         "foot": AXIS,
         "axis": axis_svg(wide),
-        "legend": legend_svg(looks, ""),
-        "note": legend_high(looks),
+        "legend": legend_svg(kinds, ""),
+        "note": legend_high(kinds),
         "requests": [[[row_svg(row, wide, "")] for row in rows] for rows in requests],
         "states": [[[row_svg(row, wide, "")] for row in rows] for rows in states],
         "chains": [[asdict(link) for link in chain(run, index)] for index in range(len(run.steps))],

@@ -95,7 +95,7 @@ class LiveView:
             if not self._headed:
                 self._headed = True
                 show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
-            cells = (row.number, *numbers(row), says(row))
+            cells = (row.number, *numbers(row), status_text(row))
             show(self._screen, Text(LINE.format(*cells)), wrap=False)
             self._screen.file.flush()
 
@@ -121,7 +121,7 @@ class LiveView:
                 cached,
                 Text(again, style="again" if row.again else ""),
                 printable(row.client),
-                printable(says(row)),
+                printable(status_text(row)),
             )
         parts: list[RenderableType] = [table]
         if totals:
@@ -141,7 +141,7 @@ class LiveView:
 LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
 
 
-def says(row: Row) -> str:
+def status_text(row: Row) -> str:
     """The cause, and an abnormal end."""
     return f"cancelled; {row.why}" if row.cancelled else row.why
 

@@ -24,7 +24,7 @@ from cachesim.play.states import (
     part_of,
     size_of,
 )
-from cachesim.report.texts import Bar, Look, Texts, texts_of
+from cachesim.report.texts import Bar, BarKind, Texts, texts_of
 
 Kind: TypeAlias = Literal[
     "request", "slot", "attention", "window", "recurrent", "checkpoint", "entry", "tree"
@@ -96,10 +96,10 @@ def _counted(tree: TreeState) -> str:
     count = len(tree.nodes)
     saved = sum(bool(node.saved) for node in tree.nodes)
     what = "state" if tree.of == "memory" else "cache"
-    told = f"{count} node{'s'[: count != 1]}"
+    text = f"{count} node{'s'[: count != 1]}"
     if not any(node.saved or node.lacks for node in tree.nodes):
-        return told
-    return f"{told}, {saved} {what}{'s'[: saved != 1]}"
+        return text
+    return f"{text}, {saved} {what}{'s'[: saved != 1]}"
 
 
 def _node(
@@ -145,16 +145,16 @@ def _path(node: TreeNode, by_number: Mapping[int, TreeNode]) -> list[TreeNode]:
 
 def _label(node: TreeNode, end: int) -> str:
     parent = "the root" if node.parent == ROOT else str(node.parent)
-    said = []
+    notes = []
     if node.saved:
-        said.append(f"{node.saved} after {end} token{'s'[: end != 1]}")
+        notes.append(f"{node.saved} after {end} token{'s'[: end != 1]}")
     elif node.lacks:
-        said.append(f"no {node.lacks}")
+        notes.append(f"no {node.lacks}")
     if node.window is False:
-        said.append("window evicted")
+        notes.append("window evicted")
     if node.kept != "here":
-        said.append("on the host only" if node.kept == "host" else "evicted")
-    return f"node {node.number}, under {parent}{': ' if said else ''}{', '.join(said)}"
+        notes.append("on the host only" if node.kept == "host" else "evicted")
+    return f"node {node.number}, under {parent}{': ' if notes else ''}{', '.join(notes)}"
 
 
 def _bars(texts: Texts, node: TreeNode) -> Iterator[Bar]:
@@ -197,7 +197,7 @@ MOST_ENTRIES: Final = 8
 MOST_LANES: Final = 12
 
 
-TOLD: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
+LABELS: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
 """Tooltip words for parts of a prompt, where the bar is too short."""
 
 
@@ -214,16 +214,16 @@ def request(run: Run, index: int) -> Iterator[Row]:
     right = cached
     if fault is not None and step.answer == "diverged":
         right = min(cached, fault.position)
-    stretches: tuple[tuple[int, int, Look, str], ...] = (
+    segments: tuple[tuple[int, int, BarKind, str], ...] = (
         (0, right, "shared", "reused"),
         (right, cached, "wrong", "wrong"),
         (cached, equal, "again", "reprocessed"),
         (equal, total, "new", "new"),
     )
     bars = []
-    for start, end, look, word in stretches:
+    for start, end, kind, word in segments:
         for piece in cut([own], start, end):
-            bar = texts.bar(start, piece, look, also=f", {TOLD.get(word, word)}")
+            bar = texts.bar(start, piece, kind, also=f", {LABELS.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
     yield Row(kind="request", label=f"request {step.name}{_named(step)}", bars=tuple(bars))
 
@@ -267,7 +267,7 @@ def _since(run: Run, index: int, row: Row) -> Row:
     prompt = () if detail is None else detail.prompt
     bars: list[Bar] = []
     for bar in row.bars:
-        if bar.step != index or bar.look not in {"held", "shared"}:
+        if bar.step != index or bar.kind not in {"held", "shared"}:
             bars.append(bar)
             continue
         size = bar.end - bar.start
@@ -275,15 +275,15 @@ def _since(run: Run, index: int, row: Row) -> Row:
         if bar.tokens[:lost] != tuple(prompt[bar.start : bar.start + lost]):
             lost = 0
         named = "again" if 2 * lost >= size else "new"
-        stretches: tuple[tuple[int, int, Look], ...] = ((0, lost, "again"), (lost, size, "new"))
-        for first, end, look in stretches:
+        segments: tuple[tuple[int, int, BarKind], ...] = ((0, lost, "again"), (lost, size, "new"))
+        for first, end, kind in segments:
             if first < end:
-                part = _cut_bar(bar, first, end, look)
-                bars.append(part if look == named else replace(part, text=""))
+                part = _cut_bar(bar, first, end, kind)
+                bars.append(part if kind == named else replace(part, text=""))
     return replace(row, bars=tuple(bars))
 
 
-def _cut_bar(bar: Bar, first: int, end: int, look: Look) -> Bar:
+def _cut_bar(bar: Bar, first: int, end: int, kind: BarKind) -> Bar:
     """A part of a bar."""
     colours, at = [], 0
     for count, colour in bar.colours:
@@ -294,7 +294,7 @@ def _cut_bar(bar: Bar, first: int, end: int, look: Look) -> Bar:
         bar,
         start=bar.start + first,
         end=bar.start + end,
-        look=look,
+        kind=kind,
         tokens=bar.tokens[first:end],
         colours=tuple(colours),
     )
@@ -412,7 +412,7 @@ def _block(texts: Texts, part: CellPart, block: BlockHeld) -> Iterator[Bar]:
 
 def _unknown(count: int) -> Bar:
     tip = f"folded in {count} tokens; whose is not watched"
-    return Bar(start=0, end=count, step=None, look="held", text="not watched", tip=tip)
+    return Bar(start=0, end=count, step=None, kind="held", text="not watched", tip=tip)
 
 
 def _owner(owners: Sequence[int], slots: int) -> str:
@@ -455,7 +455,7 @@ def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
         at = [position for _, position in found]
         where = f"position {at[0]}" if len(at) == 1 else f"positions {at[0]} to {at[-1]}"
         yield Bar(
-            start=at[0], end=at[-1] + 1, step=None, look="missing", text="missing",
+            start=at[0], end=at[-1] + 1, step=None, kind="missing", text="missing",
             tip=f"{where}: the next token needs this, and memory does not have it",
         )  # fmt: skip
 
@@ -562,7 +562,7 @@ def moment(run: Run, index: int, state: State) -> Picture:
     rows = (*request(run, index), *held(run, state, index))
     return Picture(
         title=f"Memory at step {step.name}",
-        about=_told(rows),
+        about=_description(rows),
         positions=positions_of(run),
         rows=rows,
         steps=tuple(each.name for each in run.steps),
@@ -593,13 +593,13 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
             mine[at] = replace(mine[at], note=found.label)
         rows += mine
     names = tuple(step.name for step in run.steps)
-    said = " ".join(
-        f"{heading}: {_told(rows[first:last])}"
+    about = " ".join(
+        f"{heading}: {_description(rows[first:last])}"
         for heading, first, last in _parts(headings, len(rows))
     )
     return Picture(
         title=f"{run.scenario} on {run.profile}, step by step",
-        about=said,
+        about=about,
         positions=positions_of(run),
         rows=tuple(rows),
         steps=names,
@@ -692,38 +692,38 @@ def restored(run: Run, index: int) -> CheckpointState | None:
     for number, event in enumerate(step.events):
         if event.name() != "checkpoint-restored":
             continue
-        told = event.as_dict()
+        wanted = event.as_dict()
         seen = step.detail.at[number - 1] if number else step.detail.before
         slots = run.detail.states[seen].slots if seen >= 0 else ()
         shelf = [
             each for slot in slots if step.slot in {None, slot.id} for each in slot.checkpoints
         ]
-        return next((each for each in shelf if _is(each, told)), None)
+        return next((each for each in shelf if _matches(each, wanted)), None)
     return None
 
 
-def _is(each: CheckpointState, told: dict[str, object]) -> bool:
+def _matches(each: CheckpointState, wanted: dict[str, object]) -> bool:
     names: tuple[tuple[str, Callable[[CheckpointState], int]], ...] = (
         ("n_tokens", lambda one: one.n_tokens),
         ("pos_min", lambda one: one.pos_min),
         ("pos_max", lambda one: one.pos_max),
     )
-    return all(name not in told or told[name] == value(each) for name, value in names)
+    return all(name not in wanted or wanted[name] == value(each) for name, value in names)
 
 
-SPOKEN: Final = {"wrong": ", wrong"}
+BAR_NOTES: Final = {"wrong": ", wrong"}
 """Words added to a bar in the picture's description."""
 
 
-def _told(rows: Iterable[Row]) -> str:
-    told = []
+def _description(rows: Iterable[Row]) -> str:
+    parts = []
     for row in rows:
         bars = [
-            f"{bar.text}{SPOKEN.get(bar.look, '')} at {bar.start}"
+            f"{bar.text}{BAR_NOTES.get(bar.kind, '')} at {bar.start}"
             + (f" to {bar.end - 1}" if bar.end - bar.start > 1 else "")
             for bar in row.bars
             if bar.text
         ]
         note = f" ({row.note})" if row.note else ""
-        told.append(f"{row.label}{note}: {', '.join(bars) or 'empty'}.")
-    return " ".join(told)
+        parts.append(f"{row.label}{note}: {', '.join(bars) or 'empty'}.")
+    return " ".join(parts)

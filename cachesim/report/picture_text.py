@@ -13,7 +13,7 @@ from cachesim.report.texts import Bar
 WIDEST: Final = 64
 """Columns of a row."""
 
-LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
+SYMBOLS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
 """Looks that take precedence over the origin; reprocessed tokens in memory show their origin."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
@@ -53,7 +53,9 @@ def blocks(
             if letter is not None and scale == 1:
                 _spell(held, marks, bar, letter)
             else:
-                sign = "" if bar.look == "again" and row.kind != "request" else LOOKS.get(bar.look)
+                sign = (
+                    "" if bar.kind == "again" and row.kind != "request" else SYMBOLS.get(bar.kind)
+                )
                 _write(
                     held,
                     marks,
@@ -111,11 +113,11 @@ def _write(held: list[str], marks: list[str], bar: Bar, scale: int, sign: str) -
     first = bar.start // scale
     for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
         held[at] = sign
-        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
+        marks[at] = "^" if bar.kind in {"wrong", "missing"} else marks[at]
 
 
 def _spell(held: list[str], marks: list[str], bar: Bar, letter: Callable[[int], str]) -> None:
     for at in range(bar.start, min(bar.end, len(held))):
         known = at - bar.start < len(bar.tokens)
         held[at] = letter(bar.tokens[at - bar.start]) if known else "?"
-        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
+        marks[at] = "^" if bar.kind in {"wrong", "missing"} else marks[at]

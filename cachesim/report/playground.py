@@ -21,11 +21,11 @@ from cachesim.report.svg import (
     AXIS,
     LINE,
     axis_svg,
+    bar_kinds,
     hatches,
     inline,
     legend_high,
     legend_svg,
-    looks_of,
     row_svg,
 )
 from cachesim.scenario.checks import full_profile, scenario_of
@@ -58,10 +58,10 @@ def _engine(family: Family[Any, Any]) -> dict[str, Any]:
     }
 
 
-def answer(asked: str) -> str:
+def answer(message: str) -> str:
     """Response to a message of the page, as JSON; problems are part of it and never raised."""
     try:
-        question = json.loads(asked)
+        question = json.loads(message)
         return json.dumps(ACTIONS[question.get("do", "run")](question))
     except ScenarioError as error:
         return json.dumps({"problems": list(error.problems)})
@@ -126,15 +126,15 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
     (result,) = _recent
     found = tuple(frames(result, question["step"]))
     wide = positions_of(result)
-    looks = looks_of(row for each in found for row in each.rows)
+    kinds = bar_kinds(row for each in found for row in each.rows)
     pool: dict[str, int] = {}
     return {
         "line": LINE,
         "foot": AXIS,
         "axis": axis_svg(wide),
         "hatches": hatches("f"),
-        "legend": legend_svg(looks, "f"),
-        "note": legend_high(looks),
+        "legend": legend_svg(kinds, "f"),
+        "note": legend_high(kinds),
         "frames": [
             {
                 "word": each.word,
@@ -156,13 +156,13 @@ def opened(question: Mapping[str, Any]) -> dict[str, Any]:
         "name": scenario.name,
         "about": " ".join(scenario.about.split()),
         "profiles": profiles,
-        "profile": _telling(scenario, profiles),
+        "profile": _profile_of(scenario, profiles),
         "form": form_of(mapping),
         "expect": mapping.get("expect", []),
     }
 
 
-def _telling(scenario: Scenario, profiles: Sequence[str]) -> str:
+def _profile_of(scenario: Scenario, profiles: Sequence[str]) -> str:
     """The profile with the reported values, else the first."""
     before = scenario.shows.before
     named = "" if before is None or before.profile is None else before.profile
@@ -217,8 +217,8 @@ CAUSES: Final = ("because", "rule", "match")
 
 
 def _cause(step: Step) -> str:
-    told = {fact.word: fact.sentence for fact in reversed(step.facts)}
-    return next((f"{word}: {told[word]}" for word in CAUSES if word in told), "")
+    sentences = {fact.word: fact.sentence for fact in reversed(step.facts)}
+    return next((f"{word}: {sentences[word]}" for word in CAUSES if word in sentences), "")
 
 
 def _kinds(run: Run) -> Sequence[Any]:

@@ -107,9 +107,9 @@ def story(run: Run, *, only: int | None = None) -> RenderableType:
         if only not in {None, index}:
             continue
         parts += [Text(), step_before(run, index)]
-        heard = [each for each in step.events if each.loudness() != "quiet"]
-        parts.append(event_lines(each for each in heard if each.name() not in folded))
-        names = [each.name() for each in heard if each.name() in folded]
+        shown = [each for each in step.events if each.loudness() != "quiet"]
+        parts.append(event_lines(each for each in shown if each.name() not in folded))
+        names = [each.name() for each in shown if each.name() in folded]
         if names:
             parts.append(Padding(Text(f"routine: {', '.join(names)}", style="quiet"), (0, 0, 0, 4)))
         parts.append(step_after(run, index, scale))
@@ -130,8 +130,8 @@ def step_before(run: Run, index: int) -> RenderableType:
     """Heading and prompt of a step."""
     step = run.steps[index]
     text = Text(f"{index + 1}. {step.name}", style="name")
-    said = step.do if step.do != "complete" else f"a prompt of {step.prompt_tokens} tokens"
-    return text.append(f"  {said}", style="")
+    heading = step.do if step.do != "complete" else f"a prompt of {step.prompt_tokens} tokens"
+    return text.append(f"  {heading}", style="")
 
 
 def step_after(run: Run, index: int, scale: int) -> RenderableType:

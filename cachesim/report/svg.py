@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 from cachesim.report.picture import Arrow, Branch, Kind, Picture, Row
-from cachesim.report.texts import Bar, Look
+from cachesim.report.texts import Bar, BarKind
 
 LINE: Final = 34
 """Pixels of a row: its label, then its bars."""
@@ -70,8 +70,8 @@ def ends_svg(branch: Branch, wide: int, uid: str) -> str:
     parts = []
     if branch.window is not None:
         where = f'x="{share(branch.start, wide)}" width="{share(branch.end - branch.start, wide)}"'
-        look = 'class="alive"' if branch.window else f'class="gone" fill="url(#{uid}px)"'
-        parts.append(f'<rect {look} {where} y="{LABEL + HIGH}" height="3"/>')
+        css = 'class="alive"' if branch.window else f'class="gone" fill="url(#{uid}px)"'
+        parts.append(f'<rect {css} {where} y="{LABEL + HIGH}" height="3"/>')
     if branch.mark:
         parts.append(_mark(branch, wide))
     return "".join(parts)
@@ -88,8 +88,8 @@ def _down(at: int, wide: int, top: int, bottom: int) -> str:
 
 def _mark(branch: Branch, wide: int) -> str:
     beside = 8 if 100 * branch.end <= INSIDE * wide else -8
-    look = {"saved": "saved", "lacks": "lacks", "wrong": "false"}[branch.mark]
-    circle = f'<circle class="{look}" cx="0" cy="{MIDDLE}" r="5"/>'
+    css = {"saved": "saved", "lacks": "lacks", "wrong": "false"}[branch.mark]
+    circle = f'<circle class="{css}" cx="0" cy="{MIDDLE}" r="5"/>'
     cross = f"M-3 {MIDDLE - 3}l6 6M3 {MIDDLE - 3}l-6 6"
     crossed = f'<path class="cross" d="{cross}"/>' if branch.mark == "wrong" else ""
     return (
@@ -236,20 +236,20 @@ LIGHT: Final = frozenset({"new", "again"})
 def _bar(bar: Bar, kind: Kind, wide: int, uid: str, words: str) -> str:
     """The colours of its texts, the fills of its events, its words."""
     round_ = ' rx="7"' if kind == "recurrent" else ""
-    known = bar.colours if bar.look not in {"missing", "gone", "pending"} else ()
+    known = bar.colours if bar.kind not in {"missing", "gone", "pending"} else ()
     where = f'x="{share(bar.start, wide)}" y="{LABEL}" height="{HIGH}"'
     where += f' width="{share(bar.end - bar.start, wide)}"'
-    fill = f"url(#{uid}{HATCHED[bar.look]})" if bar.look in HATCHED else "none"
-    look = bar.look if known or bar.look != "held" else "held none"
+    fill = f"url(#{uid}{HATCHED[bar.kind]})" if bar.kind in HATCHED else "none"
+    css = bar.kind if known or bar.kind != "held" else "held none"
     return (
         f'<g class="c"><title>{escape(bar.tip)}</title>{_filled(bar, known, wide, round_)}'
-        f'<rect class="b {look}" {where} fill="{fill}"{round_}/>'
+        f'<rect class="b {css}" {where} fill="{fill}"{round_}/>'
         f'<svg {where} overflow="visible">{words}</svg></g>'
     )
 
 
 def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str) -> str:
-    light = " light" if bar.look in LIGHT else ""
+    light = " light" if bar.kind in LIGHT else ""
     at, parts = bar.start, []
     if light:
         whole = f'x="{share(bar.start, wide)}" width="{share(bar.end - bar.start, wide)}"'
@@ -266,7 +266,7 @@ def _words(
     bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
 ) -> Iterator[str]:
     """A letter for each token, or the bar's text: inside, behind, or shortened."""
-    tone = " t tg" if bar.look in HATCHED else ""
+    tone = " t tg" if bar.kind in HATCHED else ""
     size = bar.end - bar.start
     if letter is not None and len(bar.tokens) == size and size:
         for i, token in enumerate(bar.tokens):
@@ -282,8 +282,8 @@ def _words(
         if text and not (alike and screen == "onwide"):
             only = "" if alike else f" {screen}"
             x = 'x="4"' if inside else f'x="100%" dx="{gap}"'
-            look = f"{tone if inside else ' in'}{only}".strip()
-            style = f'class="{look}" ' if look else ""
+            css = f"{tone if inside else ' in'}{only}".strip()
+            style = f'class="{css}" ' if css else ""
             yield f'<text {style}{x} y="12">{escape(text)}</text>'
 
 
@@ -311,7 +311,7 @@ def axis_svg(wide: int) -> str:
 _ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2, 5))
 
 
-LEGEND: Final[Mapping[str, tuple[frozenset[Look], str]]] = {
+LEGEND: Final[Mapping[str, tuple[frozenset[BarKind], str]]] = {
     "held": (frozenset({"shared", "held"}), "reused, or still held"),
     "new": (frozenset({"new"}), "processed new"),
     "again": (frozenset({"again"}), "lost and reprocessed"),
@@ -320,32 +320,32 @@ LEGEND: Final[Mapping[str, tuple[frozenset[Look], str]]] = {
     "gone": (frozenset({"gone"}), "evicted"),
     "pending": (frozenset({"pending"}), "not processed yet"),
 }
-"""A sample of each fill -> its looks and label."""
+"""A sample of each fill -> its kinds of bars and its label."""
 NOTE: Final = 18
 """Pixels of a line of the legend."""
 ACROSS: Final = {"onphone": 2, "onwide": 4}
 """Entries of the legend in a line."""
 
 
-def looks_of(rows: Iterable[Row]) -> set[Look]:
+def bar_kinds(rows: Iterable[Row]) -> set[BarKind]:
     """The fills of rows."""
-    return {bar.look for row in rows for bar in row.bars}
+    return {bar.kind for row in rows for bar in row.bars}
 
 
-def legend_high(looks: AbstractSet[Look]) -> int:
+def legend_high(kinds: AbstractSet[BarKind]) -> int:
     """Pixels of the legend's height."""
-    return NOTE * -(-(len(_samples(looks)) + 1) // ACROSS["onphone"])
+    return NOTE * -(-(len(_samples(kinds)) + 1) // ACROSS["onphone"])
 
 
-def _samples(looks: AbstractSet[Look]) -> list[str]:
-    return [sample for sample, (meant, _) in LEGEND.items() if looks & meant]
+def _samples(kinds: AbstractSet[BarKind]) -> list[str]:
+    return [sample for sample, (meant, _) in LEGEND.items() if kinds & meant]
 
 
-def legend_svg(looks: AbstractSet[Look], uid: str) -> str:
+def legend_svg(kinds: AbstractSet[BarKind], uid: str) -> str:
     """Samples of the fills, and the meaning of a colour."""
     parts = []
     for screen, across in ACROSS.items():
-        for i, sample in enumerate([*_samples(looks), ""]):
+        for i, sample in enumerate([*_samples(kinds), ""]):
             entry = _sample(sample, uid) if sample else _hues()
             at = f'x="{100 * (i % across) / across:g}%" y="{NOTE * (i // across)}"'
             parts.append(f'<svg class="{screen}" {at} overflow="visible">{entry}</svg>')
@@ -375,7 +375,7 @@ def _tops_of(picture: Picture) -> tuple[list[int], int]:
         y += HEADING if i in heads else 0
         tops.append(y)
         y += LINE
-    return tops, y + AXIS + legend_high(looks_of(picture.rows))
+    return tops, y + AXIS + legend_high(bar_kinds(picture.rows))
 
 
 def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
@@ -384,8 +384,8 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
     heads = dict(picture.headings)
     gutter = GUTTER if picture.arrows else 0
     across = f'x="{gutter}%" width="{100 - gutter}%"'
-    looks = looks_of(picture.rows)
-    legend = legend_high(looks)
+    kinds = bar_kinds(picture.rows)
+    legend = legend_high(kinds)
     parts = [hatches(uid)]
     for i, (row, top) in enumerate(zip(picture.rows, tops, strict=True)):
         if i in heads:
@@ -400,7 +400,7 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
         f"{axis_svg(picture.positions)}</svg>"
     )
     parts.append(
-        f'<svg y="{high - legend}" {across} height="{legend}">{legend_svg(looks, uid)}</svg>'
+        f'<svg y="{high - legend}" {across} height="{legend}">{legend_svg(kinds, uid)}</svg>'
     )
     parts += [_arrow(each, tops, gutter) for each in picture.arrows]
     return "".join(parts)

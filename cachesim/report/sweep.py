@@ -58,7 +58,7 @@ def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
     return "".join(LEVELS[min(7, int(8 * number / top))] for number in numbers)
 
 
-def holdings_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+def memory_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """The bytes of each server by kind over the requests, scaled to the highest of all."""
     top = max(
         (max(column) for _, row in rows for column in timeline_of(row)[1].values()), default=0
@@ -271,7 +271,7 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
         for flag in swept(members):
             heading = Heading(f"share of the prompts that is reused, over {flag}", level=3)
             parts += [heading, _curves(members, flag), Text()]
-        parts += [*_upgrades(members), *_holdings(members)]
+        parts += [*_upgrades(members), *_memory_report(members)]
     return parts
 
 
@@ -315,17 +315,17 @@ def by_trace(rows: Rows) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
 
 def title_of(row: Mapping[str, Any]) -> str:
     """Title of a trace."""
-    told = f"{row['trace']}: {counted(row['requests'], 'request')}"
+    title = f"{row['trace']}: {counted(row['requests'], 'request')}"
     if row["scale"] != 1:
-        told += f", scaled down {row['scale']}:1"
+        title += f", scaled down {row['scale']}:1"
     if row["replies"] is not None:
-        told += f", replies of {row['replies']}"
+        title += f", replies of {row['replies']}"
     if row["rank"] is not None:
-        told += f", data-parallel rank {row['rank']}"
+        title += f", data-parallel rank {row['rank']}"
     if row["turn"]:
-        told += f", turns of {row['turn']} ms"
-        told += f", timestamps in {row['timestamps']}" if row["timestamps"] else ""
-    return told
+        title += f", turns of {row['turn']} ms"
+        title += f", timestamps in {row['timestamps']}" if row["timestamps"] else ""
+    return title
 
 
 def settings_of(row: Mapping[str, Any]) -> str:
@@ -362,8 +362,8 @@ def server_of(row: Mapping[str, Any]) -> str:
     """A row's server, model and flags."""
     if row["profile"] == "bound":
         return "upper bound (infinite cache)"
-    told = f"{row['profile']}, {row['model']}"
-    return f"{told}, {settings_of(row)}" if row["settings"] else told
+    text = f"{row['profile']}, {row['model']}"
+    return f"{text}, {settings_of(row)}" if row["settings"] else text
 
 
 def _curves(rows: Rows, flag: str) -> Picture:
@@ -427,7 +427,7 @@ def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _holdings(rows: Rows) -> Iterator[RenderableType]:
+def _memory_report(rows: Rows) -> Iterator[RenderableType]:
     shown = [(server_of(row), row) for row in rows if timeline_of(row)[1]]
     if not shown:
         return
@@ -442,7 +442,7 @@ def _holdings(rows: Rows) -> Iterator[RenderableType]:
     drawn = f"<div class='small'>{''.join(figures)}</div>"
     yield Heading(f"bytes held by kind, over the requests ({whose_bytes(rows)})", level=3)
     colours = legend(list(KINDS.values()), filled=True)
-    yield Picture(holdings_table(shown[:MOST_HELD]), drawn + colours)
+    yield Picture(memory_table(shown[:MOST_HELD]), drawn + colours)
     if len(shown) > MOST_HELD:
         yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")
     yield Text()
@@ -464,8 +464,8 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("tokens", overflow="fold", ratio=3)
     for row in rows[:MOST_ROWS]:
         if row["profile"] != "bound":
-            told = (f"{count:,} {cause}" for cause, count in row["lost"].items() if count)
-            table.add_row(server_of(row), ", ".join(told))
+            text = (f"{count:,} {cause}" for cause, count in row["lost"].items() if count)
+            table.add_row(server_of(row), ", ".join(text))
     if len(rows) > MOST_ROWS:
         table.add_row(f"{len(rows) - MOST_ROWS} more", "in --format json, --csv and --report")
     return table

@@ -8,7 +8,9 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.play.result import Run, Step, Stretch
 from cachesim.play.states import Piece, size_of
 
-Look: TypeAlias = Literal["held", "shared", "new", "again", "wrong", "missing", "gone", "pending"]
+BarKind: TypeAlias = Literal[
+    "held", "shared", "new", "again", "wrong", "missing", "gone", "pending"
+]
 
 MOST_IDS: Final = 16
 
@@ -20,7 +22,7 @@ class Bar:
     start: int
     end: int
     step: int | None  # who wrote them
-    look: Look
+    kind: BarKind
     text: str
     tip: str
     tokens: tuple[int, ...] = ()
@@ -78,29 +80,29 @@ class Texts:
             parts.append("reply")
         return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name
 
-    def bar(self, start: int, piece: Piece, look: Look = "held", *, also: str = "") -> Bar:
+    def bar(self, start: int, piece: Piece, kind: BarKind = "held", *, also: str = "") -> Bar:
         """A piece from a position on; `also` is added to its tooltip."""
         count, ids = size_of(piece), self.tokens(piece)
         name = self.name(piece)
         where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
         more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-        told = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
+        tokens = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
         return Bar(
             start=start,
             end=start + count,
             step=piece.get("step"),
-            look=look,
+            kind=kind,
             text=name,
-            tip=f"{where}, {name}{also}{told}",
+            tip=f"{where}, {name}{also}{tokens}",
             tokens=ids,
             colours=self.colours(piece),
         )
 
-    def bars(self, pieces: Iterable[Piece], look: Look = "held") -> Iterator[Bar]:
+    def bars(self, pieces: Iterable[Piece], kind: BarKind = "held") -> Iterator[Bar]:
         """Consecutive pieces, from position 0 on."""
         start = 0
         for piece in pieces:
-            yield self.bar(start, piece, look)
+            yield self.bar(start, piece, kind)
             start += size_of(piece)
 
 

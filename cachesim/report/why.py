@@ -236,8 +236,8 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     if each["stale"]:
         facts.add_row("risk", Text(f"stale state: {each['stale']}", style="wrong"))
     if each["agrees"] is False:
-        told = f"cached {shown(each['replayed']['cached'])}: it differs, so the cause is the log's"
-        facts.add_row("replay", told)
+        cached = shown(each["replayed"]["cached"])
+        facts.add_row("replay", f"cached {cached}: it differs, so the cause is the log's")
     for sentence in each["log_says"]:
         facts.add_row("log", sentence)
     return Group(head, Padding(facts, (0, 0, 0, 2)))

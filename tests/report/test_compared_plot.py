@@ -6,8 +6,10 @@ from cachesim.play.comparing import Compared
 from cachesim.report.compared import REUSED, colours_of, plot
 
 ROWS = (
-    Compared(name="upper bound", cached=(0, 30), asked=100),
-    Compared(name="a <b>", cached=(0, 10), asked=100, lost={"state-missing": 15, "pairs": 5}),
+    Compared(name="upper bound", cached=(0, 30), prompt_tokens=100),
+    Compared(
+        name="a <b>", cached=(0, 10), prompt_tokens=100, lost={"state-missing": 15, "pairs": 5}
+    ),
     Compared(name="refused", problem="there is no such flag"),
 )
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,7 +33,9 @@ def test_reused_and_lost_are_as_wide_as_their_share_of_the_prompts() -> None:
 
 def test_every_cause_has_a_fill_of_its_own() -> None:
     lost = {f"cause-{number}": 40 - number for number in range(30)}
-    drawn = ET.fromstring(plot("many", [Compared(name="a", cached=(1,), asked=2000, lost=lost)]))
+    drawn = ET.fromstring(
+        plot("many", [Compared(name="a", cached=(1,), prompt_tokens=2000, lost=lost)])
+    )
     fills = {
         pattern.get("id"): (pattern[0].get("fill"), pattern[1].get("d"))
         for pattern in drawn.iter(f"{SVG}pattern")
@@ -48,8 +52,8 @@ def test_every_cause_has_a_fill_of_its_own() -> None:
 
 def test_all_rows_have_one_scale() -> None:
     rows = (
-        Compared(name="upper bound", cached=(50, 50), asked=200),
-        Compared(name="one refused", cached=(50, None), asked=100, lost={"refused": 50}),
+        Compared(name="upper bound", cached=(50, 50), prompt_tokens=200),
+        Compared(name="one refused", cached=(50, None), prompt_tokens=100, lost={"refused": 50}),
     )
     drawn = ET.fromstring(plot("a title", rows))
     rails = [line.get("x2") for line in drawn.iter(f"{SVG}line") if line.get("class") == "g"]

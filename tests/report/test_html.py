@@ -206,11 +206,11 @@ def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
     (entry,) = unpacked(shown)["runs"]
     assert len(fitted.text.encode()) <= least
     assert 1 <= len(entry["steps"]) < 40
-    assert entry["cut"] == fitted.told
-    assert f"the first {len(entry['steps'])} of 40 steps are on this page" in fitted.told
+    assert entry["cut"] == fitted.note
+    assert f"the first {len(entry['steps'])} of 40 steps are on this page" in fitted.note
     left = told.steps[len(entry["steps"]) :]
     lost = sum(step.reuse == "lost" for step in left)
-    assert f"none with a wrong answer, {lost} that lost tokens" in fitted.told
+    assert f"none with a wrong answer, {lost} that lost tokens" in fitted.note
 
 
 @pytest.mark.thorough

@@ -42,7 +42,7 @@ def row_of(picture: Picture, kind: str) -> Row:
 
 
 def seen(row: Row) -> list[tuple[int, int, int | None, str]]:
-    return [(bar.start, bar.end, bar.step, bar.look) for bar in row.bars]
+    return [(bar.start, bar.end, bar.step, bar.kind) for bar in row.bars]
 
 
 def test_a_state_restored_from_another_conversation_is_outlined_from_its_first_token_on() -> None:
@@ -62,7 +62,7 @@ def test_with_the_fix_nothing_is_outlined_and_no_arrow_is_drawn() -> None:
     picture = story(watched(THREE, "llama.cpp@b11549+erase-equal"))
 
     assert () == picture.arrows
-    assert "wrong" not in {bar.look for row in picture.rows for bar in row.bars}
+    assert "wrong" not in {bar.kind for row in picture.rows for bar in row.bars}
 
 
 def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_it() -> None:
@@ -125,7 +125,7 @@ def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> Non
 
 def test_what_is_evicted_and_stays_as_a_node_is_hatched_and_says_so() -> None:
     picture = story(watched("sglang-33713-state-not-on-the-host", "sglang@0.5.23"))
-    gone = [row for row in picture.rows if {bar.look for bar in row.bars} == {"gone"}]
+    gone = [row for row in picture.rows if {bar.kind for bar in row.bars} == {"gone"}]
 
     assert gone
     assert all("on the host only" in row.label for row in gone)
@@ -164,7 +164,7 @@ def test_a_window_that_lacks_a_key_shows_a_hole() -> None:
     run = watched("llama.cpp-window-erodes-by-a-key", "llama.cpp@b11549")
     assert run.detail is not None
     looks = {
-        bar.look
+        bar.kind
         for state in run.detail.states
         for row in moment(run, len(run.steps) - 1, state).rows
         if row.kind == "window"
@@ -253,9 +253,9 @@ def test_lessons_draw_a_trie_and_its_marks_are_no_letters() -> None:
 
 def test_a_text_that_does_not_fit_its_bar_stands_after_it_or_is_shortened_for_phones() -> None:
     bars = (
-        Bar(start=0, end=2, step=0, look="held", text="A: hello", tip=""),
-        Bar(start=20, end=30, step=1, look="held", text="20 reused", tip=""),
-        Bar(start=30, end=60, step=2, look="held", text="new", tip=""),
+        Bar(start=0, end=2, step=0, kind="held", text="A: hello", tip=""),
+        Bar(start=20, end=30, step=1, kind="held", text="20 reused", tip=""),
+        Bar(start=30, end=60, step=2, kind="held", text="new", tip=""),
     )
     drawn_row = row_svg(Row(kind="slot", label="", bars=bars), 100, "")
 
