@@ -24,7 +24,7 @@ from rich.table import Table
 from cachesim.engines.family import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import look, workloads
+from cachesim.testing.search import trial_of, workloads
 from cachesim.testing.workloads import Shape
 
 SIX: Final = Shape(min_steps=6, max_steps=6)
@@ -64,7 +64,9 @@ def rates(
         for side in range(2):
             begin = time.process_time()
             for number, scenario in enumerate(drawn):
-                look(side * number, scenario, profile, arithmetic=arithmetic)  # 0: on all layers
+                trial_of(
+                    side * number, scenario, profile, arithmetic=arithmetic
+                )  # 0: on all layers
             if turn:  # the first is for getting warm
                 turns[side].append(len(drawn) / (time.process_time() - begin))
     return Rates(str(profile), model, arithmetic, *turns)

@@ -31,7 +31,7 @@ def losses_of(scenario: Scenario) -> Iterator[Loss]:
     """Every loss of a run on the one profile that a scenario lists."""
     profile = Profile.parse(f"{scenario.engine.name}@{scenario.engine.profiles[0]}")
     try:
-        for record in Session(scenario, profile, arithmetic="ring", looks=False).run():
+        for record in Session(scenario, profile, arithmetic="ring", reads_state=False).run():
             for reply in (*([record.reply] if record.reply else []), *record.children):
                 yield from reply.losses
     except CachesimError:

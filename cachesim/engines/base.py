@@ -175,10 +175,10 @@ class Engine(ABC):
         """The amount of each kind of content, cheap enough for every step of a trace."""
         return Amounts()
 
-    def after_each_event(self, hear: Callable[[], None]) -> None:
-        """Call `hear` after every event, also within a step."""
+    def after_each_event(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every event, also within a step."""
         if isinstance(self.events, EventLog):
-            self.events.hear = hear
+            self.events.listener = listener
 
     def limit_turns(self, most: int) -> None:
         """Batch at most `most` decode steps of forced replies into one."""

@@ -91,13 +91,13 @@ class ChunkEvent(Event):
 class EventLog(list[Event]):
     """A list of events, with a callback after each of them."""
 
-    hear: Callable[[], None] | None = None
+    listener: Callable[[], None] | None = None
 
     def append(self, event: Event) -> None:
-        """Append an event, and call `hear`."""
+        """Append an event, and call the listener."""
         list.append(self, event)  # `super()` would take longer than the rest
-        if self.hear is not None:
-            self.hear()
+        if self.listener is not None:
+            self.listener()
 
     def extend(self, events: Iterable[Event]) -> None:
         """Append several events."""

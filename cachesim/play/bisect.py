@@ -115,9 +115,9 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
     def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
         profile = Profile.parse(f"{scenario.engine.name}@{release}")
         options = {**flags, **scenario.engine.options}
-        asked = replace(scenario, engine=replace(scenario.engine, options=options))
+        changed = replace(scenario, engine=replace(scenario.engine, options=options))
         try:
-            played = run(asked, profile, arithmetic=arithmetic)
+            played = run(changed, profile, arithmetic=arithmetic)
         except InputError as error:
             return Played(profile=release, refused=str(error))
         steps = tuple(

@@ -100,9 +100,9 @@ def compare(
     played = [_play(scenario, row, arithmetic, verify=verify) for row in rows]
     answered = [each for each in played if isinstance(each, _Played)]
     bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))
-    asked = zip_longest(*(each.lengths for each in answered), fillvalue=0)
+    lengths = zip_longest(*(each.lengths for each in answered), fillvalue=0)
     if answered:
-        yield Compared(name=BOUND, cached=bound, prompt_tokens=sum(map(max, asked)))
+        yield Compared(name=BOUND, cached=bound, prompt_tokens=sum(map(max, lengths)))
     for each in played:
         yield each.against(bound) if isinstance(each, _Played) else each
 
@@ -153,11 +153,11 @@ def _play(
         options=dict(row.options),
     )
     steps = tuple(replace(step, slot=-1) for step in scenario.step)
-    asked = replace(
+    changed = replace(
         scenario, engine=server, model=row.model or scenario.model, expect=(), step=steps
     )
     try:
-        session = Session(asked, profile, arithmetic=arithmetic, looks=False)
+        session = Session(changed, profile, arithmetic=arithmetic, reads_state=False)
         return _run(row.name, session, verify=verify and arithmetic != "counts")
     except ScenarioError as error:
         return Compared(name=row.name, problem=error.problems[0])

@@ -33,7 +33,7 @@ from cachesim.play.states import State
 from cachesim.scenario.format import LONGEST, Scenario, key_of
 from cachesim.scenario.labels import Evidence
 from cachesim.typed import Json
-from cachesim.verify.explain import Parting
+from cachesim.verify.explain import Divergence
 from cachesim.verify.verdict import Answer, Reuse, WrongStep
 
 Fate: TypeAlias = Literal[
@@ -94,7 +94,7 @@ class Account:
 
     equal: Annotated[int, "Tokens that match the best thing there was."]
     equal_with: Annotated[str, "What that was."]
-    parting: Annotated[Parting | None, "The first token that does not match."]
+    parting: Annotated[Divergence | None, "The first token that does not match."]
     ideal: Annotated[int, "What a cache with every state would have reused."]
     lost: Annotated[int, "How many tokens fewer were reused than that."]
     sentences: Annotated[tuple[str, ...], "What matched, and one sentence for each cause."]
@@ -124,7 +124,7 @@ class SlotCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class PromptPart:
     """A named part of a prompt."""
 
     name: Annotated[str, "Its span, message or reply."]
@@ -158,7 +158,7 @@ class StepDetail:
     """Detail of `--detail`: the prompt, the state before, and the state after each event."""
 
     prompt: Annotated[tuple[int, ...], "The prompt's tokens."]
-    parts: Annotated[tuple[Stretch, ...], "The named parts that it is made of."]
+    parts: Annotated[tuple[PromptPart, ...], "The named parts that it is made of."]
     before: Annotated[int, "The state before the step, by its number in the run; -1: not seen."]
     at: Annotated[tuple[int, ...], "The state after each event."]
     logits: Annotated[tuple[LogitRow, ...], "The first generated tokens, cached and cold."]

@@ -21,13 +21,13 @@ from cachesim.play.result import (
     Culprit,
     Finding,
     LogitRow,
+    PromptPart,
     Run,
     RunDetail,
     Saved,
     SlotCount,
     Step,
     StepDetail,
-    Stretch,
     TopLogit,
     as_json,
 )
@@ -43,10 +43,10 @@ from cachesim.verify.explain import Explanation, IdealCache, explain
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
 
-# The heavy part of a run, written when asked for: what the server held after every event.
+# The large part of a run, written on request: the server's state after every event.
 #
 # A session is watched while it runs. Once it is over every token in memory is traced back to the
-# step that brought it (`provenance`), and equal moments are told once: steps name them by number.
+# step that computed it (`provenance`), and equal states are stored once, referred to by number.
 #
 #     "detail" of a run     about, issue, kind, model, options, the scenario's text, "states"
 #     "detail" of a step    its prompt and the parts it is made of, the states "before" it and
@@ -80,9 +80,9 @@ class Watcher:
         self.at: list[int] = []  # the moment after each event
         self.first = self._moment()
         self.records: dict[int, Record] = {}
-        self.begun = self._seen()
+        self.start = self._seen()
         self.ends: dict[int, tuple[int, int]] = {}  # births and moments when each was done
-        session.engine.after_each_event(self._hear)
+        session.engine.after_each_event(self._record_event)
 
     def _moment(self) -> int:
         if self.left <= 0:
@@ -97,14 +97,14 @@ class Watcher:
     def _seen(self) -> tuple[int, int]:
         return self.trace.births, len(self.moments)
 
-    def _hear(self) -> None:
+    def _record_event(self) -> None:
         self.at.append(self._moment())
 
-    def heard(self, record: Record) -> None:
+    def record_end(self, record: Record) -> None:
         """Record a step's end; the step may have timed out.
 
-        Then the server was interrupted anywhere, and so was whoever wrote down what it read: what
-        was seen since the last step does not count.
+        Then server and trace were interrupted anywhere: states recorded since the last step do
+        not count.
         """
         self.records[record.index] = record
         if record.error == TIMEOUT:
@@ -113,7 +113,7 @@ class Watcher:
 
     def _whole(self) -> tuple[int, int]:
         done = [i for i, each in self.records.items() if each.error != TIMEOUT]
-        return self.ends[done[-1]] if done else self.begun
+        return self.ends[done[-1]] if done else self.start
 
     def run_detail(self) -> RunDetail:
         """The detail of the whole run; the session must have ended."""
@@ -145,7 +145,7 @@ class Watcher:
                 StepDetail(
                     prompt=tuple(int(token) for token in record.prompt),
                     parts=tuple(
-                        Stretch(name=part.name, start=int(part.start), end=int(part.end))
+                        PromptPart(name=part.name, start=int(part.start), end=int(part.end))
                         for part in record.parts
                     ),
                     before=before,
@@ -202,8 +202,8 @@ def _top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
 def with_details(run: Run, watcher: Watcher, oracle: Oracle | None) -> Run:
     """A run with all recorded states."""
     steps = zip(run.steps, watcher.step_details(oracle), strict=True)
-    told = tuple(replace(step, detail=detail) for step, detail in steps)
-    return replace(run, steps=told, detail=watcher.run_detail())
+    detailed = tuple(replace(step, detail=detail) for step, detail in steps)
+    return replace(run, steps=detailed, detail=watcher.run_detail())
 
 
 KEYS_UNVERIFIED = ("cached", "processed", "error")
@@ -274,7 +274,7 @@ def _mib(sizes: Iterable[int | None]) -> int:
 def _went_wrong(step: Step) -> bool:
     """True if the server ended or hung, the step was skipped, or a slot action failed.
 
-    A refused request is an answer; a scenario that means it says so or not, as it likes.
+    A refused request is an answer, whether or not the scenario expects it.
     """
     if step.do in {"slot-save", "slot-restore", "slot-erase", "set-lora"}:
         return step.error is not None
@@ -353,15 +353,15 @@ class Verifier:
         verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
         verdict = worst(verdicts)
         self.ideal.remember(reply)
-        told = None if account is None else self._account(account, verdict)
+        reported = None if account is None else self._account(account, verdict)
         self.records.append(record)
         if verdict is None:
-            return Evidence(account=told)
+            return Evidence(account=reported)
         return Evidence(
             answer=verdict.answer,
             max_difference=float(verdict.max_difference),
             reuse=verdict.reuse,
-            account=told,
+            account=reported,
             fault=verdict.fault,
         )
 
@@ -474,10 +474,10 @@ def run(
 ) -> Run:
     """Run a scenario on one profile.
 
-    Several runs of one scenario may share an oracle: cold answers are computed once. Where an
-    answer diverged the run is played once more with every memory keeping, beside its data, whose
-    data it is; so the wrong state can be named. Where the scenario expects that it is played so at
-    once; with `detail` too, and what the server held after each event is told.
+    Several runs of one scenario may share an oracle: cold answers are computed once. A run with a
+    diverged answer is repeated with provenance traced in every memory, to find the wrong state. A
+    scenario that expects one is traced at once; so is a run with `detail`, which also reports the
+    server's state after each event.
     """
     traced = detail or (verify and expects_wrong(scenario, profile))
     session = Session(scenario, profile, arithmetic=arithmetic, traced=traced)
@@ -517,7 +517,7 @@ def run_steps(
     def add(record: Record, evidence: Evidence) -> None:
         step = step_of(record, evidence)
         if watcher is not None:
-            watcher.heard(record)
+            watcher.record_end(record)
         done.append((step, record))
 
     try:

@@ -78,8 +78,8 @@ class Record:
     message: str = ""
     events: tuple[Event, ...] = ()
     snapshot: dict[str, Any] = field(default_factory=dict)
-    holds: tuple[Tokens, ...] = ()  # whatever slots and parked conversations hold afterwards
-    before: tuple[tuple[str, Tokens], ...] | None = None  # and held before, by name, if known
+    holds: tuple[Tokens, ...] = ()  # tokens of slots and prompt-cache entries afterwards
+    before: tuple[tuple[str, Tokens], ...] | None = None  # and before, by name, if known
 
     @property
     def matched(self) -> Tokens | None:
@@ -107,16 +107,16 @@ class Session(Loop):
         *,
         arithmetic: ArithmeticName = "float",
         traced: bool = False,
-        looks: bool = True,
+        reads_state: bool = True,
         thin: bool = False,
         family: Family[Any, Any] | None = None,
     ) -> None:
-        """`looks` False: nobody asks what the server holds after each step.
+        """`reads_state` False: the server's state after each step is not recorded.
 
         `thin`: the network has one layer of each kind that the model has. `family` plays rules
         that no release has.
         """
-        self.looks = looks
+        self.reads_state = reads_state
         self.scenario = scenario
         # Where no steps are given, any may come.
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
@@ -133,9 +133,9 @@ class Session(Loop):
             self.vocabulary.server = self.engine.render_chat
         if isinstance(self.engine, InfillRendering):
             self.vocabulary.gap = self.engine.render_infill
-        self.asked = 0  # steps
+        self.n_sent = 0  # steps
         self.ended = False  # the server did not survive a step
-        self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
+        self.known: tuple[tuple[str, Tokens], ...] = ()  # held texts by name, after the last step
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
         names = str(self.scenario.engine.options.get("lora", ""))
@@ -165,25 +165,25 @@ class Session(Loop):
         options = dict(self.scenario.engine.options)
         if self._chats and self._renders:
             options.setdefault("chat_template", self.scenario.chat.template)
-        if not self.looks and self.family.records_provenance:
+        if not self.reads_state and self.family.records_provenance:
             options[self.family.records_provenance] = False
         return options
 
     def run(self) -> Iterator[Record]:
         """Play every step in order, each after the server has become idle."""
         for group in groups_of(self.scenario):
-            yield from self.ask([self.scenario.step[index] for index in group])
+            yield from self.send([self.scenario.step[index] for index in group])
             if self.ended:
                 rest = range(group[-1] + 1, len(self.scenario.step))
                 yield from (self._not_run(index) for index in rest)
                 return
 
-    def ask(self, steps: Sequence[Step]) -> list[Record]:
+    def send(self, steps: Sequence[Step]) -> list[Record]:
         """Play steps that are sent together, until the server is idle."""
-        numbered = enumerate(steps, self.asked)
+        numbered = enumerate(steps, self.n_sent)
         records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
-        self.asked += len(records)
-        if len(records) == 1 and self.looks:
+        self.n_sent += len(records)
+        if len(records) == 1 and self.reads_state:
             records[0].before = self.known
         self.ended = self._play(records)
         self._collect(records)
@@ -247,7 +247,7 @@ class Session(Loop):
     def _submit(self, record: Record, group: Sequence[Record]) -> None:
         try:
             record.prompt = self.vocabulary.prompt(record.step)
-            if self.looks:
+            if self.reads_state:
                 record.parts = self.vocabulary.parts(record.step, record.prompt)
             request = self.request(record)
             if not request.prompt and self._is_one_of_several(record, group):
@@ -346,8 +346,8 @@ class Session(Loop):
 
     def _collect(self, records: Sequence[Record]) -> None:
         new = self.new_events()
-        snapshot = self.engine.books() if self.looks else {}
-        self.known = tuple(holders(self.engine)) if self.looks else ()
+        snapshot = self.engine.books() if self.reads_state else {}
+        self.known = tuple(holders(self.engine)) if self.reads_state else ()
         holds = tuple(tokens for _, tokens in self.known)
         for record in records:
             record.snapshot, record.holds = snapshot, holds
@@ -357,7 +357,7 @@ class Session(Loop):
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
-            # What a server can do is asked where a step needs it: Python looks for every method.
+            # Checked only where a step needs it: `isinstance` looks up every method of a protocol.
             several = record.ticket is not None and record.step.completions > 1
             if several and isinstance(self.engine, SeveralReplies):
                 record.children = self.engine.replies(there_is(record.ticket))[1:]
@@ -365,7 +365,7 @@ class Session(Loop):
 
 
 def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
-    """Every slot and every parked conversation, by the names used in accounts."""
+    """Tokens of every slot and prompt-cache entry, by the names used in accounts."""
     texts = engine.texts()
     yield from ((f"slot {number}", tokens) for number, tokens in texts.slots)
     for index, tokens in enumerate(texts.entries):

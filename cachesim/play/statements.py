@@ -39,7 +39,7 @@ class Past:
         return max(made, key=lambda each: int(each.ticket or 0)).name if made else None
 
 
-# --- what was wrong with the answer ----------------------------------------------------------
+# --- the first wrong token of an answer ----------------------------------------------------------
 
 
 def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
@@ -49,20 +49,20 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
         off = f"logits off by {wrong.difference:.2g}"
         number = wrong.step + 1
         if wrong.token == wrong.cold:
-            said = f"generated token {number}: same token, by chance; {off}"
+            sentence = f"generated token {number}: same token, by chance; {off}"
         elif step.forced:
-            said = (
+            sentence = (
                 f"reply token {number} was given; the server would say {wrong.token},"
                 f" a cold run {wrong.cold}; {off}"
             )
         else:
-            said = (
+            sentence = (
                 f"generated token {number}: token {wrong.token}, a cold run says {wrong.cold};"
                 f" {off}"
             )
         yield Fact(
             word="wrong",
-            sentence=said,
+            sentence=sentence,
             fields={
                 "index": wrong.step,
                 "token": int(wrong.token),
@@ -182,9 +182,9 @@ def _kept(
     for earlier in reversed(past.steps):
         history += [(earlier.name, each) for each in reversed(earlier.events)]
     for name, event in history:
-        told = event.as_dict()
-        if told["event"] == "checkpoint-kept" and _is_same(told, restored):
-            yield name, told
+        fields = event.as_dict()
+        if fields["event"] == "checkpoint-kept" and _is_same(fields, restored):
+            yield name, fields
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -203,12 +203,12 @@ BROUGHT: Final = frozenset({"checkpoint-restored", "cache-entry-loaded", "prompt
 
 def with_statements(steps: Sequence[Step], records: Sequence[Record]) -> tuple[Step, ...]:
     """The steps of a run with verdicts and statements."""
-    told = []
+    explained = []
     for index, (step, record) in enumerate(zip(steps, records, strict=True)):
         past = Past(steps=tuple(steps[:index]), records=tuple(records))
         facts = tuple(_facts(step, record, past))
-        told.append(replace(step, facts=facts, finding=_finding(step, facts, past)))
-    return tuple(told)
+        explained.append(replace(step, facts=facts, finding=_finding(step, facts, past)))
+    return tuple(explained)
 
 
 def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
@@ -218,7 +218,7 @@ def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
     if account is not None:
         yield from _reuse(step, account)
         if account.ideal > account.equal:
-            yield from _gone(account, record, past)
+            yield from _forgotten(account, record, past)
         yield from wrong_facts(step, account)
     yield from slipped(step, past)
 
@@ -243,7 +243,7 @@ def _reuse(step: Step, account: Account) -> Iterator[Fact]:
         )
 
 
-def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
+def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     wanted = record.prompt[: account.ideal]
     alike = (each for each in past.earlier if _adapters(each) == _adapters(record))
     computed = next((each for each in alike if _text(each)[: len(wanted)] == wanted), None)
@@ -320,9 +320,9 @@ def _taken(
     lengths = {len(each) for each in before[-1].holds if each[: len(wanted)] == wanted}
     for index, record in enumerate(group):
         for event in record.events:
-            told = event.as_dict()
-            if told.get("kept") is False and told.get("n_tokens") in lengths and "shared" in told:
-                return index, told
+            load = event.as_dict()
+            if load.get("kept") is False and load.get("n_tokens") in lengths and "shared" in load:
+                return index, load
     return None
 
 

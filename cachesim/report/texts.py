@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.play.result import Run, Step, Stretch
+from cachesim.play.result import PromptPart, Run, Step
 from cachesim.play.states import Piece, size_of
 
 BarKind: TypeAlias = Literal[
@@ -142,7 +142,7 @@ def _colours(steps: Sequence[Step]) -> list[list[tuple[int, int, int]]]:
         alike.append((number, text))
         mine = [(a, min(b, same), c) for a, b, c in (found[-whose] if same else ()) if a < same]
         parts = [] if step.detail is None else step.detail.parts
-        for part in parts or [Stretch(name="", start=0, end=len(prompt))]:
+        for part in parts or [PromptPart(name="", start=0, end=len(prompt))]:
             start, tokens = max(part.start, same), prompt[part.start : part.end]
             name = part.name.partition("[")[0]
             first = named.setdefault(name, tokens)

@@ -36,7 +36,7 @@ class Story:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def tell(self, line: str) -> None:
+    def add(self, line: str) -> None:
         """Add an operation."""
         self.lines.append(line)
 
@@ -147,7 +147,7 @@ class _Player:
 
     def _feed(self, act: Act, *, probe: bool = False) -> None:
         tokens = act.tokens or (Token(1),)
-        self._story.tell(f"{'finally ' if probe else ''}feed({act.seq}, {list(tokens)})")
+        self._story.add(f"{'finally ' if probe else ''}feed({act.seq}, {list(tokens)})")
         got = self._memory.feed(act.seq, tokens)
         self._held[act.seq] += tokens
         cold = self._make().feed(0, self._held[act.seq])
@@ -161,7 +161,7 @@ class _Player:
         seq, keep = act.seq, min(act.keep, len(self._held[act.seq]))
         before = self._positions()
         done = self._memory.seq_rm(seq, keep, -1)
-        self._story.tell(f"seq_rm({seq}, {keep}, -1) is {done}")
+        self._story.add(f"seq_rm({seq}, {keep}, -1) is {done}")
         after = self._positions()
         if not done and after != before:
             self._story.broken("refusal is inert", f"last positions were {before}, are {after}")
@@ -182,12 +182,12 @@ class _Player:
         src, dst = act.seq, 1 - act.seq
         if self._held[dst]:
             return
-        self._story.tell(f"seq_cp({src}, {dst})")
+        self._story.add(f"seq_cp({src}, {dst})")
         self._memory.seq_cp(src, dst)
         self._held[dst] = self._held[src]
 
     def _save(self, act: Act) -> None:
-        self._story.tell(f"save({act.seq})")
+        self._story.add(f"save({act.seq})")
         self._saved = (self._memory.save(act.seq), self._held[act.seq])
 
     def _load(self, act: Act) -> None:
@@ -195,7 +195,7 @@ class _Player:
             return
         state, tokens = self._saved
         done = self._memory.load(act.seq, state)
-        self._story.tell(f"load({act.seq}, saved) is {done}")
+        self._story.add(f"load({act.seq}, saved) is {done}")
         if done and self._memory.seq_pos_max(act.seq) != len(tokens) - 1:
             self._story.broken(
                 "save, load",

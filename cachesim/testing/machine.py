@@ -67,7 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.oracle = Oracle(network)
         self.low = FIRST if spec.vocabulary > FIRST + 1 else 0
 
-    def ask(self, prompt: Tokens, predict: int = 2) -> None:
+    def send(self, prompt: Tokens, predict: int = 2) -> None:
         """Send a request; its answer must be the cold answer."""
         reply = self.loop.answer(Request(prompt=prompt, predict=predict))
         self.engine.check_integrity()
@@ -90,33 +90,33 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tokens=token_lists(max_size=12))
     def request(self, tokens: Tokens) -> None:
         """Send a new prompt."""
-        self.ask(self.words(tokens))
+        self.send(self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3))
     def extend(self, tokens: Tokens, back: int) -> None:
         """Extend an earlier turn: the last one, or a branch of an older one."""
-        self.ask(self.turns[-1 - back % len(self.turns)] + self.words(tokens))
+        self.send(self.turns[-1 - back % len(self.turns)] + self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(back=st.integers(0, 3), drop=st.integers(1, 4))
     def regenerate(self, back: int, drop: int) -> None:
         """Send the same prompt again, with or without its last token."""
         turn = self.turns[-1 - back % len(self.turns)]
-        self.ask(turn[: max(1, len(turn) - drop)])
+        self.send(turn[: max(1, len(turn) - drop)])
 
     @precondition(lambda self: self.turns)
     @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3), keep=st.integers(1, 12))
     def edit(self, tokens: Tokens, back: int, keep: int) -> None:
         """Send an earlier turn up to some token, then other tokens."""
         turn = self.turns[-1 - back % len(self.turns)]
-        self.ask(turn[:keep] + self.words(tokens))
+        self.send(turn[:keep] + self.words(tokens))
 
     @precondition(lambda self: self.turns)
     @rule(keep=st.integers(1, 12))
     def truncate(self, keep: int) -> None:
         """Send a prefix of the last turn."""
-        self.ask(self.turns[-1][:keep])
+        self.send(self.turns[-1][:keep])
 
     @rule(tokens=token_lists(min_size=1, max_size=12), turns=st.integers(1, 3))
     def cancel(self, tokens: Tokens, turns: int) -> None:

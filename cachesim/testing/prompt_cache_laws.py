@@ -1,11 +1,11 @@
-"""`check_prompt_cache`: laws of a store that parks and returns conversations.
+"""`check_prompt_cache`: laws of a prompt cache, a store of conversations.
 
-a prefix       what is handed out covers the beginning of the prompt, as many tokens as it says
-true states    the state handed out has folded in exactly those tokens
-salts apart    what was computed under one salt is never handed out under another
-no aliasing    what a caller does to a state handed out changes nothing that is stored
+a prefix       a returned entry covers a prefix of the prompt, of the reported length
+true states    the returned state has folded in exactly those tokens
+salts apart    an entry computed under one salt is never returned under another
+no aliasing    changing a returned state changes no stored entry
 one token left a whole prompt is never covered: the last token is needed for the answer
-newest found   what was inserted last covers as much of a prompt as in a cache that has nothing else
+newest found   the last insertion covers as much of a prompt as in a cache without other entries
 sizes add up   the store's size is never negative, and an empty store has none
 
 A cache of blocks decides at its blocks' edges, so prompts are made of pieces as long as a block:
@@ -197,8 +197,8 @@ def check_prompt_cache(
 def unit_of(make: Callable[[], Any], *, trimmable: bool = True, salts: bool = False) -> int:
     """The unit of a cache's answers in tokens: their greatest common divisor; 1 if unknown."""
     salt = {"salt": 0} if salts else {}
-    parked = (State(list(range(length)), trimmable) for length in PROBED)
-    return gcd(*(_covered(make, state, salt) for state in parked)) or 1
+    states = (State(list(range(length)), trimmable) for length in PROBED)
+    return gcd(*(_covered(make, state, salt) for state in states)) or 1
 
 
 def _covered(make: Callable[[], Any], state: State, salt: dict[str, int]) -> int:
@@ -260,7 +260,7 @@ class _Player:
         self._calls(unit, acts)
         for tokens, salt in self._closing(unit):
             try:
-                self._ask(tokens, salt)
+                self._fetch(tokens, salt)
             except BrokenLawError as error:
                 raise self._alone(unit, acts, tokens, salt) or error from None
 
@@ -276,7 +276,7 @@ class _Player:
         )
         try:
             again._calls(unit, acts)
-            again._ask(tokens, salt)
+            again._fetch(tokens, salt)
         except BrokenLawError as error:
             return error
         return None
@@ -286,7 +286,7 @@ class _Player:
         for act in acts:
             tokens, salt = self._prompt(act, unit)
             self._prompts.append((tokens, salt))
-            call = self._insert if act.verb == "insert" else self._ask
+            call = self._insert if act.verb == "insert" else self._fetch
             call(tuple(map(Token, tokens)), salt)
             self._sizes()
 
@@ -336,24 +336,24 @@ class _Player:
 
     def _insert(self, tokens: Tokens, salt: int) -> None:
         self._report.insertions += 1
-        self._story.tell(
+        self._story.add(
             f"insert({shown(tokens)}{self._under(salt)}) with a state that has folded in the same"
         )
         self._cache.insert(tokens, self._state(tokens, salt), **self._with(salt))
         self._last = tokens, salt
 
-    def _ask(self, tokens: Tokens, salt: int) -> None:
+    def _fetch(self, tokens: Tokens, salt: int) -> None:
         story, last = self._story, self._last
         self._last = None
         self._report.requests += 1
         found = self._cache.fetch(tokens, **self._with(salt))
         call = f"fetch({shown(tokens)}{self._under(salt)})"
         if found is None:
-            story.tell(f"{call} gives nothing")
+            story.add(f"{call} gives nothing")
             self._check_newest(last, tokens, salt, 0)
             return
         covered, state = found
-        story.tell(f"{call} covers {covered}, with a state of {shown(state.tokens)}")
+        story.add(f"{call} covers {covered}, with a state of {shown(state.tokens)}")
         self._check(tokens, salt, covered, state)
         self._check_newest(last, tokens, salt, covered)
         if covered:
@@ -363,7 +363,7 @@ class _Player:
         again = self._cache.fetch(tokens, **self._with(salt))
         if again is None:
             return
-        story.tell(f"the caller feeds {shown(rest)} to it, and fetches once more")
+        story.add(f"the caller feeds {shown(rest)} to it, and fetches once more")
         if again[1].tokens != list(tokens[: again[0]]):
             story.broken(
                 "no aliasing",

@@ -22,7 +22,7 @@ from cachesim.testing.workloads import (
     Seeded,
     Shape,
     draw_workload,
-    said,
+    turn_of,
     words_of,
 )
 from cachesim.verify.oracle import Oracle, Oracles
@@ -125,7 +125,7 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     longest = max(len(step.ids) for step in scenario.step)
-    asked = [step.prompt is not None for step in scenario.step]
+    has_prompt = [step.prompt is not None for step in scenario.step]
     size = longest // 2
     while size:
         for first in range(0, longest, size):
@@ -133,14 +133,14 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
                 replace(step, prompt=step.ids[:first] + step.ids[first + size :])
                 if wanted
                 else step
-                for step, wanted in zip(scenario.step, asked, strict=True)
+                for step, wanted in zip(scenario.step, has_prompt, strict=True)
             )
             pairs = zip(scenario.step, cut, strict=True)
             if not any(one.ids and not other.ids for one, other in pairs):
                 yield _with_steps(scenario, cut)
         size //= 2
     for index, step in enumerate(scenario.step):
-        size = len(step.ids) // 2 if asked[index] else 0
+        size = len(step.ids) // 2 if has_prompt[index] else 0
         while size:
             yield _changed(scenario, index, replace(step, prompt=step.ids[:-size]))
             size //= 2
@@ -162,7 +162,7 @@ def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
         tokens = words_of(turn)
         size = len(tokens) // 2
         while size:
-            shorter = said(turn.role, tokens[:-size])
+            shorter = turn_of(turn.role, tokens[:-size])
             yield _with_steps(
                 scenario,
                 tuple(
@@ -323,11 +323,11 @@ def play(
     With `thin` the network has one layer of each kind that the model has.
     """
     trial = Trial()
-    session = Session(scenario, profile, arithmetic=arithmetic, looks=False, thin=thin)
+    session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
-            finding = _look(record, oracle, trial)
+            finding = _finding_of(record, oracle, trial)
             if finding is not None:
                 trial.findings.append(finding)
                 if stop_early:
@@ -340,7 +340,7 @@ def play(
     return trial
 
 
-def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
+def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
@@ -470,7 +470,7 @@ def search(
     for number, scenario in enumerate(drawn, first):
         if not going(report):
             break
-        trial = look(number, scenario, profile, arithmetic=arithmetic)
+        trial = trial_of(number, scenario, profile, arithmetic=arithmetic)
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
@@ -478,7 +478,7 @@ def search(
     return report
 
 
-def look(
+def trial_of(
     number: int,
     scenario: Scenario,
     profile: Profile,
@@ -615,7 +615,7 @@ def compare(
         if not playable(scenario, other):
             continue
         trials = [
-            look(found.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False)
+            trial_of(found.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False)
             for profile in (one, other)
         ]
         found.workloads += 1
@@ -635,15 +635,15 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
     lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
     window = scenario.model.window
-    looks = f", with windows of {window} tokens" if window else ""
-    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{looks}")
+    windows = f", with windows of {window} tokens" if window else ""
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{windows}")
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
         if step.do != "complete":
             lines.append(f"    {_deed(step)}")
             continue
         prompt = step.ids
-        asked = f"a prompt of {counted(len(prompt), 'token')}" if not step.messages else _chat(step)
+        text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""
@@ -652,7 +652,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
         mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         lines.append(
-            f"    {step.name}: {asked}{shared}, "
+            f"    {step.name}: {text}{shared}, "
             f"{len(step.reply or ())} generated{wishes}{together}{mark}"
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
@@ -660,8 +660,8 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
 
 
 def _chat(step: Step) -> str:
-    told = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
-    return f"a chat ({', '.join(told)} tokens)"
+    turns = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
+    return f"a chat ({', '.join(turns)} tokens)"
 
 
 def _turns(count: int) -> str:

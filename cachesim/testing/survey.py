@@ -33,10 +33,10 @@ from cachesim.testing.search import (
     Kind,
     Report,
     Trial,
-    look,
     play,
     search,
     shrink,
+    trial_of,
     workloads,
 )
 from cachesim.testing.workloads import DEFAULT, Shape
@@ -127,7 +127,7 @@ def survey(
     for number, scenario in enumerate(drawn, first):
         if not going(found.report):
             break
-        trial = look(
+        trial = trial_of(
             number, scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles
         )
         found.report.add(scenario, trial)
@@ -157,7 +157,7 @@ def causes(
 ) -> dict[Cause, tuple[int, str]]:
     """Every cause of a workload, each with its first step and the difference.
 
-    `trial` is the workload played to its end, where whoever asks has done that.
+    `trial` is the workload played to its end, if already done.
     """
     found: dict[Cause, tuple[int, str]] = {}
     oracles = oracles or Oracles()

@@ -1,8 +1,8 @@
 """Random workloads: conversation trees, written as scenarios.
 
-A tree grows from what was asked before: a prompt is extended by the reply and something new, asked
-again, cut, edited in the middle, branched off an older turn, or has nothing to do with any. Cuts
-favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
+Each prompt derives from earlier ones: extended by the reply and new tokens, repeated, cut, edited
+in the middle, branched off an older turn, or unrelated. Cuts favour the positions of checkpoints:
+the end, the last tokens, the last tokens of a ubatch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,15 +173,15 @@ Chat: TypeAlias = tuple[Turn, ...]
 class Chats:
     """The chats so far, and their continuations.
 
-    extend     [ system | user | assistant ] user         the reply comes back as it was said
-    edit       [ system | user | assistant ] another      the last question is asked otherwise
-    cut        [ system | user ]                          an earlier turn, asked again
-    rewrite    [ system | user | its end ] user           of the reply only the end comes back
+    extend     [ system | user | assistant ] user         the reply is sent back unchanged
+    edit       [ system | user | assistant ] another      the last user message is replaced
+    cut        [ system | user ]                          an earlier turn is sent again
+    rewrite    [ system | user | its end ] user           only the end of the reply is sent back
     """
 
     def __init__(self, draws: Draws, *, strangers: bool) -> None:
         self._draws = draws
-        self._strangers = strangers  # most requests come from people who have not asked before
+        self._strangers = strangers  # most requests open a new conversation
         self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
 
     def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
@@ -194,14 +194,14 @@ class Chats:
         if way == "new":
             return self._opened(new)
         if way == "edit":
-            return (*chat[:-1], said("user", new()))
+            return (*chat[:-1], turn_of("user", new()))
         if way == "again":
             return chat
         if way == "cut":
-            asked = [number for number, turn in enumerate(chat) if turn.role == "user"]
-            return chat[: draws.one_of(asked) + 1]
+            questions = [number for number, turn in enumerate(chat) if turn.role == "user"]
+            return chat[: draws.one_of(questions) + 1]
         answer = reply[len(reply) // 2 :] if way == "rewrite" else reply
-        return (*chat, said("assistant", answer), said("user", new()))
+        return (*chat, turn_of("assistant", answer), turn_of("user", new()))
 
     def learn(self, chat: Chat, reply: tuple[int, ...]) -> None:
         """Add a reply."""
@@ -214,11 +214,11 @@ class Chats:
         def spoken() -> tuple[int, ...]:
             return new()[: draws.integer(1, 6)] if draws.integer(0, 1) else new()
 
-        system = (said("system", spoken()),) if draws.integer(0, 1) else ()
-        return (*system, said("user", spoken()))
+        system = (turn_of("system", spoken()),) if draws.integer(0, 1) else ()
+        return (*system, turn_of("user", spoken()))
 
 
-def said(role: str, tokens: Sequence[int]) -> Turn:
+def turn_of(role: str, tokens: Sequence[int]) -> Turn:
     """A message of these tokens."""
     return Turn(role=role, content=ByteTokenizer().decode(as_tokens(list(tokens))))
 
@@ -235,7 +235,7 @@ SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 MOST_RIGHT: Final = 2
 """Most leading drafts that match the reply."""
 MOST_TRIPS: Final = 3
-"""Most times that a conversation is parked and restored."""
+"""Most times that a conversation is saved and restored."""
 MOST_MORE: Final = 60
 """Number of tokens of a long reply."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
@@ -370,7 +370,7 @@ def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -
 
 
 def _trips(draws: Draws, step: Step) -> Iterator[Step]:
-    """Two conversations in turn: each is parked while the other is served, and returns shorter.
+    """Two conversations in turn: each is saved while the other is served, and returns shorter.
 
     A . B . A[:-3] . B . A . B ...
     """
@@ -459,7 +459,7 @@ class _Tree:
         kept = base[: self._cut(len(base))]
         if way == "cut" and kept:
             return kept
-        if way == "drop" and kept:  # a part in the middle is gone: what chunk reuse looks for
+        if way == "drop" and kept:  # a part in the middle is missing: the case of chunk reuse
             return kept + base[len(kept) + draws.integer(1, 20) :] + self._words(1)
         return kept + self._new() if way == "edit" else base
 

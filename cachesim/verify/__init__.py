@@ -9,10 +9,10 @@ ideal.remember(reply)                               in the order of the replies
 """
 
 from cachesim.verify.explain import (
+    Divergence,
     Explanation,
     IdealCache,
     Part,
-    Parting,
     adds_up,
     explain,
     sentence,
@@ -23,11 +23,11 @@ from cachesim.verify.verdict import BOUND, Answer, Reuse, Verdict, WrongStep, ju
 __all__ = [
     "BOUND",
     "Answer",
+    "Divergence",
     "Explanation",
     "IdealCache",
     "Oracle",
     "Part",
-    "Parting",
     "Reuse",
     "Verdict",
     "WrongStep",

@@ -23,33 +23,33 @@ from cachesim.units import Count, Pos, Token, Tokens
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _RadixNode:
     """A run of tokens, a node of a radix tree; continuations oldest first."""
 
     tokens: Tokens
-    children: "dict[Token, _Stretch]" = field(default_factory=dict)
+    children: "dict[Token, _RadixNode]" = field(default_factory=dict)
 
     def part_at(self, count: int) -> None:
         """Split the run after `count` tokens."""
-        rest = _Stretch(self.tokens[count:], self.children)
+        rest = _RadixNode(self.tokens[count:], self.children)
         self.tokens, self.children = self.tokens[:count], {rest.tokens[0]: rest}
 
 
 class IdealCache:
     """A radix tree of all processed tokens for each set of adapters; any prefix is reusable.
 
-    What it would reuse is the measure of every policy: the longest prefix computed before, but for
-    the last token of the prompt, which is always processed because its logits are wanted.
+    Its reuse is the measure of every policy: the longest prefix computed before, without the last
+    token of the prompt, which is always processed for its logits.
     """
 
     def __init__(self) -> None:
-        self._roots: dict[Strengths, _Stretch] = {}
+        self._roots: dict[Strengths, _RadixNode] = {}
 
     def due(self, reply: Reply) -> Count:
         """Tokens that an ideal cache reuses; at least those that the server matched.
 
-        Where several sets of adapters were in force, a server may find equal what another one
-        computed: then only what is known of the request's own set is due.
+        With several sets of adapters a server may match tokens computed under another one: then
+        only tokens computed under the request's own set are due.
         """
         known = self.common(reply.prompt, reply.strengths)
         if self._roots.keys() <= {reply.strengths}:
@@ -79,15 +79,15 @@ class IdealCache:
             return
         if within < len(last.tokens):
             last.part_at(within)
-        last.children[tokens[known]] = _Stretch(tokens[known:])
+        last.children[tokens[known]] = _RadixNode(tokens[known:])
 
-    def _follow(self, tokens: Tokens, strengths: Strengths) -> tuple[_Stretch, int, int]:
+    def _follow(self, tokens: Tokens, strengths: Strengths) -> tuple[_RadixNode, int, int]:
         """The node where tokens end or diverge from all earlier ones, and the number of matched
         tokens.
 
-        And how many of them lie within that stretch.
+        And how many of them lie within that node.
         """
-        node = self._roots.setdefault(strengths, _Stretch(()))
+        node = self._roots.setdefault(strengths, _RadixNode(()))
         known = within = 0
         while known < len(tokens):
             child = node.children.get(tokens[known])
@@ -108,10 +108,7 @@ NOT_HELD: Final = "not-held"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A stretch `[start, end)` of a prompt with the name a reader knows it by.
-
-    A span, a message, an earlier reply.
-    """
+    """A named range `[start, end)` of a prompt: a span, a message, an earlier reply."""
 
     name: str
     start: int
@@ -119,7 +116,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class Divergence:
     """The first token of a prompt that differs from all earlier continuations."""
 
     index: Pos
@@ -137,7 +134,7 @@ class Explanation:
     cached: Count
     equal: Count
     equal_with: str
-    parting: Parting | None  # None where the whole prompt was equal
+    parting: Divergence | None  # None where the whole prompt was equal
     losses: tuple[Loss, ...]
     ideal: Count  # what an ideal cache, one with every state, would have reused
     lost: Count  # against that one: the loss of the policy, as one number
@@ -157,30 +154,30 @@ def explain(
 ) -> Explanation | None:
     """Account for a reply's reuse, given what its server had computed before it.
 
-    `matched` is what the thing that matched best holds, where that is known.
+    `matched`: the tokens of the best match, where known.
 
-    A refused request reused nothing and processed nothing: there is no account of it.
+    None for a refused request: nothing was reused or processed.
     """
     if reply.error is not None or reply.cached is None:
         return None
     adds_up(reply)
     due = ideal.due(reply)
-    parting = _parting(reply, ideal, parts, matched)
+    divergence = _divergence(reply, ideal, parts, matched)
     return Explanation(
         prompt_tokens=Count(len(reply.prompt)),
         cached=reply.cached,
         equal=reply.equal,
         equal_with=reply.equal_with,
-        parting=parting,
+        parting=divergence,
         losses=reply.losses,
         ideal=due,
         lost=Count(max(0, due - reply.cached)),
-        sentences=(_beginning(reply, ideal, parting, matched), *map(sentence, reply.losses)),
+        sentences=(_beginning(reply, ideal, divergence, matched), *map(sentence, reply.losses)),
     )
 
 
 def adds_up(reply: Reply) -> None:
-    """True if matched tokens minus cached tokens equal the sum over the rules."""
+    """Raise ContractError unless matched minus cached tokens equal the sum over the rules."""
     if reply.cached is None:
         return
     lost = sum(loss.before - loss.after for loss in reply.losses)
@@ -217,13 +214,13 @@ def lost_below(reply: Reply, bound: int) -> Counter[str]:
     return +lost
 
 
-def _parting(
+def _divergence(
     reply: Reply, ideal: IdealCache, parts: Sequence[Part], matched: Tokens | None
-) -> Parting | None:
+) -> Divergence | None:
     index = int(reply.equal)
     if index >= len(reply.prompt):
         return None
-    return Parting(
+    return Divergence(
         index=Pos(index),
         token=reply.prompt[index],
         others=ideal.others(reply.prompt, index, reply.strengths),
@@ -233,10 +230,10 @@ def _parting(
 
 
 def _beginning(
-    reply: Reply, ideal: IdealCache, parting: Parting | None, matched: Tokens | None
+    reply: Reply, ideal: IdealCache, first: Divergence | None, matched: Tokens | None
 ) -> str:
     count = len(reply.prompt)
-    if parting is None:
+    if first is None:
         every = f"All {count} tokens match" if count > 1 else "The one token matches"
         return f"{every} {reply.equal_with}."
     if not reply.equal:
@@ -248,10 +245,10 @@ def _beginning(
     )
     held = reply.equal_with
     equal = f"{some} {held}"
-    token = f"oken {parting.index}" + (f" (in {parting.within})" if parting.within else "")
-    if parting.there is not None:
-        return f"{equal}. T{token} is {parting.token} in the prompt, {parting.there} in {held}."
-    if ideal.common(reply.prompt, reply.strengths) <= reply.equal and not parting.others:
+    token = f"oken {first.index}" + (f" (in {first.within})" if first.within else "")
+    if first.there is not None:
+        return f"{equal}. T{token} is {first.token} in the prompt, {first.there} in {held}."
+    if ideal.common(reply.prompt, reply.strengths) <= reply.equal and not first.others:
         return f"{equal}. T{token} and all after it are new."
     if matched is not None:
         return f"{equal}, which ends before t{token}."

@@ -1,9 +1,9 @@
 """The oracle: logits of the network without any cache.
 
-`cold_logits` is the definition. `Oracle` gives the same rows to callers with many questions: it
-keeps its last few cold runs and lets one that a question begins with run on. A run that ran on is
-a cold run still: append-only, in a plain store, no token removed, moved or shared. What cold runs
-said is a value of their tokens, so a question that was asked before is not computed again.
+`cold_logits` is the definition. `Oracle` computes the same rows for many prompts: it keeps its last
+few cold runs and extends one that is a prefix of the prompt. An extended run is a cold run still:
+append-only, in a plain store, no token removed, moved or shared. Logits are a function of the
+tokens, so those of a repeated prompt are not computed again.
 """
 
 from bisect import bisect_left

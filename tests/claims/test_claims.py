@@ -218,13 +218,13 @@ def _first_maker(patch: pytest.MonkeyPatch) -> None:
 def _what_followed_anywhere(patch: pytest.MonkeyPatch) -> None:
     """What followed in some other conversation is said to stand in this one."""
     explain = import_module("cachesim.verify.explain")
-    original = explain._parting
+    original = explain._divergence
 
     def told(*arguments: Any) -> Any:
         found = original(*arguments)
         return found and replace(found, there=found.token)
 
-    patch.setattr(explain, "_parting", told)
+    patch.setattr(explain, "_divergence", told)
 
 
 def _sentence_of_another(patch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_pieces_join_what_follows_and_keep_apart_what_does_not() -> None:
 def test_a_log_of_events_tells_of_each_one_however_it_comes() -> None:
     heard: list[int] = []
     log = EventLog()
-    log.hear = lambda: heard.append(len(log))
+    log.listener = lambda: heard.append(len(log))
 
     log.append(Event())
     log.extend([Event(), Event()])

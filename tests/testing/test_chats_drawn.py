@@ -7,7 +7,7 @@ from cachesim.engines import Profile
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink, workloads
 from cachesim.testing.survey import survey
-from cachesim.testing.workloads import Shape, said, words_of
+from cachesim.testing.workloads import Shape, turn_of, words_of
 
 OCTOBER = Profile.parse("mlx-lm@0.32.2")
 CROWDED = Shape(
@@ -42,7 +42,7 @@ def test_a_chat_has_no_prompt_and_ends_with_its_user() -> None:
 
 
 def test_a_message_is_read_as_the_tokens_that_it_was_made_of() -> None:
-    assert (300, 301) == words_of(said("user", (300, 301)))
+    assert (300, 301) == words_of(turn_of("user", (300, 301)))
 
 
 def test_the_search_comes_upon_the_ring_that_has_turned() -> None:

@@ -22,9 +22,9 @@ from cachesim.testing.search import (
     Finding,
     Trial,
     compare,
-    look,
     play,
     search,
+    trial_of,
     weighs,
     workloads,
 )
@@ -143,7 +143,7 @@ def test_what_shows_on_one_layer_of_each_kind_alone_is_not_told(
     profile = Profile.parse("llama.cpp@b11549")
     scenario = next(workloads(profile, "hybrid"))
 
-    assert look(1, scenario, profile, arithmetic="ring").finding is None
+    assert trial_of(1, scenario, profile, arithmetic="ring").finding is None
 
 
 @pytest.mark.parametrize(

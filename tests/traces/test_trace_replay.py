@@ -112,7 +112,9 @@ def test_without_a_network_the_same_is_decided(model: str) -> None:
         told = [
             [
                 (record.reply and record.reply.cached, [each.as_dict() for each in record.events])
-                for record in Session(scenario, profile, arithmetic=arithmetic, looks=False).run()
+                for record in Session(
+                    scenario, profile, arithmetic=arithmetic, reads_state=False
+                ).run()
             ]
             for arithmetic in ("ring", "counts")
         ]

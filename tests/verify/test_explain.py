@@ -11,7 +11,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Ledger, Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Tokens, as_tokens
-from cachesim.verify.explain import IdealCache, Part, Parting, adds_up, explain, sentence
+from cachesim.verify.explain import Divergence, IdealCache, Part, adds_up, explain, sentence
 
 
 def reply(
@@ -143,7 +143,7 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     )
 
     assert account is not None
-    assert Parting(
+    assert Divergence(
         index=Pos(196),
         token=prompt[196],
         others=as_tokens([196]),

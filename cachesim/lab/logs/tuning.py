@@ -111,7 +111,7 @@ class OfScenario:
         """Replay in exact arithmetic, so that replies repeated in later prompts are constant."""
         engine = replace(self.scenario.engine, options=dict(options))
         changed = replace(self.scenario, engine=engine)
-        session = Session(changed, self.profile, arithmetic="ring", looks=False)
+        session = Session(changed, self.profile, arithmetic="ring", reads_state=False)
         server = of_kind(LlamaCpp, session.engine)  # the profile says so
         processed = failed = peak = 0
         for record in session.run():

@@ -23,7 +23,7 @@ from cachesim.play import run
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
-from cachesim.testing.search import look, workloads
+from cachesim.testing.search import trial_of, workloads
 from tests.engines import drawn_plays
 from tests.engines.plays import FOLDER, answers, cases, played
 from tests.hashes import digest_of, drawn, kept
@@ -99,7 +99,7 @@ def _searches(port: Port) -> Iterator[Example]:
 
 
 def _found(number: int, scenario: Scenario, profile: Profile) -> str:
-    return repr(look(number, scenario, profile, arithmetic="ring").finding)
+    return repr(trial_of(number, scenario, profile, arithmetic="ring").finding)
 
 
 def _scenarios(port: Port) -> Iterator[Example]:

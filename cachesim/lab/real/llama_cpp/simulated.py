@@ -86,7 +86,7 @@ class SimulatedServer:
             trial.asked(workload) if trial else workload,
             Profile(FAMILY.name, nearest_release(release)),
             arithmetic=arithmetic or ("float" if drafts else "ring"),
-            looks=False,
+            reads_state=False,
             family=trial.family(release) if trial else None,
         )
         self.records: list[Record] = []  # of the last group
@@ -98,7 +98,7 @@ class SimulatedServer:
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
-        self.records = self.session.ask(group)
+        self.records = self.session.send(group)
         if self.lost:
             aborted = any(each.error == ABORTED for each in self.records)
             return (Outcome(error=CRASH if aborted else ENDLESS),) * len(group)

@@ -196,7 +196,7 @@ class Instance(Session):
         other = replace(known, rules=rules or known.rules)
         releases = tuple(other if each is known else each for each in FAMILY.releases)
         profile, family = Profile(FAMILY.name, release), replace(FAMILY, releases=releases)
-        super().__init__(scenario, profile, looks=False, family=family)
+        super().__init__(scenario, profile, reads_state=False, family=family)
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
         del spec
@@ -204,7 +204,7 @@ class Instance(Session):
 
     def counted(self) -> list[tuple[Record, Json]]:
         """Each step's record, and the counts after it."""
-        return [(self.ask([step])[0], self._counts()) for step in self.scenario.step]
+        return [(self.send([step])[0], self._counts()) for step in self.scenario.step]
 
     def _counts(self) -> Json:
         """Tokens of the instance, also those beyond its array, and of its cache's entries."""
