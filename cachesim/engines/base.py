@@ -63,10 +63,10 @@ class Reply:
     approximated: str | None = None  # why the server's values are approximate by design
 
     @classmethod
-    def empty(cls, prompt: Tokens = (), **said: Any) -> "Reply":
+    def empty(cls, prompt: Tokens = (), **more: Any) -> "Reply":
         """A reply without tokens, for a refused request or a slot action."""
-        logits = said.pop("logits", np.zeros((0, 0)))
-        return cls(prompt=prompt, generated=(), logits=logits, cached=None, processed=None, **said)
+        logits = more.pop("logits", np.zeros((0, 0)))
+        return cls(prompt=prompt, generated=(), logits=logits, cached=None, processed=None, **more)
 
 
 class Ticket(int):

@@ -33,7 +33,7 @@ class Cause:
             msg = f"cause {self.id}: its sentence needs fields {sorted(missing)}, and an about"
             raise ContractError(msg)
 
-    def says(self, detail: Mapping[str, Any]) -> str:
+    def render(self, detail: Mapping[str, Any]) -> str:
         """The sentence with the numbers of one case."""
         return filled(self.sentence, detail)
 
@@ -68,7 +68,7 @@ class Loss:
     @property
     def sentence(self) -> str:
         """The cause's sentence, without the counts."""
-        words = self.cause.says({**self.detail, "before": self.before})
+        words = self.cause.render({**self.detail, "before": self.before})
         return f"{words[:1].upper()}{words[1:]}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Ledger:
             self.usable = after
 
 
-class Holdings:
+class Candidates:
     """The reusable tokens by holder, eliminated until one holder is left.
 
     A request could have reused the best of all slots and prompt-cache entries. Each branch of the
@@ -150,7 +150,7 @@ class Holdings:
         if self._common.pop(holder, 0) >= self.ledger.usable > 0:
             self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
 
-    def takes_over(self, holder: object, other: object) -> None:
+    def transfer(self, holder: object, other: object) -> None:
         """Move the content of another holder to a holder."""
         self._common[holder] = self._common.pop(other, Count(0))
 

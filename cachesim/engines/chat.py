@@ -58,8 +58,8 @@ def show_as_written(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
 
 def show_without_old_reasoning(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """Assistant messages before the last user message lose their reasoning (as Qwen 3 does)."""
-    asked = [index for index, each in enumerate(messages) if each.role == "user"]
-    last_user = asked[-1] if asked else -1
+    user_turns = [index for index, each in enumerate(messages) if each.role == "user"]
+    last_user = user_turns[-1] if user_turns else -1
     return tuple(
         (each.role, turn(each.role, without_reasoning(each.content)))
         if each.role == "assistant" and index < last_user

@@ -183,8 +183,8 @@ class SlotlessEngine(JobEngine[R, S, B]):
             msg = f"token {first} of the prompt is outside the vocabulary of {size}"
             raise TokenError(msg)
 
-    def _limit(self, request: base.Request, room: int) -> int:
-        wanted = room if request.predict < 0 else min(request.predict, room)
+    def _limit(self, request: base.Request, capacity: int) -> int:
+        wanted = capacity if request.predict < 0 else min(request.predict, capacity)
         if request.reply is not None:
             wanted = min(wanted, len(request.reply))
         if wanted < 1:

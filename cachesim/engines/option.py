@@ -124,20 +124,20 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Value:
+def option(flag: str = "", about: str = "", *, default: object, **given: Any) -> Value:
     """A field of an engine's options, with its `Option` as metadata."""
-    kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
-    whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **_bounded(said))
+    kind = given.pop("kind", None) or _kind_of(default, given.get("choices", ()))
+    whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **_bounded(given))
     return field(default=default, metadata={Option: whole})
 
 
-def asked(name: str, kind: Kind, about: str = "", **said: Any) -> Option:
+def asked(name: str, kind: Kind, about: str = "", **given: Any) -> Option:
     """A request field without a flag of the server."""
-    return Option(name=name, kind=kind, about=about, **_bounded(said))
+    return Option(name=name, kind=kind, about=about, **_bounded(given))
 
 
-def _bounded(said: dict[str, Any]) -> dict[str, Any]:
-    return {"low": 0, "high": MOST} | said if said.get("unit") else said
+def _bounded(given: dict[str, Any]) -> dict[str, Any]:
+    return {"low": 0, "high": MOST} | given if given.get("unit") else given
 
 
 def like(options: type, name: str, **changed: Any) -> Value:

@@ -168,17 +168,17 @@ class _View:
 
     def __init__(self, window: int, *, chunked: bool) -> None:
         self._window, self._chunked = window, chunked
-        self._asked = (0, 0)
-        self._told: tuple[slice, Integers, Integers, Integers]
+        self._range = (0, 0)
+        self._cached: tuple[slice, Integers, Integers, Integers]
 
     def of(self, first: int, new: int) -> tuple[slice, Integers, Integers, Integers]:
         """The cells of a lane, their positions, and the end of each new cell's range."""
-        if self._asked != (first, new):
-            self._told = self._look(first, first + new)
-            self._asked = (first, new)
-        return self._told
+        if self._range != (first, new):
+            self._cached = self._compute(first, first + new)
+            self._range = (first, new)
+        return self._cached
 
-    def _look(self, first: int, count: int) -> tuple[slice, Integers, Integers, Integers]:
+    def _compute(self, first: int, count: int) -> tuple[slice, Integers, Integers, Integers]:
         high = np.arange(first, count, dtype=np.int64)
         low = np.zeros(len(high), np.int64)
         if self._window and self._chunked:

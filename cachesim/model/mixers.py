@@ -382,7 +382,7 @@ class Ssm(InAndOut):
 
     def __call__(self, x: Array, run: Run) -> Array:
         """The layer's summand for rows x (R, d)."""
-        if run.count == 1 and run.asked is None and run.padding is None:
+        if run.count == 1 and run.outputs is None and run.padding is None:
             return self._one(x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads

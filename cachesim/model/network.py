@@ -121,14 +121,14 @@ class FloatNetwork:
             padding=ubatch.padding,
         )
         outputs = ubatch.outputs
-        last = run if self._spec.mtp_depth else run.asking(outputs)
+        last = run if self._spec.mtp_depth else run.with_outputs(outputs)
         with np.errstate(over="ignore", invalid="ignore"):  # the head looks at what comes out
             x = self._entry(ubatch, self._ladder)
             for layer in self._body:
                 x += layer(x, run)
             x = self._finish(x, last)
             hidden = self._head.hidden(x[: len(last.rows(ubatch.tokens))])
-        if last.asked is not None:
+        if last.outputs is not None:
             outputs = None
         logits = self._head.logits(hidden, outputs, self._ladder)
         return Output(logits=logits, hidden=hidden if self._spec.mtp_depth else None)

@@ -386,8 +386,8 @@ class RingNetwork(WordNetwork):
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         self._layers = [_layer(spec, number) for number in numbers]
-        looks = (n for n in numbers if spec.kind(n) not in RECURRENT_KINDS)
-        self._turns = any(map(spec.turns, looks))
+        attention = (n for n in numbers if spec.kind(n) not in RECURRENT_KINDS)
+        self._turns = any(map(spec.turns, attention))
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
         self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))

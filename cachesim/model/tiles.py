@@ -258,38 +258,38 @@ class Run:
     turns: Turns | None
     store: Store
     padding: Padding | None = None
-    asked: Integers | None = None  # rows that somebody reads; None: all of them
+    outputs: Integers | None = None  # rows that somebody reads; None: all of them
 
     @property
     def height(self) -> int:
         """R', the rows of what a layer returns: those asked for, and zeros."""
-        return padded(self.count if self.asked is None else len(self.asked), self.ladder)
+        return padded(self.count if self.outputs is None else len(self.outputs), self.ladder)
 
-    def asking(self, outputs: Integers | None) -> "Run":
+    def with_outputs(self, outputs: Integers | None) -> "Run":
         """The run of a last layer of which only these rows' logits are wanted."""
         if outputs is None or len(outputs) == self.count:
             return self
-        return replace(self, asked=outputs)
+        return replace(self, outputs=outputs)
 
     def rows(self, x: Array) -> Array:
         """The rows asked for among rows (T, ...)."""
-        return x if self.asked is None else x[self.asked]
+        return x if self.outputs is None else x[self.outputs]
 
     def tiled(self, x: Array) -> Array:
         """The rows asked for of x (R, d), with the zeros that fill their last tile: (R', d)."""
-        if self.asked is None:
+        if self.outputs is None:
             return x
         result = np.zeros((self.height, x.shape[1]))
-        result[: len(self.asked)] = x[self.asked]
+        result[: len(self.outputs)] = x[self.outputs]
         return result
 
     def lane(self, lane: Lane) -> Lane:
         """A lane as the rows asked for see it, under the numbers they have among themselves."""
-        if self.asked is None:
+        if self.outputs is None:
             return lane
         places = np.full(self.count, -1)
         places[lane.rows] = np.arange(len(lane.rows))
-        mine = places[self.asked]
+        mine = places[self.outputs]
         (rows,) = np.nonzero(mine >= 0)
         return lane._replace(rows=rows, low=lane.low[mine[rows]], high=lane.high[mine[rows]])
 

@@ -47,7 +47,7 @@ def test_every_event_has_a_sentence_over_its_own_fields(engine: str, event: type
 
 @pytest.mark.parametrize(("engine", "cause"), CAUSES, **by_name)
 def test_every_cause_says_something_without_a_full_stop(engine: str, cause: Cause) -> None:
-    words = cause.says(dict.fromkeys((*cause.fields, *cause.derived), 7))
+    words = cause.render(dict.fromkeys((*cause.fields, *cause.derived), 7))
     assert words
     assert not words.endswith((".", ":"))
     assert not words[0].isupper()

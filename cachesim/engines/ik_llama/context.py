@@ -339,8 +339,8 @@ class Context:
                 output = self.network.run(ubatch, view)
                 for row, k in enumerate(wanted):
                     done.logits[first + mine[k]] = output.logits[row]
-                said = output.hidden  # None without an MTP head
-                rows = repeat(NOTHING, len(mine)) if said is None else said
+                # None without an MTP head
+                rows = repeat(NOTHING, len(mine)) if output.hidden is None else output.hidden
                 done.hidden.update(zip((first + i for i in mine), rows, strict=True))
             if not self.recurrent:
                 self.cells.advance(len(piece))

@@ -121,8 +121,8 @@ def snapshot(
     return {
         **found,
         "slots": [
-            {**told, "cells": _cells_of(primary, slot)}
-            for told, slot in zip(found["slots"], slots, strict=True)
+            {**entry, "cells": _cells_of(primary, slot)}
+            for entry, slot in zip(found["slots"], slots, strict=True)
         ],
         "companion": None if companion is None else {"tail": int(companion.tail)},
     }

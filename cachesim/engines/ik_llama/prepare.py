@@ -83,20 +83,20 @@ class Selection:
         """The Dice ratio; with the shifted prompt too after a shift
         (`calculate_slot_similarity`).
         """
-        held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
-        score = similarity(held, asked, self._cache.text_of)
-        if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
-            shifted = discard(asked, slot.n_kept_prompt, slot.n_discarded_prompt)
+        held, wanted = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
+        score = similarity(held, wanted, self._cache.text_of)
+        if slot.n_discarded_prompt > 0 and len(wanted) >= slot.n_ctx:
+            shifted = discard(wanted, slot.n_kept_prompt, slot.n_discarded_prompt)
             score = max(score, similarity(held, shifted, self._cache.text_of))
         return score
 
     def _kept(self, slot: Slot, prompt: Tokens) -> np.float32:
-        held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
-        if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
+        held, wanted = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
+        if slot.n_discarded_prompt > 0 and len(wanted) >= slot.n_ctx:
             return kept_fraction(
-                held, discard(asked, slot.n_keep, slot.n_discarded_prompt), self._cache.text_of
+                held, discard(wanted, slot.n_keep, slot.n_discarded_prompt), self._cache.text_of
             )
-        return kept_fraction(held, asked, self._cache.text_of)
+        return kept_fraction(held, wanted, self._cache.text_of)
 
     # -- the RAM prompt cache ----------------------------------------------------------------
 

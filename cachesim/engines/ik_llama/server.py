@@ -114,13 +114,13 @@ class Checkpointing:
             self._options.ctx_checkpoints_eviction,
             keeps_earliest=self._rules.keeps_earliest,
         )
-        gone = slot.checkpoints.pop(index)
+        erased = slot.checkpoints.pop(index)
         self._record.append(
             events.CheckpointErased(
                 slot=slot.id,
                 task=slot.id_task,
-                pos_max=gone.pos_max,
-                n_tokens=gone.n_tokens,
+                pos_max=erased.pos_max,
+                n_tokens=erased.n_tokens,
                 because="the list is full",
             )
         )
@@ -337,9 +337,9 @@ class IkLlama(Engine):
         slot.reset(self.rules.interval_starts_at)
         slot.ticket, slot.request = ticket, request
         slot.prompt_tokens = list(request.prompt)
-        asked = request.options or {}
-        slot.n_keep = asked.get("n_keep", slot.n_keep)
-        self.primary.ubatches_left = asked.get("cancel_after_ubatches")
+        options = request.options or {}
+        slot.n_keep = options.get("n_keep", slot.n_keep)
+        self.primary.ubatches_left = options.get("cancel_after_ubatches")
         slot.command = Command.LOAD_PROMPT
         self.checkpointing.launched()
 

@@ -88,9 +88,9 @@ def _describe(state: SequenceState, elements: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _position(told: object) -> Pos:
+def _position(value: object) -> Pos:
     """A cell's position, below the maximum context."""
-    return Pos(whole(told, most=MOST_CELLS))
+    return Pos(whole(value, most=MOST_CELLS))
 
 
 class _Elements:

@@ -226,10 +226,10 @@ class Speculation:
 
     def draft(self, slot: Slot) -> list[Token]:
         """Propose tokens after the pending one (`common_speculative_draft`); trim the companion."""
-        room = slot.n_ctx - len(slot.cache_tokens) - 2
+        capacity = slot.n_ctx - len(slot.cache_tokens) - 2
         predict = slot.running.predict
-        left = room if predict < 0 else predict - slot.n_decoded - 1
-        limit = min(self._options.draft_max, room, left)
+        left = capacity if predict < 0 else predict - slot.n_decoded - 1
+        limit = min(self._options.draft_max, capacity, left)
         if self._companion is None or limit <= 0:
             return []
         m = len(slot.cache_tokens)

@@ -226,12 +226,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _complete(self, one: Job) -> None:
         """Follows `_create_completion`."""
-        prompt, room = list(one.prompt), self.context.n_ctx
-        if len(prompt) >= room:
-            text = f"Requested tokens ({len(prompt)}) exceed context window of {room}"
+        prompt, n_ctx = list(one.prompt), self.context.n_ctx
+        if len(prompt) >= n_ctx:
+            text = f"Requested tokens ({len(prompt)}) exceed context window of {n_ctx}"
             raise CallError(text, "ValueError")
-        most = one.predict if one.predict > 0 else room - len(prompt)
-        most = min(most, room - len(prompt))
+        most = one.predict if one.predict > 0 else n_ctx - len(prompt)
+        most = min(most, n_ctx - len(prompt))
         self._account(one)
         if self.cache is not None:
             self._look_up(one, self.cache)
@@ -487,8 +487,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         return Texts(slots=((0, self.held_tokens),), entries=entries)
 
     def amounts(self) -> Amounts:
-        parked = 0 if self.cache is None else self.cache.size
-        return replace(memory_amounts(self.context), parked=parked)
+        size = 0 if self.cache is None else self.cache.size
+        return replace(memory_amounts(self.context), parked=size)
 
     def check_integrity(self) -> None:
         self.context.check_integrity()

@@ -154,7 +154,7 @@ class DepthCause(Cause):
 
     derived: ClassVar[frozenset[str]] = frozenset({"before", "latest"})
 
-    def says(self, detail: Mapping[str, Any]) -> str:
+    def render(self, detail: Mapping[str, Any]) -> str:
         latest, window = detail["threshold"] - 1, detail.get("n_swa", 0)
         words = self.sentence
         if latest < 0 or window:

@@ -179,7 +179,7 @@ OLDEST: Final = ServerRules(
     loop=LoopRules(
         process_failure_is_fatal=False,
         refused_cut_aborts=False,
-        shift_asks_new_prompts=True,
+        shift_checks_new_prompts=True,
         reserve_aborts=False,
         empty_batches_abort=True,
     ),
@@ -229,7 +229,7 @@ LANDED: Final[tuple[Merged, ...]] = (
         pull=16983,
         about="only a slot that generates is asked whether its context is full (after #16818)",
         landed="b8672",
-        sets={"loop.shift_asks_new_prompts": False},
+        sets={"loop.shift_checks_new_prompts": False},
     ),
     Merged(
         pull=18391,

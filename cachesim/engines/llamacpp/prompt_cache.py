@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.causes import Cause, Holdings
+from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import (
@@ -78,19 +78,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A query of the cache: the slot, and the holdings of the waiting request.
+    """A query of the cache: the slot, and the candidates of the waiting request.
 
     There is no request when idle slots are saved.
     """
 
     slot: SeqId
     emit: Callable[[Event], None]
-    holdings: Holdings | None = None
+    candidates: Candidates | None = None
 
     def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:
         """Eliminate an entry for a cause."""
-        if self.holdings is not None:
-            self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
+        if self.candidates is not None:
+            self.candidates.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
 
 
 class PromptCache:

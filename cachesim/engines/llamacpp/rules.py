@@ -128,7 +128,7 @@ class LoopRules:
 
     process_failure_is_fatal: bool  # a failing companion: errors for all slots, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
-    shift_asks_new_prompts: bool  # #16818: a slot counts as full before its prompt is started
+    shift_checks_new_prompts: bool  # #16818: a slot counts as full before its prompt is started
     reserve_aborts: bool  # a largest graph that does not fit its outputs aborts at the start
     empty_batches_abort: bool  # four passes with nothing to decode abort the process (#20277)
 

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.causes import Holdings
+from cachesim.engines.causes import Candidates
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import (
     CacheEntryLoaded,
@@ -35,7 +35,7 @@ from cachesim.units import Count, Tokens
 
 
 def update_prompt_cache(
-    server: ServerContext, slot: Slot, prompt: Tokens, holdings: Holdings
+    server: ServerContext, slot: Slot, prompt: Tokens, candidates: Candidates
 ) -> None:
     """Save the slot's prompt, load a better one, apply the limits.
 
@@ -45,11 +45,11 @@ def update_prompt_cache(
     if server.cache is None:
         return
     server.emit(PromptCacheUpdateBegun(slot=slot.id))
-    swap = Swap(slot.id, server.emit, holdings)
+    swap = Swap(slot.id, server.emit, candidates)
     prompt_save(server, server.cache, slot, swap)
     if not prompt_load(server, server.cache, slot, prompt, swap):
         server.prompt_clear(slot)
-        holdings.rule_out(slot, causes.SLOT_CLEARED, slot=int(slot.id))
+        candidates.rule_out(slot, causes.SLOT_CLEARED, slot=int(slot.id))
     server.cache.update(swap)
     emit_state(server, server.cache, slot)
 
@@ -112,8 +112,8 @@ def prompt_load(
             shared=get_common_prefix(entry.tokens, prompt),
         )
     )
-    if swap.holdings is not None:
-        swap.holdings.takes_over(slot, entry)
+    if swap.candidates is not None:
+        swap.candidates.transfer(slot, entry)
     return True
 
 
@@ -195,7 +195,7 @@ class Choice:
     f_keep: Float32 | None = None
 
 
-def take_stock(server: ServerContext, task: Task) -> Holdings:
+def candidates_of(server: ServerContext, task: Task) -> Candidates:
     """The number of tokens that each slot and entry shares with a new prompt."""
     common: dict[object, tuple[str, Count]] = {}
     for slot in server.slots:
@@ -203,7 +203,7 @@ def take_stock(server: ServerContext, task: Task) -> Holdings:
     for index, entry in enumerate(server.cache.entries if server.cache else ()):
         name = f"prompt cache entry {index}"
         common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
-    return Holdings(common)
+    return Candidates(common)
 
 
 def choose_slot(server: ServerContext, task: Task) -> Slot | None:
@@ -212,8 +212,8 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
     Upstream: the head of `process_single_task`. Until the release in which pinned requests use the
     prompt cache, a pinned task takes its slot without any comparison.
     """
-    holdings = take_stock(server, task)
-    task.ledger = holdings.ledger
+    candidates = candidates_of(server, task)
+    task.ledger = candidates.ledger
     choice: Choice | None
     if task.id_slot >= 0 and not server.rules.selection.pinned_slot_uses_cache:
         choice = Choice(slot=_by_id(server, task), road="id", update=False)
@@ -223,10 +223,10 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
         return None
     if task.kind != "completion":  # "cache prompts only for completion tasks"
         choice = replace(choice, update=False, f_keep=None)
-    _rule_out_slots(server, choice, holdings)
+    _rule_out_slots(server, choice, candidates)
     if choice.update:
-        update_prompt_cache(server, choice.slot, task.tokens, holdings)
-    _settle(choice, holdings)
+        update_prompt_cache(server, choice.slot, task.tokens, candidates)
+    _settle(choice, candidates)
     return choice.slot
 
 
@@ -304,26 +304,28 @@ def _least_recently_used(server: ServerContext) -> Slot | None:
     return oldest
 
 
-def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -> None:
+def _rule_out_slots(server: ServerContext, choice: Choice, candidates: Candidates) -> None:
     threshold = float(np.float32(server.options.slot_prompt_similarity))
     chosen = int(choice.slot.id)
     for slot in server.slots:
         if slot is choice.slot:
             continue
         if slot.is_processing:
-            holdings.rule_out(slot, causes.SLOT_BUSY, slot=int(slot.id))
+            candidates.rule_out(slot, causes.SLOT_BUSY, slot=int(slot.id))
         elif choice.road == "id":
-            holdings.rule_out(slot, causes.SLOT_PINNED, slot=int(slot.id), chosen=chosen)
+            candidates.rule_out(slot, causes.SLOT_PINNED, slot=int(slot.id), chosen=chosen)
         elif threshold == 0:
-            holdings.rule_out(slot, causes.SLOT_AGE, slot=int(slot.id), chosen=chosen)
+            candidates.rule_out(slot, causes.SLOT_AGE, slot=int(slot.id), chosen=chosen)
         else:
-            holdings.rule_out(slot, causes.SLOT_SIMILARITY, slot=int(slot.id), threshold=threshold)
+            candidates.rule_out(
+                slot, causes.SLOT_SIMILARITY, slot=int(slot.id), threshold=threshold
+            )
 
 
-def _settle(choice: Choice, holdings: Holdings) -> None:
+def _settle(choice: Choice, candidates: Candidates) -> None:
     slot = int(choice.slot.id)
     if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
-        holdings.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)
+        candidates.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)
     else:
         ratios = {"f_keep": float(choice.f_keep), "sim": float(choice.sim)}
-        holdings.settle_on(choice.slot, causes.F_KEEP, slot=slot, **ratios)
+        candidates.settle_on(choice.slot, causes.F_KEEP, slot=slot, **ratios)

@@ -454,9 +454,9 @@ class LlamaCpp(Engine):
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
         """The tokens of every slot and every prompt-cache entry, if prompts are ropes."""
         cache = self._server.cache
-        parked = [] if cache is None else [entry.tokens for entry in cache.entries]
+        entries = [] if cache is None else [entry.tokens for entry in cache.entries]
         slots = [slot.prompt.tokens for slot in self._server.slots]
-        return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in parked]
+        return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in entries]
 
     def tokens_held_for(self, ticket: Ticket) -> int:
         """Number of tokens in the slot that is processing a request; 0 without such a slot."""

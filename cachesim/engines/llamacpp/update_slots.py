@@ -119,8 +119,8 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     for slot in server.slots:
         if len(slot.prompt.tokens) + 1 < slot.n_ctx:
             continue
-        asked = slot.is_processing and server.rules.loop.shift_asks_new_prompts
-        if asked or slot.state is SlotState.GENERATING:
+        checked = slot.is_processing and server.rules.loop.shift_checks_new_prompts
+        if checked or slot.state is SlotState.GENERATING:
             shift_context(server, slot)
     make_drafts(server)
     batch = ServerBatch()

@@ -61,14 +61,14 @@ class Memory:
     count: int = 0  # tokens of the current ubatch
 
     def __post_init__(self) -> None:
-        room = -(-self.longest // BLOCK) * BLOCK
+        capacity = -(-self.longest // BLOCK) * BLOCK
         for shape in self.network.shapes:
             if shape.place == "recurrent":
                 self.state[shape.layer] = np.zeros(shape.row, shape.dtype)
             else:
                 self.keys[shape.layer] = (
-                    np.zeros((room, *shape.key), shape.dtype),
-                    np.zeros((room, *shape.value), shape.dtype),
+                    np.zeros((capacity, *shape.key), shape.dtype),
+                    np.zeros((capacity, *shape.value), shape.dtype),
                 )
 
     def load(self, contents: list[Content]) -> None:
@@ -197,8 +197,8 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
 
     def _serve(self, job: Job) -> None:
         prompt = job.prompt
-        asked = prompt[:-1] if self._right else prompt
-        match = self.tree.look_up(asked)
+        query = prompt[:-1] if self._right else prompt
+        match = self.tree.look_up(query)
         job.cached = Count(match.reusable)
         self._account(job, match)
         self._tell(

@@ -270,10 +270,10 @@ class Tree:
             # Trap: a lookup without reuse also refreshes the nodes on its path.
             heap = [node for node in self.all() if not node.children]
             heapq.heapify(heap)
-            gone = 0
-            while gone < wanted and heap:
+            freed = 0
+            while freed < wanted and heap:
                 node = heapq.heappop(heap)
-                gone += self.costs.state_bytes() + self.costs.keys_bytes(len(node.key))
+                freed += self.costs.state_bytes() + self.costs.keys_bytes(len(node.key))
                 parent = node.parent
                 self._delete(node)
                 if parent is not None and parent is not self.root and not parent.children:
@@ -284,14 +284,14 @@ class Tree:
             #
             # Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so it
             # may evict more or less than `wanted`.
-            gone = 0
-            while gone < wanted and self.nodes:
+            freed = 0
+            while freed < wanted and self.nodes:
                 candidates = [node for node in self.all() if len(node.children) < 2]
                 worth = normalised([self._saved_per_byte(node) for node in candidates])
                 recent = normalised([1 / (self.time - node.last_access) for node in candidates])
                 scores = [self.weight * a + b for a, b in zip(worth, recent, strict=True)]
                 node = candidates[scores.index(min(scores))]
-                gone += self.costs.state_bytes()
+                freed += self.costs.state_bytes()
                 if node.children:
                     if self.on_merged is not None:
                         self.on_merged(node)
@@ -304,7 +304,7 @@ class Tree:
                     self.nodes -= 1
                     continue
                 counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
-                gone += self.costs.keys_bytes(len(counted.key))
+                freed += self.costs.keys_bytes(len(counted.key))
                 self._delete(node)
 
     def all(self) -> Iterator[Node]:

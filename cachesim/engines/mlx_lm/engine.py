@@ -42,7 +42,7 @@ def held(store: ServerStore, network: Network) -> Held:
 
 def _nodes(store: ServerStore, network: Network) -> Iterator[NodeHeld]:
     """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
-    for each in store.cache.trie.stretches():
+    for each in store.cache.trie.segments():
         tokens = as_tokens(each.tokens)
         saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
         yield NodeHeld(
@@ -89,14 +89,14 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             rules.caches,
             recurrent=rules.recurrent(family_of(network.spec), self.profile.release),
             element_bytes=self.options.element_bytes,
-            on_call=self._tell_call,
+            on_call=self._emit_call,
         )
         self.server = ResponseGenerator(
             model=self.model,
             draft=self._draft(),
             options=self.options,
             rules=rules,
-            tell=self._events.append,
+            emit=self._events.append,
         )
 
     def _draft(self) -> Forward | None:
@@ -109,10 +109,10 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             self.rules.caches,
             recurrent=self.rules.recurrent(family_of(spec), self.profile.release),
             element_bytes=self.options.element_bytes,
-            on_call=self._tell_call,
+            on_call=self._emit_call,
         )
 
-    def _tell_call(self, rows: int, columns: int) -> None:
+    def _emit_call(self, rows: int, columns: int) -> None:
         self._tell(ModelCalled(rows=rows, columns=columns))
 
     def submit(self, request: Request) -> Ticket:
@@ -134,7 +134,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
     def step(self) -> bool:
         return self.server.step()
 
-    def said(self, ticket: Ticket) -> int:
+    def n_generated(self, ticket: Ticket) -> int:
         """Number of a request's generated tokens."""
         return len(self._jobs[ticket].generated)
 

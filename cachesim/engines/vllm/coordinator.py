@@ -141,8 +141,8 @@ class Coordinator:
         """
         if len(self.managers) == 1:
             [only] = self.spec_groups
-            asked = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
-            blocks, length = only.manager.find(asked)
+            query = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
+            blocks, length = only.manager.find(query)
             return Hit((blocks[0],), length, 0, (length,))
         return self._fixed_point(hashes, max_length)
 
@@ -170,8 +170,8 @@ class Coordinator:
                     rules.eagle_drop == "each-round" or number not in verified
                 )
                 limit = self._limit(group, current, max_length, len(hashes), drop=drop)
-                asked = LookUp(hashes, limit, group.ids, drop, self.alignment)
-                found, new = group.manager.find(asked)
+                query = LookUp(hashes, limit, group.ids, drop, self.alignment)
+                found, new = group.manager.find(query)
                 first_answers.setdefault(number, new)
                 if not new and group.spec.kind == "mamba" and rules.forgives_missing_state:
                     continue
@@ -233,8 +233,8 @@ class Coordinator:
             limit = max_length
             if group.use_eagle and self.rules.lookup.margin_bound == "hashes":
                 limit = self._limit(group, max_length, max_length, len(hashes), drop=True)
-            asked = LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
-            found, new = group.manager.find(asked)
+            query = LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
+            found, new = group.manager.find(query)
             for i, each in zip(group.ids, found, strict=True):
                 blocks[i], lengths[i] = each, new
         return Hit(tuple(blocks), min(lengths), 0, tuple(lengths))

@@ -255,7 +255,7 @@ class Manager:
 
     # -- lookup ------------------------------------------------------------------------------------
 
-    def find(self, asked: LookUp) -> Found:
+    def find(self, query: LookUp) -> Found:
         """The longest hit up to `max_length`. Follows `find_longest_cache_hit`."""
         raise NotImplementedError
 
@@ -265,15 +265,15 @@ class FullAttention(Manager):
 
     fine = True
 
-    def find(self, asked: LookUp) -> Found:
+    def find(self, query: LookUp) -> Found:
         size = self.block_size
-        found = self._run(self.own(asked.hashes), asked.max_length // size, asked.group_ids)
+        found = self._run(self.own(query.hashes), query.max_length // size, query.group_ids)
         length = len(found[0]) * size
-        if asked.alignment < size and size % asked.alignment == 0:
-            length = self._extend_inside(found, asked)
-        if asked.drop_eagle_block and length > 0:
-            length -= min(asked.alignment, size)
-        length -= length % asked.alignment
+        if query.alignment < size and size % query.alignment == 0:
+            length = self._extend_inside(found, query)
+        if query.drop_eagle_block and length > 0:
+            length -= min(query.alignment, size)
+        length -= length % query.alignment
         for blocks in found:
             del blocks[cdiv(length, size) :]
         return found, length
@@ -297,13 +297,13 @@ class FullAttention(Manager):
                 each.append(block)
         return found
 
-    def _extend_inside(self, found: list[list[int]], asked: LookUp) -> int:
-        hashes, alignment = asked.hashes, asked.alignment
+    def _extend_inside(self, found: list[list[int]], query: LookUp) -> int:
+        hashes, alignment = query.hashes, query.alignment
         scale = self.block_size // alignment
         first = len(found[0]) * scale
-        most = min(first + scale - 1, asked.max_length // alignment, len(hashes))
+        most = min(first + scale - 1, query.max_length // alignment, len(hashes))
         for i in range(most - 1, first - 1, -1):
-            blocks = self.pool.get_cached_block(hashes[i], asked.group_ids)
+            blocks = self.pool.get_cached_block(hashes[i], query.group_ids)
             if blocks is not None:
                 for each, block in zip(found, blocks, strict=True):
                     each.append(block)
@@ -358,32 +358,32 @@ class SlidingWindow(Manager):
     def num_skipped(self, num_computed: int) -> int:
         return max(0, num_computed - self.spec.window + 1)
 
-    def find(self, asked: LookUp) -> Found:
+    def find(self, query: LookUp) -> Found:
         """The rightmost run of sufficient length.
 
         blocks    x  x  .  x  x  x  .     x cached
         window 2        null  null  3 4 5 -> the run 4 5 ends the hit
         """
-        size, own = self.block_size, self.own(asked.hashes)
-        if asked.alignment % size:
+        size, own = self.block_size, self.own(query.hashes)
+        if query.alignment % size:
             where = "SlidingWindowManager.find_longest_cache_hit"
             raise UpstreamAbort(where, "does not support fine-grained (partial) cache hits")
-        needed = self.needed(use_eagle=asked.drop_eagle_block)
-        most = asked.max_length // size
-        found: list[list[int]] = [[NULL] * most for _ in asked.group_ids]
+        needed = self.needed(use_eagle=query.drop_eagle_block)
+        most = query.max_length // size
+        found: list[list[int]] = [[NULL] * most for _ in query.group_ids]
         run, matched = 0, False
-        keys, groups, first = self.pool.cached, self.pool.groups, asked.group_ids[0]
+        keys, groups, first = self.pool.cached, self.pool.groups, query.group_ids[0]
         for i in range(most - 1, -1, -1):
             if own[i] * groups + first not in keys:  # the common case
                 run = 0
                 continue
-            cached = self.pool.get_cached_block(own[i], asked.group_ids)
+            cached = self.pool.get_cached_block(own[i], query.group_ids)
             if cached is None:
                 run = 0
                 continue
-            early = asked.drop_eagle_block and not self.rules.lookup.window_end_before_drop
+            early = query.drop_eagle_block and not self.rules.lookup.window_end_before_drop
             end = i if early else i + 1
-            if run == 0 and end * size % asked.alignment:
+            if run == 0 and end * size % query.alignment:
                 continue
             for each, block in zip(found, cached, strict=True):
                 each[i] = block
@@ -396,11 +396,11 @@ class SlidingWindow(Manager):
         if not matched:  # a run from the first block on is a whole prefix
             for each in found:
                 del each[run:]
-            pop_to_alignment(found, size, asked.alignment)
-        if asked.drop_eagle_block and found[0]:
+            pop_to_alignment(found, size, query.alignment)
+        if query.drop_eagle_block and found[0]:
             for each in found:
                 each.pop()
-            pop_to_alignment(found, size, asked.alignment)
+            pop_to_alignment(found, size, query.alignment)
         return found, len(found[0]) * size
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
@@ -439,13 +439,13 @@ class ChunkedLocalAttention(Manager):
     def num_skipped(self, num_computed: int) -> int:
         return num_computed // self.spec.chunk * self.spec.chunk
 
-    def find(self, asked: LookUp) -> Found:
+    def find(self, query: LookUp) -> Found:
         """Null blocks up to the chunk of `max_length`, then a run."""
-        size, own = self.block_size, self.own(asked.hashes)
-        first = self.num_skipped(asked.max_length) // size
-        found: list[list[int]] = [[NULL] * first for _ in asked.group_ids]
-        for i in range(first, asked.max_length // size):
-            cached = self.pool.get_cached_block(own[i], asked.group_ids)
+        size, own = self.block_size, self.own(query.hashes)
+        first = self.num_skipped(query.max_length) // size
+        found: list[list[int]] = [[NULL] * first for _ in query.group_ids]
+        for i in range(first, query.max_length // size):
+            cached = self.pool.get_cached_block(own[i], query.group_ids)
             if cached is None:
                 break
             for each, block in zip(found, cached, strict=True):
@@ -481,18 +481,18 @@ class Mamba(Manager):
 
     # -- lookup ------------------------------------------------------------------------------------
 
-    def find(self, asked: LookUp) -> Found:
+    def find(self, query: LookUp) -> Found:
         size, pool = self.block_size, self.pool
-        found: list[list[int]] = [[] for _ in asked.group_ids]
-        inside = asked.alignment < size and size % asked.alignment == 0
-        unit = asked.alignment if inside else size
-        own = asked.hashes if inside else self.own(asked.hashes)
-        keys, groups, first = pool.cached, pool.groups, asked.group_ids[0]
-        for i in range(min(asked.max_length // unit, len(own)) - 1, -1, -1):
+        found: list[list[int]] = [[] for _ in query.group_ids]
+        inside = query.alignment < size and size % query.alignment == 0
+        unit = query.alignment if inside else size
+        own = query.hashes if inside else self.own(query.hashes)
+        keys, groups, first = pool.cached, pool.groups, query.group_ids[0]
+        for i in range(min(query.max_length // unit, len(own)) - 1, -1, -1):
             if own[i] * groups + first not in keys:
                 continue
-            cached = pool.get_cached_block(own[i], asked.group_ids)
-            if cached is None or (not inside and (i + 1) * size % asked.alignment):
+            cached = pool.get_cached_block(own[i], query.group_ids)
+            if cached is None or (not inside and (i + 1) * size % query.alignment):
                 continue
             index = i * unit // size
             for each, block in zip(found, cached, strict=True):

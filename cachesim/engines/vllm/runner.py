@@ -451,11 +451,11 @@ class Runner:
             source = base + offset
         else:
             first, source = 0, offset
-        begun = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
-        begun |= planes > 1  # a decode, even of a prompt's first token
+        continues = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
+        continues |= planes > 1  # a decode, even of a prompt's first token
         for group in self.state_groups:
             table = held.tables[group]
-            store.initial[group] = table[source] if begun and source < len(table) else None
+            store.initial[group] = table[source] if continues and source < len(table) else None
             store.targets[group] = tuple(table[first : first + planes])
         return store
 

@@ -33,7 +33,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
-        self.tells_blocks = False  # pass block tables to the runner
+        self.passes_block_tables = False  # pass block tables to the runner
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit], None] | None = None
         self.external: Callable[[Request, int], int] | None = None
@@ -202,7 +202,7 @@ class Scheduler:
                 start,
                 new,
                 drafts,
-                self.manager.tables_of(request) if self.tells_blocks else (),
+                self.manager.tables_of(request) if self.passes_block_tables else (),
                 fresh=True,
                 known=request.num_tokens,
             )

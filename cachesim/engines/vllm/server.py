@@ -178,13 +178,13 @@ class Account:
             ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
         grain = self._grain
         ledger.apply(causes.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
-        asked = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
-        for group, answer in asked:
+        groups = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
+        for group, answer in groups:
             self._group(group, answer)
         if hit.length > ledger.usable:
             ledger.apply(causes.STATE_FORGIVEN, hit.length, answer=hit.length)
         elif hit.length < ledger.usable:
-            answers = {group.spec.kind: answer for group, answer in asked}
+            answers = {group.spec.kind: answer for group, answer in groups}
             ledger.apply(causes.GROUPS_DISAGREE, hit.length, answers=answers)
 
     @property
@@ -203,14 +203,14 @@ class Account:
         served = answer
         if answer < usable and group.use_eagle and spec.kind != "mamba":
             hashes, grain = self.request.hashes, self._grain
-            asked = LookUp(hashes, usable, group.ids, drop_eagle_block=False, alignment=grain)
-            _, without = group.manager.find(asked)
+            query = LookUp(hashes, usable, group.ids, drop_eagle_block=False, alignment=grain)
+            _, without = group.manager.find(query)
             served = max(answer, min(without, usable))
         if served < usable:
             groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
             numbers = self.request.hashes[served // unit : usable // unit]
-            gone = any(number * groups + i in self.lost for number in numbers for i in group.ids)
-            cause = MISSES[spec.kind][gone]
+            evicted = any(number * groups + i in self.lost for number in numbers for i in group.ids)
+            cause = MISSES[spec.kind][evicted]
             self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
         if answer < served:
             self.ledger.apply(
@@ -376,10 +376,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     erasing = " (a reset)"
 
     def _set_up(self) -> None:
-        asked = self.options
-        asked.check(self.rules)
-        groups = asked.groups(self.network.spec, self.rules)
-        self.options = asked.fitted(groups, self.rules)
+        requested = self.options
+        requested.check(self.rules)
+        groups = requested.groups(self.network.spec, self.rules)
+        self.options = requested.fitted(groups, self.rules)
         options = self.options
         batches = 1 + (options.async_scheduling and self.rules.scheduler.cap_counts_batches)
         sparse = any(group.kind in {"window", "mamba"} for group in groups)
@@ -396,9 +396,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             max_model_len=options.max_model_len,
         )
         self.scheduler = Scheduler(self.manager, self.options.limits(self.rules))
-        self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
+        self.scheduler.passes_block_tables = self.computes or self.options.connector != "none"
         self.runner = Runner(
-            self.network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
+            self.network, groups, self.rules.runner, computes=self.scheduler.passes_block_tables
         )
         self.runner.v1 = self.options.runs_on_v1(self.rules)
         self.prefixes = Prefixes(
@@ -436,8 +436,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             strengths=lora.strengths,
         )
         self._jobs.append(job)
-        room = self.options.max_model_len - len(request.prompt)
-        if room < 1:
+        capacity = self.options.max_model_len - len(request.prompt)
+        if capacity < 1:
             job.end(
                 "BadRequestError",
                 f"the maximum context length is {self.options.max_model_len} tokens; "
@@ -450,7 +450,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             int(ticket),
             self.prefixes,
             request.prompt,
-            max_tokens=self._limit(request, room),
+            max_tokens=self._limit(request, capacity),
             extra=lora.keyed(fields.get("cache_salt")),
             strengths=lora.strengths,
             reads_cache=request.cache_prompt,

@@ -23,7 +23,7 @@ OURS: Final = {
     "update_slots.py": {"_decode"},
     "checkpoints.py": {"numbers_of", "_drop"},
     "speculative.py": {"_report"},
-    "selection.py": {"take_stock", "_rule_out_slots", "_settle", "emit_state"},
+    "selection.py": {"candidates_of", "_rule_out_slots", "_settle", "emit_state"},
     "prompt_cache.py": {"_drop_oldest"},
 }
 """Functions that only say what happened, or hand on."""

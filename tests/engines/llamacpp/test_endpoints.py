@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.causes import Cause, Holdings
+from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.llamacpp.checkpoints import BEFORE_21510, THRESHOLD, accept_tests
 from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.family import FAMILY
@@ -40,14 +40,14 @@ def named(name: str) -> Cause:
 
 def test_a_race_ends_with_the_losses_of_those_that_were_best() -> None:
     one, other, third = object(), object(), object()
-    holdings = Holdings(
+    candidates = Candidates(
         {one: ("one", Count(5)), other: ("other", Count(9)), third: ("third", Count(2))}
     )
-    assert (holdings.ledger.equal, holdings.ledger.equal_with) == (9, "other")
-    holdings.rule_out(third, named("never the best"))
-    holdings.rule_out(other, named("too old"))
-    holdings.settle_on(one, named("unseen"))
-    assert [(loss.rule, loss.before, loss.after) for loss in holdings.ledger.losses] == [
+    assert (candidates.ledger.equal, candidates.ledger.equal_with) == (9, "other")
+    candidates.rule_out(third, named("never the best"))
+    candidates.rule_out(other, named("too old"))
+    candidates.settle_on(one, named("unseen"))
+    assert [(loss.rule, loss.before, loss.after) for loss in candidates.ledger.losses] == [
         ("too old", 9, 5)
     ]
 

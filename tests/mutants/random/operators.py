@@ -22,10 +22,13 @@ REPORTS: Final = frozenset(
         "record",
         "tell",
         "_tell",
+        "_emit",
+        "_on_event",
+        "_on_call",
         "announce",
         "rule_out",
         "settle_on",
-        "takes_over",
+        "transfer",
         "lost",
         "isinstance",
         "cast",
@@ -33,7 +36,17 @@ REPORTS: Final = frozenset(
 )
 """Calls that report, or that only the type checker needs."""
 
-WORDS: Final = ("ledger", "holdings", "events.", "causes.", "detail", "message", "msg")
+WORDS: Final = (
+    "ledger",
+    "candidates_of(",
+    ".candidates",
+    ", candidates)",
+    "events.",
+    "causes.",
+    "detail",
+    "message",
+    "msg",
+)
 """Parts of a statement's text that make it a report."""
 
 COMPARED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {

@@ -299,9 +299,9 @@ class Context:
             self.reached.append((ubatch, store))
             if code is not None:
                 return self._give_up(ubatch, code)
-            asked = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
-            output = self.network.run(network_ubatch(ubatch, tokens, asked, batch.hidden), store)
-            for i, logits in zip(asked, output.logits, strict=True):
+            outputs = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
+            output = self.network.run(network_ubatch(ubatch, tokens, outputs, batch.hidden), store)
+            for i, logits in zip(outputs, output.logits, strict=True):
                 self._logits[ubatch.rows[i]] = logits
             if output.hidden is not None:
                 self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
@@ -447,7 +447,7 @@ class Context:
 
 
 def network_ubatch(
-    ubatch: Ubatch, tokens: Array, asked: list[int], hidden: Array | None
+    ubatch: Ubatch, tokens: Array, outputs: list[int], hidden: Array | None
 ) -> network_side.Ubatch:
     """A ubatch for the network: tokens and positions, no ids."""
     rows: slice | Array = slice(0, len(ubatch.rows))
@@ -457,6 +457,6 @@ def network_ubatch(
         tokens=tokens[rows],
         positions=np.array(ubatch.positions, dtype=np.int64),
         sets=ubatch.n_seqs,
-        outputs=np.array(asked, dtype=np.int64),
+        outputs=np.array(outputs, dtype=np.int64),
         hidden=None if hidden is None else hidden[rows],
     )

@@ -127,10 +127,10 @@ class RecurrentCells:
     def _within(self, p0: int, p1: int) -> list[int]:
         return [cell for cell, pos in enumerate(self.pos) if p0 <= pos < p1]
 
-    def _free(self, cells: list[int], gone: set[int]) -> None:
+    def _free(self, cells: list[int], seq_ids: set[int]) -> None:
         freed = []
         for cell in cells:
-            self.seqs[cell] -= gone
+            self.seqs[cell] -= seq_ids
             if not self.seqs[cell]:
                 self.used -= 1
                 self.pos[cell] = self.src[cell] = NONE

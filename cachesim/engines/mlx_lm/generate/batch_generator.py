@@ -319,13 +319,13 @@ class BatchGenerator:
 
     def remove(self, uids: Iterable[int]) -> None:
         """Remove these sequences."""
-        gone = set(uids)
-        self._waiting = deque(each for each in self._waiting if each.row.uid not in gone)
-        staying = _staying(self._prompt_batch.uids, gone)
+        removed = set(uids)
+        self._waiting = deque(each for each in self._waiting if each.row.uid not in removed)
+        staying = _staying(self._prompt_batch.uids, removed)
         if len(staying) < len(self._prompt_batch):
             self._prompt_batch.filter(staying)
             self._processing = [self._processing[index] for index in staying]
-        staying = _staying(self._generation_batch.uids, gone)
+        staying = _staying(self._generation_batch.uids, removed)
         if len(staying) < len(self._generation_batch):
             self._generation_batch.filter(staying)
 
@@ -393,8 +393,8 @@ class BatchGenerator:
         return responses
 
 
-def _staying(uids: Sequence[int], gone: set[int]) -> list[int]:
-    return [index for index, uid in enumerate(uids) if uid not in gone]
+def _staying(uids: Sequence[int], removed: set[int]) -> list[int]:
+    return [index for index, uid in enumerate(uids) if uid not in removed]
 
 
 # Batching before #1072: prompts are prefilled to the end in one call, and decode waits.
@@ -496,16 +496,16 @@ class OldBatchGenerator:
 
     def remove(self, uids: Iterable[int]) -> dict[int, PromptCache]:
         """Remove these sequences; return the caches of those in decode."""
-        gone = set(uids)
+        removed = set(uids)
         caches: dict[int, PromptCache] = {}
         if self._active is not None:
             rows = self._active.rows
             for index, row in enumerate(rows):
-                if row.uid in gone:
+                if row.uid in removed:
                     caches[row.uid] = extract_cache(self._active.cache, index)
-            staying = [index for index, row in enumerate(rows) if row.uid not in gone]
+            staying = [index for index, row in enumerate(rows) if row.uid not in removed]
             self._keep_active(staying)
-        self._unprocessed = [each for each in self._unprocessed if each.row.uid not in gone]
+        self._unprocessed = [each for each in self._unprocessed if each.row.uid not in removed]
         return caches
 
     def _keep_active(self, staying: Sequence[int]) -> None:
@@ -539,10 +539,10 @@ class OldBatchGenerator:
         return [] if self._active is None else self._decode(self._active)
 
     def _decode(self, batch: Batch) -> list[TokenResponse]:
-        said = batch.y
-        batch.y = self._step(np.array(said, dtype=np.int64)[:, None], batch.cache, batch.rows)
+        tokens = batch.y
+        batch.y = self._step(np.array(tokens, dtype=np.int64)[:, None], batch.cache, batch.rows)
         keep, responses = [], []
-        for index, (row, token) in enumerate(zip(batch.rows, said, strict=True)):
+        for index, (row, token) in enumerate(zip(batch.rows, tokens, strict=True)):
             reason = _finish_reason(row, token)
             cache = None
             if reason is None:

@@ -553,7 +553,7 @@ class Forward:
         self.computes = arithmetic_of(network) != "counts"
         layers = RecurrentRules() if recurrent is None else recurrent
         self.layout = Layout(network, rules, layers, element_bytes)
-        self._tell = on_call or (lambda _rows, _columns: None)
+        self._on_call = on_call or (lambda _rows, _columns: None)
 
     def make_cache(self) -> PromptCache:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
@@ -564,7 +564,7 @@ class Forward:
 
         With `outputs`, of its last ones: (batch, outputs, vocabulary), for a batch of one.
         """
-        self._tell(inputs.shape[0], inputs.shape[1])
+        self._on_call(inputs.shape[0], inputs.shape[1])
         if inputs.shape[1] == 0:  # an empty list becomes an array of floats
             msg = "[gather] Got indices with invalid dtype. Indices must be integral."
             raise UpstreamValueError(msg)

@@ -202,7 +202,7 @@ def snapshot_key(
     return key, message_boundaries(tokenizer, messages, after_every_message=every)
 
 
-Said: TypeAlias = Generator[Token, None, None]
+ReplyTokens: TypeAlias = Generator[Token, None, None]
 """The tokens of a reply, one by one; a close removes rejected drafts from the caches."""
 
 
@@ -237,7 +237,7 @@ class Job:
     error: str | None = None
     message: str = ""
 
-    def say(self, token: Token) -> None:
+    def add_token(self, token: Token) -> None:
         """Add a token; before #1072 the HTTP side ends a reply at a stop word."""
         self.generated.append(token)
         if self.watcher is not None and self.watcher.advance(token):
@@ -301,7 +301,7 @@ def job_of(
     prompt = tuple(prompt)
     if arithmetic_of(network) != "counts":  # without a network tokens may be any numbers
         _refuse_tokens((*prompt, *chain.from_iterable(request.drafts or ())), network)
-    limit = asked = options.max_tokens if request.predict < 0 else request.predict
+    limit = predict = options.max_tokens if request.predict < 0 else request.predict
     if request.reply is not None:
         limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
     words = tuple(tokenizer.encode(word) for word in fields.get("stop_words", ()))
@@ -309,10 +309,10 @@ def job_of(
     watcher = None
     if words and not rules.stop_words_end_generation:
         watcher, words = Stopper(words, forced), ()
-        limit = max(limit, asked)  # the worker continues until it is stopped
+        limit = max(limit, predict)  # the worker continues until it is stopped
     ends = None
     if options.draft_model is not None:
-        ends, limit = forced, max(limit, asked)  # as many drafts as for a longer reply
+        ends, limit = forced, max(limit, predict)  # as many drafts as for a longer reply
     job = Job(
         ticket=ticket,
         messages=request.messages,

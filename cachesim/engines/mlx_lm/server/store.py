@@ -154,20 +154,20 @@ class ServerStore:
     """A `LRUPromptCache` with its events and causes."""
 
     def __init__(
-        self, network: Network, options: MlxOptions, rules: MlxRules, tell: Callable[[Event], None]
+        self, network: Network, options: MlxOptions, rules: MlxRules, emit: Callable[[Event], None]
     ) -> None:
         self._network = network
         self._rules = rules
-        self._tell = tell
+        self._emit = emit
         self._limit = options.prompt_cache_bytes
         self.number = 0
         self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
         self.cache = (
-            LRUPromptCache(rules.store, size, on_event=tell)
+            LRUPromptCache(rules.store, size, on_event=emit)
             if snapshots is None
-            else SnapshotPromptCache(rules.store, snapshots, size, on_event=tell)
+            else SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
         )
 
     def look_up(
@@ -221,7 +221,7 @@ class ServerStore:
             state_is_key=all(each.sound for each in held) if held else None,
             held={each.place: each.tokens for each in held if not each.sound},
         )
-        self._tell(insertion)
+        self._emit(insertion)
         if self._rules.server.snapshots is not None:
             # Report the content of copies that an insertion under #923 made.
             for _, tokens, entry in self.cache.trie.items():
@@ -229,7 +229,7 @@ class ServerStore:
                     continue
                 self._snapshots.append(entry)
                 held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
-                self._tell(
+                self._emit(
                     SnapshotTaken(
                         task=job.ticket,
                         length=Count(len(tokens)),
@@ -250,7 +250,7 @@ class ServerStore:
         if self.cache.nbytes < before:
             limit = max(0, self._limit - active)
             after = self.cache.nbytes
-            self._tell(StoreTrimmed(task=job.ticket, limit=limit, before=before, after=after))
+            self._emit(StoreTrimmed(task=job.ticket, limit=limit, before=before, after=after))
 
     def entries(self) -> list[dict[str, Any]]:
         """The stored prompt caches, depth first; `checkpoints` is a field of other servers."""

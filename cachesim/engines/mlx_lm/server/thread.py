@@ -39,7 +39,7 @@ from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.request import (
     Job,
-    Said,
+    ReplyTokens,
     Segment,
     cut,
     prompt_checkpoint,
@@ -66,7 +66,7 @@ class Serving:
     options: MlxOptions
     rules: ServerRules
     store: ServerStore
-    tell: Callable[[Event], None]
+    emit: Callable[[Event], None]
     finish: Callable[[Job, str], None]
     draft: Forward | None = None
 
@@ -84,7 +84,7 @@ class Serving:
         segments: Sequence[Segment] = (),
     ) -> RequestAdmitted:
         """Report the lookup of `_generate` or `_serve_single`, and whether its cache is sound."""
-        cached, asked = job.cached or Count(0), self.rules.checkpoint and path == "batch"
+        cached, checkpointed = job.cached or Count(0), self.rules.checkpoint and path == "batch"
         event = RequestAdmitted(
             task=job.ticket,
             path=path,
@@ -93,9 +93,9 @@ class Serving:
             reported=job.cached if self.rules.reports_cached else None,
             sound=self.store.soundness(cache, key[:cached]),
             segments=tuple((len(each.tokens), each.type) for each in segments),
-            checkpoint=(job.checkpoint.store, job.checkpoint.position) if asked else None,
+            checkpoint=(job.checkpoint.store, job.checkpoint.position) if checkpointed else None,
         )
-        self.tell(event)
+        self.emit(event)
         return event
 
 
@@ -120,10 +120,10 @@ class ServedBatch(ABC):
     def remove_stopped(self) -> None:
         """Remove requests of disconnected clients."""
 
-    def say(self, response: TokenResponse) -> Job:
+    def add_token(self, response: TokenResponse) -> Job:
         """Add a token to a request."""
         job = self.jobs[response.uid]
-        job.say(response.token)
+        job.add_token(response.token)
         self._answered.append(response.uid)
         return job
 
@@ -164,7 +164,7 @@ class SegmentBatch(ServedBatch):
         for prompt in prompts:
             done, total = prompt.progress
             task = self.jobs[prompt.uid].ticket
-            self.serving.tell(PromptProgress(task=task, done=done, total=total))
+            self.serving.emit(PromptProgress(task=task, done=done, total=total))
             self._answered.append(prompt.uid)
         ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
         uids = [uid for uid in ended if self.jobs[uid].segment_types]
@@ -172,18 +172,18 @@ class SegmentBatch(ServedBatch):
             job = self.jobs[uid]
             self.serving.store.insert(job, key, cache, job.segment_types.pop())
         for token in tokens:
-            job = self.say(token)
+            job = self.add_token(token)
             if token.finish_reason is not None and token.prompt_cache is not None:
                 self.serving.finish(job, token.finish_reason)
                 self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:
-        gone = self.stopped()
-        self.generator.remove(gone)
-        for uid in gone:
+        stopped = self.stopped()
+        self.generator.remove(stopped)
+        for uid in stopped:
             job = self.jobs.pop(uid)
-            self.serving.tell(RequestDropped(task=job.ticket, stored=False))
+            self.serving.emit(RequestDropped(task=job.ticket, stored=False))
             self.serving.finish(job, DISCONNECTED)
 
 
@@ -196,7 +196,7 @@ class OldBatch(ServedBatch):
             serving.model,
             serving.rules,
             serving.options,
-            progress=self._tell_progress,
+            progress=self._emit_progress,
             keep_checkpoint=self._keep_checkpoint,
         )
 
@@ -231,9 +231,9 @@ class OldBatch(ServedBatch):
                 trimmable=can_trim_prompt_cache(serving.model.make_cache()),
             )
 
-    def _tell_progress(self, uid: int, done: int, total: int) -> None:
+    def _emit_progress(self, uid: int, done: int, total: int) -> None:
         task = self.jobs[uid].ticket
-        self.serving.tell(PromptProgress(task=task, done=min(done, total), total=total))
+        self.serving.emit(PromptProgress(task=task, done=min(done, total), total=total))
 
     def _keep_checkpoint(self, uid: int, prompt_end: int, state: Callable[[], PromptCache]) -> None:
         """Follows `checkpoint_callback`: the batch's distance cuts every request's key.
@@ -249,7 +249,7 @@ class OldBatch(ServedBatch):
 
     def turn(self) -> None:
         for token in self.generator.next():
-            job = self.say(token)
+            job = self.add_token(token)
             if self.serving.rules.snapshots is None:
                 job.cache_key.append(token.token)
             if token.finish_reason is not None and token.prompt_cache is not None:
@@ -268,7 +268,7 @@ class OldBatch(ServedBatch):
             if stored:
                 self.serving.store.insert(job, job.cache_key, cache)
             self.left_over += not stored
-            self.serving.tell(RequestDropped(task=job.ticket, stored=stored, stop_word=True))
+            self.serving.emit(RequestDropped(task=job.ticket, stored=stored, stop_word=True))
             self.serving.finish(job, "stop")
 
 
@@ -322,41 +322,41 @@ class Side:
         return tokens
 
 
-def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
+def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> ReplyTokens:
     """Tokens of a reply, drafted and verified. Follows `speculative_generate_step`."""
     if serving.draft is None:
         msg = "there is no draft model"
         raise ValueError(msg)
-    count = len(serving.model.make_cache())
-    model = Side(serving, serving.model, cache[:count])
-    draft = Side(serving, serving.draft, cache[count:])
+    n_layers = len(serving.model.make_cache())
+    model = Side(serving, serving.model, cache[:n_layers])
+    draft = Side(serving, serving.draft, cache[n_layers:])
     if serving.rules.drafts_are_guarded and not can_trim_prompt_cache(model.cache):
         kinds = {type(layer).__name__ for layer in model.cache if not layer.is_trimmable()}
         msg = f"Speculative decoding requires a trimmable prompt cache (got {kinds})."
         raise UpstreamValueError(msg)
     draft_y, y = draft.prefill(rest), model.prefill(rest)
-    said = drafted = accepted = step = 0
+    count = drafted = accepted = step = 0
     try:
         while True:
-            drafted = min(job.max_tokens - said, serving.options.num_draft_tokens)
+            drafted = min(job.max_tokens - count, serving.options.num_draft_tokens)
             drafts = _drafts(job, draft, draft_y, drafted, step)
             rows = model.feed((*y, *drafts), drafted + 1)
-            tokens = [job.sampler.choose(row, said + index) for index, row in enumerate(rows)]
+            tokens = [job.sampler.choose(row, count + index) for index, row in enumerate(rows)]
             accepted, step, job.unfed = 0, step + 1, 0
             while accepted < drafted and tokens[accepted] == drafts[accepted]:
-                accepted, said = accepted + 1, said + 1
+                accepted, count = accepted + 1, count + 1
                 job.sampler.rows.append(rows[accepted - 1])
                 yield tokens[accepted - 1]
-                if said == job.max_tokens:
+                if count == job.max_tokens:
                     return
-            if said == job.max_tokens:  # max_tokens is 0, and the caller has no token
+            if count == job.max_tokens:  # max_tokens is 0, and the caller has no token
                 msg = "cannot access local variable 'token' where it is not associated with a value"
                 raise UpstreamUnboundLocalError(msg)
-            said += 1
+            count += 1
             job.sampler.rows.append(rows[accepted])
             job.unfed = 1
             yield tokens[accepted]
-            if said == job.max_tokens:
+            if count == job.max_tokens:
                 return
             y = draft_y = (tokens[accepted],)
             if accepted == drafted:  # the last draft, which the draft model has not fed
@@ -412,7 +412,7 @@ def _serve(serving: Serving, job: Job) -> None:
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
         for token in tokens:
-            job.say(token)
+            job.add_token(token)
             if serving.rules.snapshots is None:
                 job.cache_key.append(token)
             stop = job.stopper.advance(token)
@@ -427,7 +427,7 @@ def _serve(serving: Serving, job: Job) -> None:
     serving.store.insert(job, job.cache_key, held)
 
 
-def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
+def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> ReplyTokens:
     """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
 
     Every returned token has been fed already, so a key may always end with it.
@@ -439,22 +439,22 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said
         msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
         raise UpstreamValueError(msg)
     total, done = len(rest), 0
-    _tell_progress(serving, job, done, total)
+    _emit_progress(serving, job, done, total)
     while total - done > 1:
         count = min(serving.options.prefill_step_size, total - done - 1)
         serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
         quantize(serving.options, serving.model.network, cache)
         done += count
-        _tell_progress(serving, job, done, total)
+        _emit_progress(serving, job, done, total)
     token = _step(serving, job, rest[-1], cache)
     if job.max_tokens == 0:
-        _tell_progress(serving, job, total, total)
+        _emit_progress(serving, job, total, total)
         msg = "cannot access local variable 'token' where it is not associated with a value"
         raise UpstreamUnboundLocalError(msg)
     for index in range(job.max_tokens):
         following = _step(serving, job, token, cache)
         if index == 0:
-            _tell_progress(serving, job, total, total)
+            _emit_progress(serving, job, total, total)
         yield token
         token = following
 
@@ -465,8 +465,8 @@ def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token
     return job.sampler(logits[0])
 
 
-def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:
-    serving.tell(PromptProgress(task=job.ticket, done=done, total=total))
+def _emit_progress(serving: Serving, job: Job, done: int, total: int) -> None:
+    serving.emit(PromptProgress(task=job.ticket, done=done, total=total))
 
 
 DEAD: Final = "generation thread died"
@@ -488,17 +488,17 @@ class ResponseGenerator:
         model: Forward,
         options: MlxOptions,
         rules: MlxRules,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         draft: Forward | None = None,
     ) -> None:
         self.rules = rules.server
-        self.store = ServerStore(model.network, options, rules, tell)
+        self.store = ServerStore(model.network, options, rules, emit)
         self.serving = Serving(
             model=model,
             options=options,
             rules=rules.server,
             store=self.store,
-            tell=tell,
+            emit=emit,
             finish=self._finish,
             draft=draft,
         )
@@ -526,7 +526,7 @@ class ResponseGenerator:
             #
             # A client has its last token before its state is stored, and may have a complete reply.
             self.dead = name_of(error)
-            self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
+            self.serving.emit(WorkerDied(error=self.dead, why=str(error)))
             waiting = [*self.requests, *self._unprocessed]
             waiting += self.batch.jobs.values() if self.batch is not None else ()
             waiting += [] if self._admitting is None else [self._admitting]
@@ -564,7 +564,7 @@ class ResponseGenerator:
         if self._drain and self.batch is not None and self.batch.left_over:
             left_over = self.batch.left_over
             self.dead = ENDLESS
-            self.serving.tell(WorkerStuck(left_over=left_over))
+            self.serving.emit(WorkerStuck(left_over=left_over))
             self.requests.extendleft(self._unprocessed)
             self._unprocessed.clear()
             self._turn_away()
@@ -581,7 +581,7 @@ class ResponseGenerator:
 
     def _finish(self, job: Job, reason: str) -> None:
         job.finish_reason = reason
-        self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
+        self.serving.emit(RequestFinished(task=job.ticket, reason=reason))
 
     def _turn_away(self) -> bool:
         """Refuse requests to a dead worker, or leave them without an answer."""

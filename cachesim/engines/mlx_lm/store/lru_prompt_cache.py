@@ -71,7 +71,7 @@ def _tokens_of(way: "_Way") -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch(Generic[V]):
+class TrieSegment(Generic[V]):
     """Tokens without a value or a branch in between, as one node of a compressed tree."""
 
     number: int
@@ -245,7 +245,7 @@ class PromptTrie(Generic[V]):
                 stack += [(child, [*tokens, token]) for token, child in node.items()][::-1]
         return found
 
-    def stretches(self) -> Iterator[Stretch[V]]:
+    def segments(self) -> Iterator[TrieSegment[V]]:
         """The compressed trie: a node where tokens end, branch or have a value; parents first."""
         number = 0
         for root in self._trie.values():
@@ -261,7 +261,7 @@ class PromptTrie(Generic[V]):
                     above = number
                     values = () if isinstance(node.value, _Nothing) else (node.value,)
                     leads_on = bool(node)
-                    yield Stretch(
+                    yield TrieSegment(
                         number=number, parent=parent, tokens=tokens, count=count,
                         values=values, leads_on=leads_on,
                     )  # fmt: skip
@@ -378,7 +378,7 @@ class LRUPromptCache:
         self.trie: PromptTrie[CacheEntry] = PromptTrie()
         self.order = CacheOrder(rules)
         self.task = -1  # ticket of the request
-        self._tell = on_event or (lambda _event: None)
+        self._on_event = on_event or (lambda _event: None)
         self._n_bytes = 0
         self._n_bytes_by_type = dict.fromkeys(rules.queues, 0)
 
@@ -402,7 +402,7 @@ class LRUPromptCache:
         """As `fetch_nearest_cache`, with the causes."""
         found = self.search(model, tokens)
         if found.exact is not None:
-            cache = self._handed_out(model, found.exact)
+            cache = self._fetch_entry(model, found.exact)
             return Fetched(
                 prompt_cache=cache,
                 rest=tokens[len(tokens) :],
@@ -472,7 +472,7 @@ class LRUPromptCache:
         if found.shorter is None:
             return Fetched(prompt_cache=None, rest=tokens, kind="miss", equal=equal, losses=losses)
         return Fetched(
-            prompt_cache=self._handed_out(found.model, found.shorter),
+            prompt_cache=self._fetch_entry(found.model, found.shorter),
             rest=tokens[len(found.shorter) :],
             kind="shorter",
             key=found.shorter,
@@ -501,7 +501,7 @@ class LRUPromptCache:
             cache=type(layers[frozen[0]]).__name__,
         )
 
-    def _handed_out(self, model: Hashable, key: Key) -> list[LayerCache]:
+    def _fetch_entry(self, model: Hashable, key: Key) -> list[LayerCache]:
         """A copy; if a fetch consumes, the object itself unless its count is above 1.
 
         Follows `_extract` of older releases.
@@ -513,7 +513,7 @@ class LRUPromptCache:
             self.trie.pop(model, key)
             self.order.remove(model, key)
             self._uncount(entry)
-            self._say(PromptCacheConsumed, key, entry)
+            self._emit(PromptCacheConsumed, key, entry)
             return entry.prompt_cache
         entry.count -= 1
         return copy_prompt_cache(entry.prompt_cache)
@@ -551,7 +551,7 @@ class LRUPromptCache:
             self.order.remove(model, tokens)
         if held is not None and self.rules.same_key != "replaces":
             held.count += self.rules.same_key == "counts"
-            self._say(PromptCacheRefused, tokens, held)
+            self._emit(PromptCacheRefused, tokens, held)
             return
         nbytes = sum(each.nbytes for each in prompt_cache) if self.rules.limits_bytes else 0
         entry = CacheEntry(prompt_cache=prompt_cache, nbytes=nbytes, cache_type=queue)
@@ -560,8 +560,8 @@ class LRUPromptCache:
         self._n_bytes_by_type[queue] += nbytes
         if held is not None:
             self._uncount(held)
-            self._say(PromptCacheReplaced, tokens, held)
-        self._say(PromptCacheInserted, tokens, entry)
+            self._emit(PromptCacheReplaced, tokens, held)
+        self._emit(PromptCacheInserted, tokens, entry)
 
     def _prune(self, model: Hashable, tokens: Key, prompt_cache: Sequence[LayerCache]) -> None:
         """Remove entries covered by a trimmable one: all proper prefixes, or those of the rule."""
@@ -580,13 +580,13 @@ class LRUPromptCache:
         for depth, entry in pruned:
             self.order.remove(model, tokens[:depth])
             self._uncount(entry)
-            self._say(PromptCachePruned, tokens[:depth], entry)
+            self._emit(PromptCachePruned, tokens[:depth], entry)
 
     def _evict(self) -> None:
         model, tokens = self.order.pop()
         entry = self.trie.pop(model, tokens)
         self._uncount(entry)
-        self._say(PromptCacheEvicted, tokens, entry)
+        self._emit(PromptCacheEvicted, tokens, entry)
 
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
         """Evict until both limits hold; negative ones mean 0. Follows `trim_to`."""
@@ -609,8 +609,8 @@ class LRUPromptCache:
         self._n_bytes -= entry.nbytes
         self._n_bytes_by_type[entry.cache_type] -= entry.nbytes
 
-    def _say(self, event: type[PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
-        self._tell(
+    def _emit(self, event: type[PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
+        self._on_event(
             event(
                 task=self.task,
                 n_tokens=Count(len(tokens)),

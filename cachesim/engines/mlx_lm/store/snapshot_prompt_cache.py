@@ -115,7 +115,7 @@ class SnapshotPromptCache(LRUPromptCache):
             entry.count -= 1
         elif not stays:
             self._take_out(model, key)
-            self._say(PromptCacheConsumed, key, entry)
+            self._emit(PromptCacheConsumed, key, entry)
         return entry.prompt_cache
 
     def _take_out(self, model: Hashable, key: Key) -> None:
@@ -144,7 +144,7 @@ class SnapshotPromptCache(LRUPromptCache):
             entry.count = held.count + 1
             self._uncount(held)
             self.order.remove(model, tokens)
-            self._say(PromptCacheReplaced, tokens, held)
+            self._emit(PromptCacheReplaced, tokens, held)
         self._add(model, tokens, entry)
         for each in checkpoint_positions(self.snapshots, len(tokens), boundaries):
             self._snapshot(model, tokens, prompt_cache, each)
@@ -165,7 +165,7 @@ class SnapshotPromptCache(LRUPromptCache):
         self._n_bytes += entry.nbytes
         self._n_bytes_by_type[entry.cache_type] += entry.nbytes
         self.order.push(model, tokens, entry.cache_type)
-        self._say(PromptCacheInserted, tokens, entry)
+        self._emit(PromptCacheInserted, tokens, entry)
 
     def _snapshot(
         self, model: Hashable, tokens: Key, prompt_cache: list[LayerCache], position: Count

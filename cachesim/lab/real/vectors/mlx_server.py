@@ -250,7 +250,7 @@ class ServerPlayer:
                     tickets[index] = self.engine.submit(self._request(*pairs[index]))
             for index, ticket in tickets.items():
                 leaves = requests[index].get("leaves_after")
-                if leaves is not None and self.engine.said(ticket) >= leaves:
+                if leaves is not None and self.engine.n_generated(ticket) >= leaves:
                     self.engine.cancel(ticket)
             busy = self.engine.step()
         return [tickets.get(index) for index in range(len(pairs))]

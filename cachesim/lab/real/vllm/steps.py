@@ -164,7 +164,7 @@ class Runs(Player):
 
     def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
         super().__init__(config, rules)
-        self.scheduler.tells_blocks = True
+        self.scheduler.passes_block_tables = True
         groups = self.manager.groups
         own = replace(
             rules.runner, reads_first_behind_prefill=True
