@@ -75,7 +75,7 @@ def bisect_command(
     parts: list[RenderableType] = [
         Text(f"{scenario.name} on {where}"),
         table,
-        *map(Text, _said(family, judged, found)),
+        *map(Text, _notes(family, judged, found)),
     ]
     print_report(parts)
     write_page(page, f"cachesim bisect {name}", parts)
@@ -120,7 +120,7 @@ def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: boo
     return on_the_wheels(scenario)
 
 
-def _said(
+def _notes(
     family: Family[Any, Any], judged: Sequence[Judged], found: Sequence[TurningPoint]
 ) -> Iterator[str]:
     states = {each.state for each in judged} - {"-"}

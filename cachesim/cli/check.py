@@ -200,7 +200,7 @@ def check_folder(emit: Path) -> None:
         raise InputError(msg) from None
 
 
-def tell_search(report: Report, plan: Plan) -> int:
+def print_search(report: Report, plan: Plan) -> int:
     """Print exercised features and findings; return the exit status."""
     lines = _played(report)
     status = AS_EXPECTED
@@ -211,10 +211,10 @@ def tell_search(report: Report, plan: Plan) -> int:
         lines += _evidence(report.profile)
         lines += _emitted(report.counterexample, report.profile, plan.emit)
         status = NOT_AS_EXPECTED
-    return _told(lines, report, plan, status)
+    return _print_report(lines, report, plan, status)
 
 
-def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
+def print_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
     """Print each cause with its count and its smallest workload."""
     report, nothing = found.report, "lost" if plan.find == "lost" else "wrong"
     lines = _played(report)
@@ -230,7 +230,7 @@ def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: P
         if plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
-    return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
+    return _print_report(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
 
 
 def _played(report: Report) -> list[str]:
@@ -243,7 +243,7 @@ def _played(report: Report) -> list[str]:
     return [*lines, f"  never exercised: {', '.join(never)}"] if never else lines
 
 
-def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
+def _print_report(lines: list[str], report: Report, plan: Plan, status: int) -> int:
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
@@ -259,8 +259,8 @@ def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
 
 
 def _exercised(counts: Counter[str]) -> str:
-    said = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
-    return ", ".join(said) or "nothing"
+    counts_text = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
+    return ", ".join(counts_text) or "nothing"
 
 
 def _evidence(profile: Profile) -> list[str]:
@@ -282,7 +282,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     return [*lines, f"  on the real server: {command}"] if command else lines
 
 
-def tell_comparison(found: Comparison, printed: list[RenderableType]) -> int:
+def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
     """Print which profile reuses more and which answers wrong; return the exit status."""
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
@@ -492,7 +492,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
         report = search_with(profile, plan.model, **plan.how, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
-    return tell_search(report, plan)
+    return print_search(report, plan)
 
 
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
@@ -514,7 +514,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
         do = map if pool is None else pool.map
         smallest = list(do(shrunk, order, [found.first[each] for each in order]))
-    return tell_survey(found, dict(zip(order, smallest, strict=True)), plan)
+    return print_survey(found, dict(zip(order, smallest, strict=True)), plan)
 
 
 @contextmanager
@@ -541,7 +541,7 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
             return budget.left()
 
         found = compare(one, other, plan.model, **plan.how, going=going)
-    return tell_comparison(found, plan.printed)
+    return print_comparison(found, plan.printed)
 
 
 @comparing
@@ -567,18 +567,18 @@ def hunt(
             advance(bag.workloads, bag.requests)
             return budget.left()
 
-        def told(trophy: ProvenFinding) -> None:
+        def write_report(trophy: ProvenFinding) -> None:
             if trophy.word.confirmed:
                 number = len(reports) + 1
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
 
-        bag = hunt_by(wanted, seed=seed, models=models, going=going, told=told)
+        bag = hunt_by(wanted, seed=seed, models=models, going=going, told=write_report)
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
-    return _told_proven(title, bag, reports, where, printed)
+    return _print_proven(title, bag, reports, where, printed)
 
 
-def _told_proven(
+def _print_proven(
     title: str,
     bag: Findings,
     reports: Sequence[tuple[ProvenFinding, Path]],

@@ -67,7 +67,12 @@ def diff(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
-    parts = [whole, *flags_of(jobs, settings), *told(runs, differing), *outcomes(runs, differing)]
+    parts = [
+        whole,
+        *flags_of(jobs, settings),
+        *first_difference(runs, differing),
+        *outcomes(runs, differing),
+    ]
     entries = [run.to_json() for run in runs]
     if format == "jsonl":
         print_report((), entries, format=format)
@@ -84,11 +89,11 @@ def flags_of(
     """Flags of each side beside those of the file."""
     for which, job, flags in zip(("first", "other"), jobs, settings, strict=True):
         if flags:
-            told = ", ".join(f"{key} = {value}" for key, value in flags.items())
-            yield Text(f"the {which} server, {job.profile}: {told}")
+            settings_text = ", ".join(f"{key} = {value}" for key, value in flags.items())
+            yield Text(f"the {which} server, {job.profile}: {settings_text}")
 
 
-def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
+def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
     """Number of differing steps, and the first differing decision."""
     steps = runs[0].steps
     if not differing:
@@ -148,9 +153,9 @@ def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
             at = next((i for i, (a, b) in pairs if a != b), min(map(len, sides)) + 1)
             left, right = (_from(each, at) for each in sides)
         yield one.name, what, left, right
-    parked = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
-    if parked[0] != parked[1]:
-        yield one.name, "parked", parked[0] or "none", parked[1] or "none"
+    entries = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
+    if entries[0] != entries[1]:
+        yield one.name, "parked", entries[0] or "none", entries[1] or "none"
 
 
 def _from(tokens: Sequence[int], at: int) -> str:
@@ -166,8 +171,8 @@ def _word(value: object) -> str:
 
 
 def _differ(one: Step, other: Step) -> bool:
-    parked = [[entry["n_tokens"] for entry in each.prompt_cache] for each in (one, other)]
-    return parked[0] != parked[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
+    entries = [[entry["n_tokens"] for entry in each.prompt_cache] for each in (one, other)]
+    return entries[0] != entries[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
 
 
 def _first_difference(one: Run, other: Run) -> FirstDifference | None:

@@ -32,10 +32,10 @@ def flags_command(name: str, page: Output | None = None) -> int:
     one = family.release(release).name if release else ""
     what = f"{family.name}@{one}" if one else family.name
     parts = [Text(f"flags of {what}, as options of a scenario's server", style="name")]
-    parts += map(_told, flags_of(family, one))
+    parts += map(_entry, flags_of(family, one))
     if family.fields:
         parts.append(Text("\nfields of a request, as options of a step", style="name"))
-    parts += map(_told, fields_of(family, one))
+    parts += map(_entry, fields_of(family, one))
     print_report(parts)
     write_page(page, f"flags of {what}", parts)
     return AS_EXPECTED
@@ -93,7 +93,7 @@ def _releases(family: Family[Any, Any], option: Option) -> str:
     return f"until {having[-1]}" if having[0] == names[0] else f"{having[0]} to {having[-1]}"
 
 
-def _told(flag: Flag) -> Text:
+def _entry(flag: Flag) -> Text:
     text = Text(f"\n{flag.name}", style="name")
     if flag.upstream:
         text.append(f"  {flag.upstream}", style="quiet")

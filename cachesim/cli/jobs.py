@@ -37,15 +37,15 @@ def jobs_of(
 ) -> list[Job]:
     """The requested jobs in order; all are validated before the first run.
 
-    One scenario is played on every profile that is named. Of several, each is played on the
-    profiles of its own engine that have its options; the others are left out, and it is said.
+    One scenario is played on every named profile. Several are each played on the profiles of
+    their engine that have their options; skipped profiles are reported.
     """
     if not names:
         msg = "name a scenario to run: a file, a folder, `-`, or one that `cachesim list` names"
         raise InputError(msg)
     loaded = [(source, changed(each, seed, settings or {})) for source, each in load_all(names)]
     if len(loaded) == 1 or not profiles:
-        jobs = _asked(loaded, profiles, changed=bool(profiles or settings))
+        jobs = _requested(loaded, profiles, changed=bool(profiles or settings))
     else:
         jobs = _fitting(loaded, profiles)
     if seed is None and not settings:
@@ -66,7 +66,7 @@ def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -
     return scenario
 
 
-def _asked(
+def _requested(
     loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str], *, changed: bool
 ) -> list[Job]:
     jobs, problems = [], []

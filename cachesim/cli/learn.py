@@ -48,7 +48,7 @@ def learn_command(
         raise InputError(msg)
     chosen = told(lesson(number))
     if not check and not whole and sys.stdin.isatty() and sys.stdout.isatty():
-        return _tell(chosen)
+        return _play(chosen)
     if not check:
         show(results(), terminal.whole(chosen))
         return AS_EXPECTED
@@ -57,32 +57,34 @@ def learn_command(
     return _mark(chosen, answers or tuple(sys.stdin.read().split()))
 
 
-def _tell(chosen: ToldLesson) -> int:
+def _play(chosen: ToldLesson) -> int:
     """Show a lesson, and wait before each run for the reader's prediction."""
-    screen, right, asked = results(), 0, 0
-    for piece, asks in terminal.until_questions(chosen):
+    screen, right, n_questions = results(), 0, 0
+    for piece, question in terminal.until_questions(chosen):
         show(screen, piece)
-        if asks is None:
+        if question is None:
             continue
-        said = _predicted(asks)
-        if said is None:
+        prediction = _predicted(question)
+        if prediction is None:
             return AS_EXPECTED
-        asked += 1
-        if said and asks.hint and not is_right(said, asks.answer):
-            notes().print(f"Not yet. Hint: {asks.hint}")
-            said = _predicted(asks) or said
-        right += is_right(said, asks.answer)
-        word = "right" if is_right(said, asks.answer) else f"the run says {asks.answer}"
-        show(screen, Text(f"{said or 'no answer'}: {word}", style="name"), Text(""))
-    if asked:
-        show(screen, f"{right} of {asked} predicted")
+        n_questions += 1
+        if prediction and question.hint and not is_right(prediction, question.answer):
+            notes().print(f"Not yet. Hint: {question.hint}")
+            prediction = _predicted(question) or prediction
+        right += is_right(prediction, question.answer)
+        word = (
+            "right" if is_right(prediction, question.answer) else f"the run says {question.answer}"
+        )
+        show(screen, Text(f"{prediction or 'no answer'}: {word}", style="name"), Text(""))
+    if n_questions:
+        show(screen, f"{right} of {n_questions} predicted")
     show(screen, f"exercises: cachesim learn {chosen.lesson.number} --check")
     return AS_EXPECTED
 
 
-def _predicted(asks: Asked) -> str | None:
+def _predicted(question: Asked) -> str | None:
     """The reader's prediction; `?` prints the hint, end of input ends the lesson."""
-    notes().print(Text(f"Before it runs: {asks.question}", style="name"))
+    notes().print(Text(f"Before it runs: {question.question}", style="name"))
     while True:
         sys.stderr.write("your answer (? for a hint, Enter to see): ")
         sys.stderr.flush()
@@ -91,7 +93,7 @@ def _predicted(asks: Asked) -> str | None:
             return None
         if line.strip() != "?":
             return line.strip()
-        notes().print(asks.hint or "there is no hint here")
+        notes().print(question.hint or "there is no hint here")
 
 
 def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:

@@ -148,16 +148,16 @@ def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
 
 def _with_symptom(words: str) -> list[Item]:
     """The scenarios whose symptoms share most of these words."""
-    asked = _stems(words)
-    if not asked:
+    wanted = _stems(words)
+    if not wanted:
         msg = f"no word to search for in {words!r}; describe what you see, as a user would"
         raise InputError(msg)
     found = []
     for each in _shipped(until=PLAYED):
         symptom = each.get("shows", {}).get("symptom", "")
-        own = len(asked & _stems(symptom))
-        near = len(asked & _stems(f"{symptom} {each['name']} {each.get('about', '')}"))
-        if 3 * near >= len(asked):
+        own = len(wanted & _stems(symptom))
+        near = len(wanted & _stems(f"{symptom} {each['name']} {each.get('about', '')}"))
+        if 3 * near >= len(wanted):
             item = _scenario(each)
             found.append((-own, -near, item.name, replace(item, about=symptom or item.about)))
     return [item for *_, item in sorted(found, key=lambda each: each[:3])]

@@ -51,7 +51,7 @@ def guarded(arguments: list[str]) -> int:
     """Run a command line; a closed pipe and an interrupt are not errors."""
     try:
         return run(arguments)
-    except BrokenPipeError:  # nothing more can be said
+    except BrokenPipeError:  # no output is possible
         _give_up_output()
         return 0
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
 
         try:
             status = parse(arguments, exit_on_error=False, print_error=True, error_console=notes())
-        except CycloptsError:  # said by the parser itself
+        except CycloptsError:  # printed by the parser
             return WRONG_USAGE
         sys.stdout.flush()
     except (BrokenPipeError, KeyboardInterrupt):
@@ -81,11 +81,11 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("CACHESIM_TRACEBACK"):
             raise
-        return said(error)
+        return report_error(error)
     return status
 
 
-def said(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Print an exception's message and return its status."""
     from cachesim.errors import CachesimError, InputError, ScenarioError
 

@@ -126,14 +126,14 @@ def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) ->
         if not file.lines:
             plan.output.unlink(missing_ok=True)
     if file.lines and (page is not None or not quiet):
-        told = dump_report(told_of_live(live, source=str(plan.output)), worst=0)
+        report = dump_report(told_of_live(live, source=str(plan.output)), worst=0)
         if not quiet:
-            show(results(), *told)
-        write_page(page, "cachesim record", told)
+            show(results(), *report)
+        write_page(page, "cachesim record", report)
     requests = counted(file.lines, "request")
     if file.problem:
-        said = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"
-        show(notes(), Text(f"{said}; {requests} in it", style="wrong"))
+        text = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"
+        show(notes(), Text(f"{text}; {requests} in it", style="wrong"))
     elif file.lines:
         show(notes(), Text(f"{requests} in {plan.output}: cachesim why {plan.output}"))
     else:

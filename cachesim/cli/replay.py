@@ -133,7 +133,7 @@ def replay(
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
-    parts = [*sweep_report(found, f"cachesim compare {trace}"), *_said(cells[1:], held)]
+    parts = [*sweep_report(found, f"cachesim compare {trace}"), *_notes(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)
     for row, each in zip(found[1:], held, strict=False):
         row["verified"] = each.as_dict()
@@ -166,7 +166,7 @@ def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verif
         return list(do(partial(verified, count=count), cells))
 
 
-def _said(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
+def _notes(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
     for cell, each in zip(cells, held, strict=False):
         yield Text(f"{cell.profile}, {cell.model}: {each.sentence}")
         for wrong in each.wrong[:MOST_WRONG]:

@@ -76,7 +76,7 @@ class Clock:
     """The pace of a run: a deadline, and the callback for finished steps."""
 
     deadline: Deadline
-    tell: Callable[[], None]
+    on_step: Callable[[], None]
 
     def limit(self) -> AbstractContextManager[None]:
         """Interrupt the run at the deadline."""
@@ -84,7 +84,7 @@ class Clock:
 
     def step_done(self) -> None:
         """Count a step."""
-        self.tell()
+        self.on_step()
 
 
 @contextmanager
@@ -211,19 +211,19 @@ def run_command(
         from cachesim.cli.watch import watched_runs
 
         return status(watched_runs(play(tasks, arithmetic, verify=True, detail=True)))
-    told = explain or step is not None
+    explained = explain or step is not None
     number = None if step is None else _step_number(tasks, step)
     played = play(
         tasks,
         arithmetic,
         verify=verify,
-        detail=told or detail or report is not None,
+        detail=explained or detail or report is not None,
         processes=processes,
         deadline=deadline,
     )
     if format == "jsonl" and report is None:
         return _stream(played, detail=detail)
-    if told:
+    if explained:
         runs = list(_explained(tasks, played, number))
     else:
         runs = list(played if detail else _seen_first(played))
@@ -231,7 +231,7 @@ def run_command(
         sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
     elif format == "jsonl":
         _write_lines(runs, detail=detail)
-    elif not told:
+    elif not explained:
         _show(tasks, runs, results(), brief=brief)
     if page is not None:
         sys.stdout.flush()
@@ -280,12 +280,12 @@ def write_report(runs: Sequence[Run], page: Output) -> None:
 
     fitted = html.page_of_most(runs)
     page.write(fitted.text)
-    told = f"report: {page.path}"
+    text = f"report: {page.path}"
     if fitted.runs:
         fit = len(runs) - fitted.runs
-        told += f", with {fit} of {len(runs)} runs: those of most interest that fit"
-    told += f"; {fitted.note}" if fitted.note else ""
-    show(notes(), Text(told))
+        text += f", with {fit} of {len(runs)} runs: those of most interest that fit"
+    text += f"; {fitted.note}" if fitted.note else ""
+    show(notes(), Text(text))
 
 
 def status(runs: Sequence[Run]) -> int:
@@ -317,7 +317,7 @@ def play(
             _play_group, arithmetic=arithmetic, verify=verify, detail=detail, deadline=deadline
         )
         if alone:  # another process has no bar to move
-            play_one = partial(play_one, tell=lambda: move(next(done)))
+            play_one = partial(play_one, on_step=lambda: move(next(done)))
         for runs in do(play_one, groups):
             if isinstance(runs, ScenarioError):
                 raise runs
@@ -337,13 +337,13 @@ def announce(seconds: float, arithmetic: ArithmeticName, screen: Console) -> Non
     if seconds < LONG:
         return
     about = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    told = f"in {arithmetic} arithmetic this may take up to {about}:"
+    text = f"in {arithmetic} arithmetic this may take up to {about}:"
     if arithmetic == "float":
-        told += " --arithmetic ring is much faster,"
-    show(screen, Text(f"{told} --timeout SECONDS stops with what there is", style="quiet"))
+        text += " --arithmetic ring is much faster,"
+    show(screen, Text(f"{text} --timeout SECONDS stops with what there is", style="quiet"))
 
 
-def nobody() -> None:
+def ignore_step() -> None:
     """Ignore a finished step."""
 
 
@@ -354,7 +354,7 @@ def _play_group(
     verify: bool,
     detail: bool = False,
     deadline: Deadline = ENDLESS,
-    tell: Callable[[], None] = nobody,
+    on_step: Callable[[], None] = ignore_step,
 ) -> list[Run] | ScenarioError:
     """The profiles of one scenario, which share cold answers; or the scenario's error."""
     oracle: Oracle | None = None
@@ -371,7 +371,7 @@ def _play_group(
                     verify=verify,
                     oracle=oracle,
                     detail=detail,
-                    pace=Clock(deadline, tell),
+                    pace=Clock(deadline, on_step),
                 )
             )
         except InputError as error:

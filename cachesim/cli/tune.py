@@ -36,7 +36,7 @@ def tune_command(
     found = swept(tuned.lives, on_all_cores)
     source = ", ".join(files)
     life = tuned.lives[0]
-    told = {
+    result = {
         "format": 1,
         "source": source,
         "requests": tuned.requests,
@@ -46,9 +46,9 @@ def tune_command(
         "bytes_say": WHOSE.get(tuned.sizes, ""),
         "options": dict(life.options),
     } | summary(found, life)
-    parts = tune_report(told)
+    parts = tune_report(result)
     write_page(page, "cachesim why --tune", parts)
-    print_report(parts, told, format=format)
+    print_report(parts, result, format=format)
     return AS_EXPECTED
 
 

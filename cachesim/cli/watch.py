@@ -19,8 +19,8 @@ HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit
 def watched_runs(played: Iterable[Run]) -> list[Run]:
     """Step through the events of runs; without a terminal all are printed at once."""
     screen = results()
-    asks = screen.is_terminal and sys.stdin.isatty()
-    if asks:
+    interactive = screen.is_terminal and sys.stdin.isatty()
+    if interactive:
         show(screen, Text(HINT, style="quiet"))
     runs = []
     for run in played:
@@ -29,12 +29,12 @@ def watched_runs(played: Iterable[Run]) -> list[Run]:
         first = after(run, 0) if run.steps else None
         if first is not None:
             show(screen, Text("\n".join(legend(first)), style="quiet"))
-        if not _watch(run, screen, asks=asks):
+        if not _watch(run, screen, interactive=interactive):
             break
     return runs
 
 
-def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
+def _watch(run: Run, screen: Console, *, interactive: bool) -> bool:
     stops, scale = list(_stops(run)), scale_of_run(run)
     shown: list[tuple[str, ...]] = []
     at, answer = 0, ""
@@ -52,7 +52,7 @@ def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
         lines = _changed([] if answer == "b" else shown, memory)
         if lines:
             show(screen, Text("\n".join(lines), style="computed"), wrap=False)
-        shown, answer = memory, _asked(screen) if asks else ""
+        shown, answer = memory, _input(screen) if interactive else ""
         if answer == "q":
             return False
         at = _next(run, stops, at, answer)
@@ -97,7 +97,7 @@ def _place(row: tuple[str, ...]) -> str:
     return label.partition(",")[0] if label.startswith("node ") else label
 
 
-def _asked(screen: Console) -> str:
+def _input(screen: Console) -> str:
     try:
         return screen.input("").strip()
     except EOFError:

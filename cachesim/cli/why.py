@@ -45,8 +45,8 @@ def trace_of_log(replays: Sequence[Replay]) -> str:
         workload = workload_of(replay)
         for what, number in workload.order:
             if what == "launch":
-                asked = workload.asked[number]
-                lines.append(names.line(life, 0.0, asked.prompt, asked.reply))
+                request = workload.asked[number]
+                lines.append(names.line(life, 0.0, request.prompt, request.reply))
     return _all(lines)
 
 

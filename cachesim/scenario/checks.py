@@ -33,7 +33,7 @@ from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
 from cachesim.scenario.readers import Place, Reader, Wrong, found, nearest, short
 from cachesim.typed import Value, there_is
 
-# From the content of a file to a Scenario; whatever is wrong is said at once.
+# From the content of a file to a Scenario; all problems are reported at once.
 #
 # cattrs walks the tables and collects every failure with its place. What is left when the wrong
 # parts are taken out is read once more, so that the checks of how the parts fit together can speak
@@ -186,7 +186,7 @@ def _inside(value: object) -> Iterable[object]:
 def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
     """The scenario, with the problems of its single values.
 
-    Where something is wrong the scenario is what the rest of the file says, good for further
+    With problems the scenario has the valid rest of the file, for further
     checks and for nothing else.
     """
     if _is_too_deep(mapping):
@@ -246,7 +246,7 @@ def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
     return WORD * (weights + cells * cell + slots * row)
 
 
-# Profiles and options that an engine takes: asked of its family, and of a server.
+# Profiles and options of an engine: checked by its family, and by a server.
 
 
 def full_profile(engine: str, text: str) -> Profile:
@@ -279,7 +279,7 @@ def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) 
         return _refusal(profile, spec, name, value)
     except InputError as error:
         return str(error)
-    except TypeError:  # a value that cannot be a key is asked about each time
+    except TypeError:  # an unhashable value is checked each time
         return _refusal.__wrapped__(profile, spec, name, value)
 
 
@@ -370,9 +370,9 @@ def _follows(problem: Problem, wrong: Place) -> bool:
 
 def capped(problems: Sequence[str]) -> list[str]:
     """The first problems, and the number of further ones."""
-    told = list(problems[: limits.PROBLEMS])
-    more = len(problems) - len(told)
-    return [*told, f"and {more} more problems"] if more else told
+    shown = list(problems[: limits.PROBLEMS])
+    more = len(problems) - len(shown)
+    return [*shown, f"and {more} more problems"] if more else shown
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
@@ -458,7 +458,7 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _options(scenario: Scenario) -> Iterator[Problem]:
-    spec, told = _spec_or_plain(scenario), {*_beyond_limits(scenario)}
+    spec, reported = _spec_or_plain(scenario), {*_beyond_limits(scenario)}
     for text in scenario.engine.profiles:
         try:
             profile = full_profile(scenario.engine.name, text)
@@ -469,8 +469,8 @@ def _options(scenario: Scenario) -> Iterator[Problem]:
         for key, value in scenario.engine.options.items():
             problem = refused_option(profile, spec, key, value)
             needs = problem and partner_of(profile, spec, scenario.engine.options, key)
-            if problem and not needs and key not in told:
-                told.add(key)
+            if problem and not needs and key not in reported:
+                reported.add(key)
                 yield Problem(("engine", "options", key), problem)
 
 

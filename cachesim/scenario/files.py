@@ -42,16 +42,16 @@ def loads(data: bytes, *, name: str) -> Scenario:
         lines = (f"{name}: {problem}" for problem in error.problems)
         raise ScenarioError(*lines) from None
     if problems or scenario is None:
-        raise ScenarioError(*_told(problems, text, name))
+        raise ScenarioError(*_located(problems, text, name))
     return scenario
 
 
-def _told(problems: Sequence[Problem], text: str, name: str) -> list[str]:
+def _located(problems: Sequence[Problem], text: str, name: str) -> list[str]:
     lines = {} if is_json(text) else lines_of(text)
     placed = [(line_of(each.path, lines), str(each)) for each in problems]
     placed.sort(key=lambda each: each[0] or 0)
-    told = capped([problem if line is None else f"{line}: {problem}" for line, problem in placed])
-    return [f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in told]
+    shown = capped([problem if line is None else f"{line}: {problem}" for line, problem in placed])
+    return [f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in shown]
 
 
 def is_json(text: str) -> bool:

@@ -55,4 +55,4 @@ TURNS: Final = 100_000
 """Turns of the server's loop before a cancel, and in all."""
 
 MEMORY: Final = 4 * 2**30
-"""Bytes of a model's weights, the server's cells and all parked data."""
+"""Bytes of a model's weights, the server's cells and all saved data."""

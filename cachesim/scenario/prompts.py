@@ -40,7 +40,7 @@ class Vocabulary:
     replies: dict[str, Tokens] = field(default_factory=dict)
     server: Renderer | None = None  # where the server renders chats in a way of its own
     gap: Gap | None = None  # where the server fills gaps
-    _shown: tuple[object, Rendered] | None = None  # the last chat, which is asked for twice
+    _shown: tuple[object, Rendered] | None = None  # the last chat, which is rendered twice
 
     @classmethod
     def of(cls, scenario: Scenario, *, vocabulary: int) -> "Vocabulary":
@@ -103,7 +103,7 @@ class Vocabulary:
         tools = (tools,) if isinstance(tools, str) else tools  # one text is a list of one
         arguments = step.options.get("chat_template_kwargs", {})
         tokenizer = self.tokenizer
-        # Of another type they change nothing here: the engine is asked next, and refuses them.
+        # Values of another type are ignored here: the engine refuses them next.
         if _are_texts(tools) and isinstance(arguments, Mapping) and (tools or arguments):
             tokenizer = tokenizer.with_arguments(tools, arguments)
         return tokenizer.apply_chat_template(messages), tokenizer.message_starts(messages)

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from cachesim.cli.check import tell_comparison
+from cachesim.cli.check import print_comparison
 from cachesim.cli.main import main
 from cachesim.cli.workers import processes
 from cachesim.engines import Profile
@@ -66,7 +66,7 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
     sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
 
     with pytest.raises(InputError, match="no workload could be played on both"):
-        tell_comparison(Comparison(one=sides[0], other=sides[1]), [])
+        print_comparison(Comparison(one=sides[0], other=sides[1]), [])
 
 
 def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:

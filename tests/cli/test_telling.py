@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.cli.check import Plan, tell_search
+from cachesim.cli.check import Plan, print_search
 from cachesim.engines import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.search import Counterexample, Finding, Report
@@ -41,7 +41,7 @@ def test_a_story_tells_all_that_a_client_did(
     first = Step(prompt=(300, 301, 302), reply=(303,), name="r0", cache_prompt=False)
     second = Step(prompt=(300, 301), reply=(303, 304), name="r1", slot=1, with_previous=True)
 
-    status = tell_search(report(first, second), plan())
+    status = print_search(report(first, second), plan())
 
     said = capsys.readouterr().out.splitlines()
     assert 1 == status
@@ -61,7 +61,7 @@ def test_what_a_client_does_beside_asking_is_told_as_it_is(
     save = Step(do="slot-save", slot=1, file="slot", name="save")
     restore = Step(do="slot-restore", slot=1, file="slot", name="restore")
 
-    tell_search(report(first, save, restore, Step(do="cancel", turns=2, name="gone")), plan())
+    print_search(report(first, save, restore, Step(do="cancel", turns=2, name="gone")), plan())
 
     said = capsys.readouterr().out
     assert "then slot 1 is saved into a file" in said
@@ -76,8 +76,8 @@ def test_a_finding_is_printed_with_the_command_that_shows_it_on_the_real_server(
     asked = Step(prompt=(300,), reply=(303,), name="r0")
     file = tmp_path / "llama.cpp-b11549-found.toml"
 
-    tell_search(report(asked), replace(plan(), emit=tmp_path))
+    print_search(report(asked), replace(plan(), emit=tmp_path))
     assert f"real server: cachesim real llama.cpp --scenario {file}" in capsys.readouterr().out
 
-    tell_search(report(asked, Step(do="cancel", name="gone")), replace(plan(), emit=tmp_path))
+    print_search(report(asked, Step(do="cancel", name="gone")), replace(plan(), emit=tmp_path))
     assert "real server" not in capsys.readouterr().out
