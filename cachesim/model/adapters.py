@@ -2,8 +2,8 @@
 
     W  becomes  W + s1 B1 A1 + s2 B2 A2 ...        s: the strength, 0 where an adapter is off
 
-What a memory holds does not say under which strengths it was computed. `Adapted` is a network whose
-strengths are set between one ubatch and the next, as a server does it.
+Memory does not record the strengths it was computed under. `Adapted` is a network whose strengths
+are set between two ubatches, as in a server.
 """
 
 from collections.abc import Callable, Sequence

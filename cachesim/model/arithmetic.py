@@ -1,8 +1,8 @@
 """The interface between a network and its caller: one protocol, several arithmetics.
 
 `float` is the real thing in float64; `ring` is its exact twin over the integers modulo 2^64;
-`counts` computes nothing, for workloads of which only the cache's decisions are wanted.
-Engines, oracle and scenarios know only what stands here.
+`counts` computes nothing, for workloads with cache decisions only. Engines, oracle and scenarios
+depend on this interface only.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class LayerShape:
 class Output(NamedTuple):
     """The result of a ubatch: requested logits, and hidden rows for an MTP head."""
 
-    logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words
+    logits: Array  # (output rows, vocabulary); ring: (output rows, 1) words
     hidden: Array | None = None  # (T, width), last hidden states; None where there is no MTP head
 
 
@@ -162,7 +162,7 @@ class _Cells:
 class _View:
     """The lane of new cells, shared by layers with the same window.
 
-    |  seen by nobody  |   lane, whole blocks    | ABSENT |
+    |    not visible   |   lane, whole blocks    | ABSENT |
     0                start         first  ...  count     stop
     """
 

@@ -1,9 +1,9 @@
 """Attention over a lane: blocks of 64 keys, summed in order.
 
-Keys lie in blocks aligned to positions, whoever brings them. For each query a block yields the sum
-of its weighted values and the sum of its weights; blocks are added in order, so a query meets
-the same partial sums whether it came alone or in a crowd. A key that it may not see weighs an
-exact zero, and so does a block in which it sees nothing.
+Keys lie in blocks aligned to positions, in every memory. For each query a block yields the sum of
+its weighted values and the sum of its weights; blocks are added in order, so the partial sums of a
+query do not depend on the batch. A masked key weighs an exact zero, and so does a block without
+visible keys.
 
     H   query heads             K   key heads         G   H / K, query heads per key head
     q   queries taken at once   t   tiles of rows     h   height of a tile; t h >= q G
@@ -180,8 +180,8 @@ def gather(scores: Array, values: Array, count: int, group: int) -> Array:
 # Recurrent layers over rows of which some are padding, as batches on a real server hold them.
 #
 # The fold of a set's tokens is the plain one, row for row and bit for bit, as if the padding were
-# not there. What is *kept* is upstream's business: the convolution's rows from where it believes
-# the tokens to end, and of a chunked scan whatever `Padding.endings` says.
+# not there. The *kept* state follows upstream: the convolution's rows before the assumed end of the
+# tokens, and of a chunked scan the state at `Padding.endings`.
 
 
 class Scan(Protocol):

@@ -52,9 +52,9 @@ LARGE: Final = 24 << 20
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next array, as new pages are slow.
 
-    glibc hands freed memory back to the system, page by page, and gets it again a moment later. How
-    much it keeps it learns from the largest array that was ever freed, so one is: nothing touches
-    it, and it takes no memory. Elsewhere this does nothing.
+    glibc returns freed memory to the system page by page, and allocates it again soon after. Its
+    threshold grows with the largest array ever freed, so one is freed here, untouched and without
+    cost. No effect with other C libraries.
     """
     np.empty(LARGE, np.uint8)
 
@@ -122,7 +122,7 @@ class FloatNetwork:
         )
         outputs = ubatch.outputs
         last = run if self._spec.mtp_depth else run.with_outputs(outputs)
-        with np.errstate(over="ignore", invalid="ignore"):  # the head looks at what comes out
+        with np.errstate(over="ignore", invalid="ignore"):  # the head checks the result
             x = self._entry(ubatch, self._ladder)
             for layer in self._body:
                 x += layer(x, run)

@@ -1,7 +1,7 @@
 """RMSNorm and the activations, in one elementwise order.
 
 An exponential of a large number may overflow on its way to a limit that is right (x / infinity);
-the network says so once for all layers.
+the network silences the warning once for all layers.
 """
 
 import math

@@ -14,7 +14,7 @@ either changes the answer or does not, and a context of a million tokens is two 
                 an error of any layer survives
 
 Approximations show as in float. After a context shift a re-rotated key is exact, but above the
-first layer words were computed among tokens that are gone: only a network whose one attention layer
+first layer words were computed among removed tokens: only a network whose one attention layer
 is its first answers like a cold one. The query's place in a window comes from the Store alone.
 """
 

@@ -3,12 +3,12 @@
     T   rows (tokens) of the ubatch          S   sequence sets in it, T/S rows each
     n   keys a lane holds                    q   rows of one lane
 
-Attention never sees cells. It sees lanes: the keys that the rows of one sequence may look at,
-already brought into an order that does not depend on where the cells lie. Entry `i` of a lane's
-regular part belongs to position `base + i`; `base` and the lane's length are multiples of
-`BLOCK`, so that every query meets the same partial sums whether it came alone or in a crowd. A
-position that nobody holds is marked `ABSENT` and weighs an exact zero. Keys that share a position
-with an earlier cell (memories allow it) follow in further blocks, in cell order.
+Attention never reads cells. It reads lanes: the keys that the rows of one sequence may attend to,
+in an order independent of the cells' indices. Entry `i` of a lane's regular part belongs to
+position `base + i`; `base` and the lane's length are multiples of `BLOCK`, so that the partial sums
+of a query do not depend on the batch. A position without a cell is marked `ABSENT` and weighs an
+exact zero. Keys that share a position with an earlier cell (memories allow it) follow in further
+blocks, in cell order.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,11 +28,11 @@ CHUNK: Final = 256
 """Rows that a chunked scan takes at once (`ssm_attn`'s `step`)."""
 
 FAR: Final = int(ABSENT) - 1
-"""A `high` bound for queries that may look into the future (calls without causality)."""
+"""A `high` bound for queries that attend to later positions (non-causal calls)."""
 
 
 class Lane(NamedTuple):
-    """The keys that some rows of an ubatch may look at, in position order.
+    """The keys that some rows of a ubatch may attend to, in position order.
 
     Row `rows[i]` sees the keys whose position lies in `[low[i], high[i]]`, both ends included:
     causality, sliding and chunked windows are all such intervals.
@@ -62,7 +62,7 @@ class Frame(NamedTuple):
     def of_run(cls, start: int, end: int, window: int = 0, *, chunked: bool = False) -> "Frame":
         """The rows `[start, end)` of a sequence that holds every position up to them.
 
-        |  seen by nobody  |   seen   | rows | ABSENT |
+        |    not visible   |  visible | rows | ABSENT |
                          first      start   end   whole blocks
         """
         high = np.arange(start, end, dtype=np.int64)
@@ -105,7 +105,7 @@ class Padding:
 
     real: Array  # (S, L), True where a row goes into the state
     conv_ends: Integers | None = None  # (S,) the convolution keeps what lies before; None: the end
-    chunked: bool = False  # the scan goes by chunks (ssm), and what follows applies
+    chunked: bool = False  # a chunked scan (ssm), with the fields below
     scan_ends: Integers | None = None  # (S,) the row whose sums it takes; None: the chunk's last
     scan_decays: bool = False  # rows that are not real let the former state decay
 
@@ -195,7 +195,7 @@ class Store(Protocol):
         ...
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Put the ubatch's keys (T, ...) and values (T, ...) where they belong, and look."""
+        """Put the ubatch's keys (T, ...) and values (T, ...) into cells, and return the lanes."""
         ...
 
     def states(self, layer: int) -> Array:

@@ -55,8 +55,8 @@ class Matrix:
     """Weights (in, out) for `product`, in the order of memory in which this machine mixes heights.
 
     Few rows times columns that lie in one piece take many a BLAS a third less time than rows times
-    rows, so that order comes first. Kernels for small products are the other way round: they want
-    rows in one piece, and then even large matrices are quicker in that order, block by block.
+    rows, so that order comes first. Kernels for small products need contiguous rows instead, and
+    then even large matrices are faster in that order, block by block.
     """
 
     factor: Array
@@ -90,7 +90,7 @@ def padded(rows: int, ladder: Ladder) -> int:
 
 
 def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
-    """Rows (R, in) times a matrix (in, out), R as `padded` says: (R, out)."""
+    """Rows (R, in) times a matrix (in, out), R from `padded`: (R, out)."""
     factor, height, count = matrix.factor, ladder[-1], rows.shape[0]
     inner, columns = factor.shape
     if 0 < count < height and len(blocks(count, inner, columns)) == 1:
@@ -185,7 +185,7 @@ def noise(rows: int, columns: int) -> Array:
     return np.sin(ticks * ticks * 0.7390851332151607)
 
 
-# The pass of a ubatch through the layers: its tiles, the rows asked for, the masks of its keys.
+# The pass of a ubatch through the layers: its tiles, its output rows, the masks of its keys.
 #
 # q   queries taken at once      b   blocks of 64 positions in a lane
 
@@ -246,8 +246,8 @@ class Run:
 
     Rows `[0, count)` of x are real, `[count, R)` fill the last tile with zeros and stay zero.
 
-    In the last layer only some rows may be asked for: it reads all of x and keeps what it must of
-    all tokens, but what it returns are those rows alone, in tiles of their own.
+    The last layer may have fewer output rows: it reads all of x and stores keys, values and states
+    of all tokens, but returns only those rows, in tiles of their own.
     """
 
     count: int
@@ -258,11 +258,11 @@ class Run:
     turns: Turns | None
     store: Store
     padding: Padding | None = None
-    outputs: Integers | None = None  # rows that somebody reads; None: all of them
+    outputs: Integers | None = None  # output rows; None: all
 
     @property
     def height(self) -> int:
-        """R', the rows of what a layer returns: those asked for, and zeros."""
+        """R', the rows that a layer returns: its output rows, and zeros."""
         return padded(self.count if self.outputs is None else len(self.outputs), self.ladder)
 
     def with_outputs(self, outputs: Integers | None) -> "Run":
@@ -272,11 +272,11 @@ class Run:
         return replace(self, outputs=outputs)
 
     def rows(self, x: Array) -> Array:
-        """The rows asked for among rows (T, ...)."""
+        """The output rows among rows (T, ...)."""
         return x if self.outputs is None else x[self.outputs]
 
     def tiled(self, x: Array) -> Array:
-        """The rows asked for of x (R, d), with the zeros that fill their last tile: (R', d)."""
+        """The output rows of x (R, d), with the zeros that fill their last tile: (R', d)."""
         if self.outputs is None:
             return x
         result = np.zeros((self.height, x.shape[1]))
@@ -284,7 +284,7 @@ class Run:
         return result
 
     def lane(self, lane: Lane) -> Lane:
-        """A lane as the rows asked for see it, under the numbers they have among themselves."""
+        """A lane restricted to the output rows, numbered among themselves."""
         if self.outputs is None:
             return lane
         places = np.full(self.count, -1)
@@ -317,5 +317,5 @@ class Layer(Protocol):
         ...
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d), or for those of them that are asked for."""
+        """The layer's summand for rows x (R, d), or for the output rows among them."""
         ...

@@ -2,8 +2,8 @@
 
 `Traced` gives every place of a memory (attention, window, recurrent) one more layer, of
 marks: single numbers. The memory stores, moves, shares, saves and reloads marks as it does any
-layer, without a line of code for it. So when an answer is wrong the marks say whose tokens the
-wrong state had seen.
+layer, without special code. So when an answer is wrong the marks identify the tokens in the wrong
+state.
 
     node        a token together with what it read in each place: equal numbers, equal histories
     in a row    the node of the last token folded in; 0 when there is none
@@ -12,8 +12,8 @@ wrong state had seen.
 A token reads, in the recurrent place, its row; in the others the cell below its own, whose history
 must be that of all cells it sees. One that breaks the line, or is missing, is a stray. A cold run
 has one node per prefix, with all readings alike and no stray: a history is clean when it has the
-cold run's number. Clean memory gives the cold answer. Memory that is not may still do so, where the
-network cannot tell: beyond its reach, or in a first layer that held the same token.
+cold run's number. Clean memory gives the cold answer. Other memory may still do so, where the
+network is not affected: beyond its reach, or in a first layer that held the same token.
 """
 
 from collections.abc import Callable
@@ -226,14 +226,14 @@ class Traced:
         return self._born.count
 
     def nodes_of_births(self, births: Integers) -> Integers:
-        """The nodes of cells, from what their marks say."""
+        """The nodes of cells, from their marks."""
         return self._nodes_of(births, births)
 
     def node(self, logits: Array, position: Pos) -> NodeId | None:
         """The history that a row of logits was last computed from, or None if it never was.
 
-        Networks that soon forget say the same at many positions; a row that was not computed at
-        this one (a shifted context) is looked up at any.
+        Networks with a short memory have equal rows at many positions; a row that was not computed
+        at this one (a shifted context) is looked up at any.
         """
         found = self._answers.get(_fingerprint(logits), {})
         return found.get(position, next(reversed(found.values()), None))
@@ -375,7 +375,7 @@ class Traced:
     def _cells(
         self, shape: LayerShape, place: int, births: Integers, store: Store
     ) -> Callable[[int], Reading]:
-        """Read the cells: each row looks at its lane, its own cell left out."""
+        """Read the cells: each row reads its lane without its own cell."""
         words = births[:, None]
         lanes = {
             int(row): (cells, i)
@@ -452,7 +452,7 @@ class PaddedRows:
         ]
 
     def __call__(self, row: int) -> Reading:
-        """Rows are asked for one after the other, each after the node of the one before is set."""
+        """The reading of a row; rows come in order, each after the previous one's node is set."""
         one, at = divmod(row, self._count)
         if at:
             self._leave(one, at - 1)

@@ -195,9 +195,9 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
 
 
 def _bytes_of(held: Held, spec: ModelSpec) -> int | None:
-    """Bytes of an engine: keys and values in half precision, states in single, parked entries.
+    """Bytes of an engine: keys and values in half precision, states in single, saved entries.
 
-    None where it does not show what it holds.
+    None for an engine that does not report its memory.
     """
     if held == Held():
         return None

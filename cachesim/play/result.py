@@ -5,7 +5,7 @@
     run.steps[2].facts               sentences, composed once; every report only shows them
     run.to_json()                    one entry of "runs" in the JSON output
 
-Each field says in one sentence what it is; the JSON Schema of the output is written from that.
+Each field is annotated with a sentence, from which the JSON Schema of the output is generated.
 """
 
 from collections.abc import Callable, Mapping

@@ -393,8 +393,8 @@ def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> C
                    0             matches
         expected   [ right ........ | ........ )
 
-    Of a cell only its own token is looked at: it lies at `position`, and the one that belongs there
-    is the last expected one. Of cells too many or missing behind right ones it is the first one.
+    Of a cell only its own token is compared: it lies at `position`, and the correct one is the last
+    expected one. Of surplus or missing cells behind correct ones it is the first one.
     """
     matches = get_common_prefix(fault.holds, fault.expected)
     position = matches if fault.place == "recurrent" else int(fault.position)

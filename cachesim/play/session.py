@@ -160,7 +160,7 @@ class Session(Loop):
     def _options(self) -> dict[str, Any]:
         """The scenario's options with those that it implies.
 
-        A server that renders messages itself learns the template.
+        A server that renders messages itself gets the template.
         """
         options = dict(self.scenario.engine.options)
         if self._chats and self._renders:

@@ -261,7 +261,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         return
     groups = [each for each in _by_moment(past.earlier) if each[-1].snapshot is not record.snapshot]
     if not any(group[-1].holds for group in groups):
-        return  # this server does not say what it holds
+        return  # this server does not report its memory
     held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
     if held[-1]:
         return
@@ -448,7 +448,7 @@ def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
 def _is_better(twin: Step, step: Step) -> bool:
     """True if the other answer is correct where this one is not, or reuses more and is correct.
 
-    A step that was not run asked nothing: nothing is better than it.
+    No answer is better than that of a step that was not run.
     """
     if (
         step.error in {NOT_RUN, TIMEOUT}

@@ -55,7 +55,7 @@ class Provenance:
             (int(each.ticket), each.index) for each in records if each.ticket is not None
         )
         self.texts = {record.index: text_of(record) for record in records}
-        self._births = 1  # how many are traced back; nobody was born as number 0
+        self._births = 1  # how many are traced back; births are numbered from 1
         self._born: list[Piece] = [{"tokens": [-1]}]
         self._firsts = [0]  # the first birth of each piece
         self._nodes: dict[NodeId, list[tuple[int, Origin]]] = {}  # births of equal histories

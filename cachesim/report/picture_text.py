@@ -14,7 +14,7 @@ WIDEST: Final = 64
 """Columns of a row."""
 
 SYMBOLS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
-"""Looks that take precedence over the origin; reprocessed tokens in memory show their origin."""
+"""Kinds shown before the origin; reprocessed tokens in memory show their origin."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
 """Sign of each mark at a node's end."""

@@ -45,7 +45,7 @@ def _tree(run: Run, tree: TreeState) -> Iterator[str]:
             for bar in row.bars
             for size in [bar.end - bar.start]
         ]
-        label = UNDER.sub("", row.label)  # the lines say it
+        label = UNDER.sub("", row.label)  # the lines show it
         line = label if row.branch is None else f"{row.branch.stem}{label}"
         joint = " " if row.branch is not None and row.branch.root else "; "
         yield f"{line}{joint}{owners(run, pieces)}" if pieces else line

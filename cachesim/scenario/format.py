@@ -1,8 +1,8 @@
 """The scenario file, format 1, as frozen values.
 
-Every field names its reader (what it may be) and says in one sentence what it is for; the JSON
-Schema is written from the same two. Whatever a file leaves out has a default here: which keys a
-scenario cannot do without, and how the parts must fit together, is the business of `checks`.
+Every field has its reader (the accepted values) and a sentence on its purpose; the JSON Schema is
+generated from both. Optional keys have a default here; `checks` has the required keys and the
+consistency of the parts.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ _SHORT.maxdict, _SHORT.maxlong, _SHORT.maxlevel = 3, 24, 2
 class Wrong(ValueError):  # noqa: N818 - reads as the sentence it begins
     """A value that its place does not accept.
 
-    In a table or list several may be wrong: `parts` says where in it each is, and why.
+    A table or list may have several: `parts` has the place of each, and the reason.
     """
 
     def __init__(self, text: str, parts: Sequence[tuple[Place, str]] = ()) -> None:

@@ -116,7 +116,7 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
             continue  # such a request runs to the end of the context
         rest = {key: value for key, value in scenario.engine.options.items() if key != flag}
         fewer = replace(scenario, engine=replace(scenario.engine, options=rest))
-        if flag in COMPANIONS:  # nobody proposes what the steps bring
+        if flag in COMPANIONS:  # without a drafter the steps have no drafts
             fewer = _with_steps(fewer, tuple(replace(step, drafts=None) for step in fewer.step))
         yield fewer
     if scenario.model.window:
@@ -424,7 +424,7 @@ class Report:
     prompt_tokens: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
     counterexample: Counterexample | None = None
-    rate: float = 0.0  # workloads a second, as whoever watches the clock measured it
+    rate: float = 0.0  # workloads a second, measured by the caller
 
     def add(self, scenario: Scenario, trial: Trial) -> None:
         """Count a workload."""
@@ -490,7 +490,7 @@ def trial_of(
     """Play a workload on one layer of each kind; findings are confirmed on all layers.
 
     A cache takes the same decisions for more layers of a kind, which only make the network slow.
-    The replies of a workload are given, so the network has no say in what comes next.
+    The replies of a workload are given, so the network does not affect its later steps.
     """
     played = partial(
         play, scenario, profile, arithmetic=arithmetic, stop_early=stop_early, oracles=oracles

@@ -1,8 +1,8 @@
 """A search that continues: every distinct failure, its count, and its smallest workload.
 
-What is wrong in many workloads hides what is wrong in few, where a search ends at its first
-finding. Here findings are told apart by their cause, each workload counts once for each cause that
-it shows, and of each cause the first workload is made small.
+A search that ends at its first finding misses rare failures behind frequent ones. Here findings are
+distinguished by cause, each workload counts once for each of its causes, and of each cause the
+first workload is reduced.
 
     wrong answer    the patch that cures it; where none does: which memory was wrong, how, and
                     what had brought it back

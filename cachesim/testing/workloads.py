@@ -254,10 +254,10 @@ class Shape:
     replies: int = 4
     incidents: bool = False  # cancels, slot files, completions, arrivals, long replies too
     kinds: tuple[str, ...] = ()  # of incidents; the engine's own where none is named
-    cancels: bool = False  # where nothing else happens: some requests are given up
+    cancels: bool = False  # without other actions: some requests are cancelled
     window: int = 0  # of layers that have one; 0: the preset's own
     chats: bool = False  # some workloads are chats, where the server renders them
-    alike: bool = False  # requests that come together ask for the same, as those of one call do
+    alike: bool = False  # requests sent together are equal, as those of one call are
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
 
@@ -428,7 +428,7 @@ class _Tree:
     ) -> None:
         self._draws = draws
         self._shape = shape
-        self._may_decline = may_decline  # a request may say that it wants nothing of the cache
+        self._may_decline = may_decline  # a request may disable reuse of the cache
         self._chats = chats  # in place of prompts
         self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
 

@@ -5,15 +5,13 @@ The answer, against a cold run of the same tokens, row by row:
     same        every row has the cold row's bits
     rounding    float rows are off by less than `BOUND` of their largest logit. Arithmetic here is
                 invariant to cuts and layout, so this does not occur; if it does, suspect a layer
-    by-design   rows differ, and the server said that it keeps values of another context
+    by-design   rows differ, and the server reported that it keeps values of another context
     diverged    rows differ
 
-The reuse, against what was due: what an ideal cache would have reused, unless a scenario says
-otherwise.
+The reuse, against the due reuse: that of an ideal cache, unless a scenario sets another.
 
-    unsound       the answer diverged: memory took part that belongs to other tokens. That `cached`
-                  counts it is usual but not needed; a request may be served from leftovers that
-                  nobody declared
+    unsound       the answer diverged: memory of other tokens took part. Usually `cached` counts it,
+                  but a request may also be served from undeclared leftovers
     lost          the answer stands, and fewer tokens were reused than was due
     as declared   the answer stands, and all that was due was reused
 """

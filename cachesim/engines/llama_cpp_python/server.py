@@ -344,9 +344,9 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _eval(self, one: Job, tokens: Sequence[Token]) -> None:
         """Follows `eval`.
 
-        Traps: nobody looks if the memory refuses the cut; the array of tokens ends at `n_ctx`,
+        Traps: a refused cut of the memory is not checked; the array of tokens ends at `n_ctx`,
         where the context may be longer; and that of logits has `n_batch` rows where a draft model,
-        and not the caller, asks for those of every token.
+        and not the caller, requests those of every token.
         """
         self.context.seq_rm(SEQ, self.n_tokens, -1)
         for start in range(0, len(tokens), self.n_batch):

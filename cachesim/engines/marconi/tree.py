@@ -129,7 +129,7 @@ class Tree:
         self.tokens = 0
         self.policy = options.policy
         self.weight = options.eff_weight
-        self.hits: list[tuple[int, int]] = []  # tokens asked for, tokens reused
+        self.hits: list[tuple[int, int]] = []  # requested tokens, reused tokens
         self.window: list[tuple[Tokens, Tokens]] = []  # requests that the weight is tuned on
         self.bootstrap: int | None = None
         self.on_deleted: Callable[[Node], None] | None = None
