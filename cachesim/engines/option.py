@@ -82,12 +82,12 @@ class Option:
             value = _bytes(value)
         if self.kind == "texts" and isinstance(value, str):
             value = (value,)
-        if not self._takes(value):
+        if not self._accepts(value):
             msg = f"{what} {self.name!r} is {_short(value)}; write {self.shape}"
             raise OptionError(msg)
         return value
 
-    def _takes(self, value: object) -> bool:
+    def _accepts(self, value: object) -> bool:
         if self.kind == "any":
             return True
         if self.kind == "yes or no":

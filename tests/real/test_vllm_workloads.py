@@ -35,7 +35,7 @@ def test_a_workload_has_only_groups_that_an_engine_core_makes_of_layers(release:
         repeated += len(kinds) > len(set(kinds))
         assert not blocks or states <= {min(blocks)}
         assert sorted(kinds, key=kinds.index) == kinds
-        assert rules.scheduler.takes_small_budgets or config["budget"] >= max(states, default=0)
+        assert rules.scheduler.accepts_small_budgets or config["budget"] >= max(states, default=0)
     assert repeated > 0
 
 

@@ -241,7 +241,7 @@ def family_of(spec: ModelSpec) -> ModelFamily:
             else f"model family {family.name!r} has no chunks: leave `chunked` out, or the family"
         )
         raise OptionError(msg)
-    if family.chunked and not _takes_turns(spec):
+    if family.chunked and not _alternates(spec):
         msg = f"model family {family.name!r} attends fully in every fourth layer, and only there"
         raise OptionError(msg)
     if foreign or missing:
@@ -254,7 +254,7 @@ def family_of(spec: ModelSpec) -> ModelFamily:
     return family
 
 
-def _takes_turns(spec: ModelSpec) -> bool:
+def _alternates(spec: ModelSpec) -> bool:
     """Check for three chunked layers before each full one, as in `LlamaModel`."""
     kinds = [
         "attention" if number % 4 == 0 else "window" for number in range(1, len(spec.layers) + 1)

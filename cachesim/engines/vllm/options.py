@@ -294,7 +294,7 @@ class VllmOptions:
     def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
         states = max(aligned, default=0)
-        if self.max_num_batched_tokens < states and not rules.scheduler.takes_small_budgets:
+        if self.max_num_batched_tokens < states and not rules.scheduler.accepts_small_budgets:
             msg = (
                 f"option 'max_num_batched_tokens' is {self.max_num_batched_tokens}; with states in "
                 f"blocks of {states} tokens this release takes {states} or more"
@@ -325,7 +325,7 @@ class VllmOptions:
             return
         thinned = ("window", "mamba") if rules.retention.thins_states else ("window",)
         if not any(group.kind in thinned for group in groups):
-            if interval or not rules.retention.takes_idle_zero:
+            if interval or not rules.retention.accepts_idle_zero:
                 msg = (
                     f"option 'prefix_cache_retention_interval' is {interval}; this release refuses "
                     f"it for a model without groups that it thins ({', '.join(thinned)}): leave it "

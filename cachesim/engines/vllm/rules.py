@@ -111,7 +111,7 @@ class RetentionRules:
     """0.24: an interval also applies to states; in 0.23 only to windows, and a model without
     windows does not start with one."""
 
-    takes_idle_zero: bool = True
+    accepts_idle_zero: bool = True
     """0.29: any model accepts an interval of 0; before, only models with groups that it thins."""
 
     window_mask: WindowMask = "with-drafter"
@@ -188,7 +188,7 @@ class SchedulerRules:
     prompt_stop: PromptStop = "below-the-end"
     """0.32: the prefill of a prompt of whole blocks stops one block lower."""
 
-    takes_small_budgets: bool = True
+    accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
 
@@ -373,7 +373,7 @@ RULES_0290 = replace(
 RULES_0280 = replace(
     RULES_0290,
     lookup=replace(RULES_0290.lookup, truncates_all=False),
-    retention=replace(RULES_0290.retention, on_hit_alignment=False, takes_idle_zero=False),
+    retention=replace(RULES_0290.retention, on_hit_alignment=False, accepts_idle_zero=False),
     scheduler=replace(RULES_0290.scheduler, pins_tails=True),
     runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
 )
@@ -394,7 +394,7 @@ RULES_0260 = replace(
         chunk_split="early-stops",
         store_hit="longest-group",
         pins_tails=False,
-        takes_small_budgets=False,
+        accepts_small_budgets=False,
     ),
 )
 

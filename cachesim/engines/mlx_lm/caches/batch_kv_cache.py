@@ -61,7 +61,7 @@ class BatchCache(RowsCache, shared=True):
         self.offset = chosen(self.offset, rows)
         self.left_padding = chosen(self.left_padding, rows)
 
-    def _takes_empty(self, other: "BatchCache") -> bool:
+    def _extend_empty(self, other: "BatchCache") -> bool:
         """First part of `extend`; True if both batches are empty."""
         promotes = self.rules.extend_promotes
         self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
@@ -247,7 +247,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     def extend(self, other: "BatchKVCache") -> None:
         """Append rows, aligned to one common end; follows `BatchKVCache.extend`."""
-        if self._takes_empty(other):
+        if self._extend_empty(other):
             return
         joint = extended(self, other, self.rules)
         self.keys, self.values, self.offset, self.left_padding = joint
@@ -490,7 +490,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         return mask
 
     def extend(self, other: "BatchRotatingKVCache") -> None:
-        if self._takes_empty(other):
+        if self._extend_empty(other):
             return
         if self.rotated != other.rotated or self._idx != other.idx:
             self.temporal_order()

@@ -125,7 +125,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         config["eagle"] = kind == "eagle"
         config["lookahead_hashes"] = True
         groups = speculative(groups, config["drafts"], rules, eagle=kind == "eagle")
-    if not rules.scheduler.takes_small_budgets:
+    if not rules.scheduler.accepts_small_budgets:
         held = [each["block"] for each in groups if each["kind"] == "mamba"]
         config["budget"] = max(config["budget"], *held, 0)
     if rng.random() < (0.7 if kind == "priority" else 0.3):
@@ -149,7 +149,7 @@ def _hash_finely(rng: Random, config: dict[str, Any], rules: Rules) -> None:
         config["hash_block"] = unit
         times = rng.choice((2, 4))
         config["groups"] = [each | {"block": times * unit} for each in groups]
-        if not rules.scheduler.takes_small_budgets:
+        if not rules.scheduler.accepts_small_budgets:
             config["budget"] = max(config["budget"], times * unit)
         if config.get("retention"):
             config["retention"] *= times
