@@ -25,9 +25,9 @@ from rich.table import Table
 
 from cachesim.cli.workers import cluster, processes
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, told
+from cachesim.lab.traces.replay import Cell, row_of
 from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import Hands, flat, play_cells
+from cachesim.lab.traces.sweep import Workers, flat, play_cells
 from cachesim.report.sweep import as_csv
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Way:
     """One way to play the plan, and what came of it."""
 
     name: str
-    hands: Hands
+    hands: Workers
     at_half: Callable[[], None] = lambda: None
     given: int = 0  # cells that were handed to somebody
     seconds: float = 0.0
@@ -80,7 +80,7 @@ class Way:
 
         with open_store(store) as known:
             outcomes = play_cells(cells, known, self._counted, hear)
-        rows = [flat(told(*each)) for each in zip(cells, outcomes, strict=True)]
+        rows = [flat(row_of(*each)) for each in zip(cells, outcomes, strict=True)]
         self.digest = hashlib.sha256(as_csv(rows).encode()).hexdigest()
         self.seconds = time.perf_counter() - begun
 

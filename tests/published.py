@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.traces.asked import Asked
 from cachesim.lab.traces.reading import open_trace
 from cachesim.lab.traces.replay import Cell, play
+from cachesim.lab.traces.request import TraceRequest
 from cachesim.lab.traces.source import Source
 
 NAME: Final = "conversation_trace.jsonl"
@@ -64,7 +64,9 @@ class Figure:
     holds: bool
 
 
-def least_recent(requests: Iterable[Asked], unit: int, size: int, *, tail_first: bool) -> float:
+def least_recent(
+    requests: Iterable[TraceRequest], unit: int, size: int, *, tail_first: bool
+) -> float:
     """The share that blocks of the last half's requests find in a cache of `size` tokens, in %."""
     cache: OrderedDict[int, None] = OrderedDict()
     rows: list[tuple[int, int]] = []

@@ -23,7 +23,7 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.traces.limits import Measured
 from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, play, told
+from cachesim.lab.traces.replay import BOUND, Cell, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.store import open_store
 from cachesim.lab.traces.sweep import play_cells
@@ -131,7 +131,7 @@ def replay(
         for cell in cells:
             cell.check()
         count = min(processes_wanted(jobs) or processors(), len(cells))
-        found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
+        found = [row_of(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
     parts = [*sweep_report(found, f"cachesim compare {trace}"), *_notes(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)

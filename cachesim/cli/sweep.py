@@ -16,9 +16,9 @@ from cachesim.cli.workers import cluster, processes, processes_wanted, processor
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
-from cachesim.lab.traces.replay import told
+from cachesim.lab.traces.replay import row_of
 from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import Hands, default_store, flat, play_cells
+from cachesim.lab.traces.sweep import Workers, default_store, flat, play_cells
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
 
@@ -53,15 +53,15 @@ def sweep_command(
     columns = output_at(parquet, "--parquet", PARQUET)
     page = page_at(report)
     cells = read_plan(plan, traces).cells
-    hands: Hands
+    workers: Workers
     if dask is None:
-        hands = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
+        workers = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
     else:
-        hands = partial(cluster, dask)
+        workers = partial(cluster, dask)
     path = store or default_store(plan)
     with open_store(path) as known, progress("playing", len(cells), "cells") as advance:
-        outcomes = play_cells(cells, known, hands, advance)
-    found = [told(*each) for each in zip(cells, outcomes, strict=True)]
+        outcomes = play_cells(cells, known, workers, advance)
+    found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, plan.name)
     print_report(parts, found, format=format, indent=2)
     if table is not None:

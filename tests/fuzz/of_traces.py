@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cachesim.lab.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
 from cachesim.lab.traces.reading import FIELDS, KNOWN
-from cachesim.lab.traces.replay import BOUND, Cell, play, told
+from cachesim.lab.traces.replay import BOUND, Cell, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
@@ -120,7 +120,7 @@ def play_trace(mutant: bytes) -> None:
         if sum(each.length + each.output for each in source.open()[1]) > AFFORDABLE:
             return
         cell = Cell(source=source, profile=profile, model=model, options=options)
-        plain_text(*sweep_report([told(cell, play(cell))]))
+        plain_text(*sweep_report([row_of(cell, play(cell))]))
     finally:
         path.unlink()
 
@@ -165,7 +165,7 @@ def play_plan(mutant: bytes) -> None:
         cells = read_plan(path).cells
         cell = cells[zlib.crc32(mutant) % len(cells)]
         if cell.source.name.startswith("made:") and cell.source.first == FEW:
-            plain_text(*sweep_report([told(cell, play(cell))]))
+            plain_text(*sweep_report([row_of(cell, play(cell))]))
     finally:
         path.unlink()
 

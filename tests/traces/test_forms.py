@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.traces.asked import TraceError
 from cachesim.lab.traces.reading import Clock, open_trace
-from cachesim.lab.traces.replay import Cell, play, told
+from cachesim.lab.traces.replay import Cell, play, row_of
+from cachesim.lab.traces.request import TraceError
 from cachesim.lab.traces.source import UNIT, Source, made_requests
 from cachesim.report.sweep import title_of
 
@@ -220,7 +220,7 @@ def test_a_rank_reuses_nothing_of_another(tmp_path: Path) -> None:
     assert "the data-parallel ranks 0, 1 have a cache each" in whole["notes"][0]
     assert [] == one["notes"]
     cell = Cell(source=Source(name=str(path), rank=1), profile="bound")
-    assert "trace.jsonl: 2 requests, data-parallel rank 1" == title_of(told(cell, one))
+    assert "trace.jsonl: 2 requests, data-parallel rank 1" == title_of(row_of(cell, one))
 
 
 @pytest.mark.parametrize("key", ["cache_salt", "lora_name", "lora_id"])

@@ -14,7 +14,7 @@ from cachesim.errors import InputError
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.traces.limits import Measured, limits_of
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, play, told
+from cachesim.lab.traces.replay import Cell, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import flat, sweep
 from cachesim.model.presets import preset
@@ -35,7 +35,7 @@ def row(measured: Measured | None = None, profile: str = LLAMA, **options: Any) 
         options=tuple(options.items()),
         measured=measured,
     )
-    return told(cell, play(cell))
+    return row_of(cell, play(cell))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_sizes_in_a_plan_are_those_of_its_server() -> None:
 
     assert 9000 == found["bytes.token"]
     assert found["bytes.by"] == "sizes = {token = 9000}"
-    assert found == flat(json.loads(json.dumps(row_of(plan))))
+    assert found == flat(json.loads(json.dumps(row_of_plan(plan))))
 
 
-def row_of(plan: dict[str, Any]) -> dict[str, Any]:
+def row_of_plan(plan: dict[str, Any]) -> dict[str, Any]:
     (cell,) = plan_of(plan).cells
-    return told(cell, play(cell))
+    return row_of(cell, play(cell))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from cachesim.engines.held import Held, sizes_of
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import MOMENTS, Cell, Timeline, play
-from cachesim.lab.traces.replay import told as row_of
+from cachesim.lab.traces.replay import MOMENTS, Cell, Timeline, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import flat
 from cachesim.lab.traces.verifying import VOCABULARY, spelled
@@ -60,8 +59,8 @@ def test_a_knee_is_where_a_doubling_brings_much_less_than_the_one_before() -> No
 
     assert (4000, 0.37) == (knee.at, knee.share)
     assert (0.09, 0.005) == (round(knee.before, 6), round(knee.after, 6))
-    told = "37.0 % at 4,000: a doubling up to it gains 9.0 points, beyond it 0.5"
-    assert told == knee.sentence
+    text = "37.0 % at 4,000: a doubling up to it gains 9.0 points, beyond it 0.5"
+    assert text == knee.sentence
 
 
 def test_a_curve_with_stairs_has_a_knee_at_each_and_an_even_one_has_none() -> None:
@@ -119,8 +118,8 @@ def test_an_upgrade_is_told_for_each_pair_with_all_else_alike() -> None:
     )
     assert first == found[0]
     assert (2, False) == (len(found), found[1].changes)
-    told = "2 pairs of releases compared, all else equal: 1 without a difference."
-    assert told == sentence_of(found)
+    text = "2 pairs of releases compared, all else equal: 1 without a difference."
+    assert text == sentence_of(found)
     alike = "No difference between releases (1 pair compared, all else equal)."
     assert alike == sentence_of(found[1:])
 
@@ -168,7 +167,7 @@ def test_amounts_are_what_pages_draw_in_numbers(profile: str, model: str) -> Non
 def test_a_timeline_is_short_however_long_a_trace_is() -> None:
     over = Timeline()
     for requests in range(1, 10_001):
-        if over.wants(requests):
+        if over.is_recorded(requests):
             over.add(requests, {"attention": requests, "parked": 0})
 
     found = over.as_dict()

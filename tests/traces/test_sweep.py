@@ -19,7 +19,7 @@ from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.traces import sweep as sweeping
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, play, scaled, told
+from cachesim.lab.traces.replay import Cell, play, row_of, scaled
 from cachesim.lab.traces.source import Source, made_requests
 from cachesim.lab.traces.store import key_of, open_store
 from cachesim.lab.traces.sweep import attempt, flat, play_cells
@@ -315,7 +315,7 @@ class Nesting(HTMLParser):
 
 def rows() -> list[dict[str, Any]]:
     cells = plan_of(SMALL).cells
-    return [told(cell, outcome) for cell, outcome in zip(cells, alone(cells), strict=True)]
+    return [row_of(cell, outcome) for cell, outcome in zip(cells, alone(cells), strict=True)]
 
 
 def test_the_table_for_a_notebook_has_a_column_for_each_flag_and_cause() -> None:

@@ -9,9 +9,9 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
-from cachesim.lab.traces.asked import Asked, TraceError
 from cachesim.lab.traces.reading import open_trace
 from cachesim.lab.traces.replay import Cell, play, scaled
+from cachesim.lab.traces.request import TraceError, TraceRequest
 from cachesim.lab.traces.source import Source
 from cachesim.play.session import Session
 from cachesim.testing.search import workloads
@@ -39,7 +39,7 @@ def test_the_first_request_says_how_many_tokens_a_block_has(tmp_path: Path) -> N
 
 
 def test_blocks_stay_whole_when_a_trace_is_scaled() -> None:
-    asked = [Asked(0.0, 1100, 40, (0, 1, 2)), Asked(5.0, 1024, 1, (0, 1))]
+    asked = [TraceRequest(0.0, 1100, 40, (0, 1, 2)), TraceRequest(5.0, 1024, 1, (0, 1))]
 
     (_, one, reply), (_, other, _) = scaled(asked, 512, 32)
 

@@ -116,34 +116,34 @@ def bytes_of(
     return {**found, "limits": dict(limits)}
 
 
-def sentence_of(told: Mapping[str, Any], scale: int) -> str:
+def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
     """Sentence on a server's limits in bytes; empty without any."""
-    if not told["limits"]:
+    if not entry["limits"]:
         return ""
-    flags = " and ".join(f"{name} ({size:,} bytes)" for name, size in told["limits"].items())
-    done = counted(told["evictions"], "eviction")
-    ends = f"{done} for it" if told["evictions"] else "nothing was evicted for it"
-    if told["of"] == "options":
+    flags = " and ".join(f"{name} ({size:,} bytes)" for name, size in entry["limits"].items())
+    done = counted(entry["evictions"], "eviction")
+    ends = f"{done} for it" if entry["evictions"] else "nothing was evicted for it"
+    if entry["of"] == "options":
         unit = "a token as played" if scale == 1 else f"{scale} tokens of the trace as one"
-        model = f"the bytes of the model that its options describe ({told['by']}), {unit}"
+        model = f"the bytes of the model that its options describe ({entry['by']}), {unit}"
         return f"{flags} counts {model}; {ends}"
     parts = [
-        f"{told[name]:,.10g} {what}"
+        f"{entry[name]:,.10g} {what}"
         for name, what in (
             ("token", "bytes a token of the trace"),
             ("window", "bytes a token in windows"),
             ("state", "bytes a recurrent state"),
         )
-        if told[name]
+        if entry[name]
     ]
     rates = ", ".join(parts)
-    if told["of"] == "given":
-        return f"{flags} counts {rates}, by {told['by']}; {ends}"
+    if entry["of"] == "given":
+        return f"{flags} counts {rates}, by {entry['by']}; {ends}"
     return (
         f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
-        f"write --gguf FILE or {_flags(told)}; in a plan gguf or sizes"
+        f"write --gguf FILE or {_flags(entry)}; in a plan gguf or sizes"
     )
 
 
-def _flags(told: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name}-bytes N" for name in KINDS if told[name])
+def _flags(entry: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name}-bytes N" for name in KINDS if entry[name])

@@ -69,30 +69,30 @@ class Plan:
 def read_plan(path: Path, traces: Path | None = None) -> Plan:
     """The plan of a file; its traces lie in a folder, or beside it."""
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror or error}"
         raise PlanError(msg) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path}: not TOML: {error}"
         raise PlanError(msg) from None
-    return plan_of(told, name=str(path), folder=traces or path.parent)
+    return plan_of(table, name=str(path), folder=traces or path.parent)
 
 
-def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
+def plan_of(table: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
     """The plan of a mapping, in the form of the file."""
-    _known(told, {"format", "trace", "server"}, name)
-    if told.get("format") != 1:
-        msg = f"{name}: format is {told.get('format')!r}; write format = 1"
+    _known(table, {"format", "trace", "server"}, name)
+    if table.get("format") != 1:
+        msg = f"{name}: format is {table.get('format')!r}; write format = 1"
         raise PlanError(msg)
     sources = _as_many(
         source
-        for at, each in _tables(told, "trace", name)
+        for at, each in _tables(table, "trace", name)
         for source in _sources(each, f"{name}: trace {at}", folder)
     )
     servers = _as_many(
         server
-        for at, each in _tables(told, "server", name)
+        for at, each in _tables(table, "server", name)
         for server in _servers(each, f"{name}: server {at}", folder)
     )
     if len(sources) * len(servers) > MOST_CELLS:
@@ -113,49 +113,49 @@ def _as_many(found: Iterator[T]) -> list[T]:
 
 
 def _tables(
-    told: Mapping[str, Any], key: str, name: str
+    table: Mapping[str, Any], key: str, name: str
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    tables = told.get(key)
+    tables = table.get(key)
     if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         msg = f"{name}: no [[{key}]]; write one at least"
         raise PlanError(msg)
     yield from enumerate(tables, 1)
 
 
-def _known(told: Mapping[str, Any], keys: set[str], place: str) -> None:
-    for key in told:
+def _known(table: Mapping[str, Any], keys: set[str], place: str) -> None:
+    for key in table:
         if key not in keys:
             msg = f"{place}: there is no key {key!r}; there are {', '.join(sorted(keys))}"
             raise PlanError(msg)
 
 
-def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Source]:
-    _known(told, TRACE_KEYS, place)
-    if ("file" in told) == ("made" in told):
+def _sources(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Source]:
+    _known(table, TRACE_KEYS, place)
+    if ("file" in table) == ("made" in table):
         msg = f'{place}: write file = "..." or made = REQUESTS, one of the two'
         raise PlanError(msg)
-    if "file" in told:
-        if not isinstance(told["file"], str):
-            msg = f"{place}: file is {told['file']!r}; write a path in quotes"
+    if "file" in table:
+        if not isinstance(table["file"], str):
+            msg = f"{place}: file is {table['file']!r}; write a path in quotes"
             raise PlanError(msg)
-        names = [str(folder / told["file"])]
+        names = [str(folder / table["file"])]
     else:
-        made = _numbers(told, "made", place, None)
+        made = _numbers(table, "made", place, None)
         names = [
-            f"made:{count}:{seed}" for count in made for seed in _numbers(told, "seed", place, 0)
+            f"made:{count}:{seed}" for count in made for seed in _numbers(table, "seed", place, 0)
         ]
     axes: dict[str, list[Any]] = {
-        key: _numbers(told, key, place, default) for key, default in READ.items()
+        key: _numbers(table, key, place, default) for key, default in READ.items()
     }
-    axes["timestamps"] = _several(told.get("timestamps"), f"{place}: timestamps")
+    axes["timestamps"] = _several(table.get("timestamps"), f"{place}: timestamps")
     for name, *values in product(names, *axes.values()):  # a product in it would be made whole
         yield Source(name=name, **dict(zip(axes, values, strict=True)))
 
 
 def _numbers(
-    told: Mapping[str, Any], key: str, place: str, default: int | None
+    table: Mapping[str, Any], key: str, place: str, default: int | None
 ) -> list[int | None]:
-    values = _several(told.get(key, default), f"{place}: {key}")
+    values = _several(table.get(key, default), f"{place}: {key}")
     for value in values:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             msg = f"{place}: {key} is {value!r}; write a whole number, or a list of them"
@@ -163,16 +163,16 @@ def _numbers(
     return values
 
 
-def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell]:
-    _known(told, SERVER_KEYS, place)
-    measured = _measured(told, place, folder)
-    profiles = _several(told.get("profile"), f"{place}: profile")
-    models = _several(told.get("model", "hybrid"), f"{place}: model")
+def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell]:
+    _known(table, SERVER_KEYS, place)
+    measured = _measured(table, place, folder)
+    profiles = _several(table.get("profile"), f"{place}: profile")
+    models = _several(table.get("model", "hybrid"), f"{place}: model")
     for key, values in (("profile", profiles), ("model", models)):
         if not all(isinstance(each, str) for each in values):
-            msg = f"{place}: {key} is {told.get(key)!r}; write a name in quotes, or a list of them"
+            msg = f"{place}: {key} is {table.get(key)!r}; write a name in quotes, or a list of them"
             raise PlanError(msg)
-    flags = told.get("set", {})
+    flags = table.get("set", {})
     if not isinstance(flags, dict):
         msg = f"{place}: set is {flags!r}; write a table [server.set] of flags"
         raise PlanError(msg)
@@ -196,8 +196,8 @@ def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell
         )
 
 
-def _measured(told: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
-    gguf, sizes = told.get("gguf"), told.get("sizes")
+def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
+    gguf, sizes = table.get("gguf"), table.get("sizes")
     if gguf is not None and sizes is not None:
         msg = f"{place}: gguf and sizes are both given; leave one of the two out"
         raise PlanError(msg)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
 from cachesim.engines.tokens import LONGEST, Run
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.lab.traces.asked import Asked, TraceError
+from cachesim.lab.traces.request import TraceError, TraceRequest
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.typed import Json
 
@@ -49,17 +49,17 @@ class Chains:
         return tuple(found)
 
 
-def asked_of(
-    told: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
-) -> Asked:
+def request_of(
+    value: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
+) -> TraceRequest:
     """The request of a line."""
-    prompt = _runs(told.get("prompt"), f"{place}: prompt")
-    reply = _runs(told.get("reply", []), f"{place}: reply")
+    prompt = _runs(value.get("prompt"), f"{place}: prompt")
+    reply = _runs(value.get("reply", []), f"{place}: reply")
     if not prompt:
         msg = f"{place}: prompt has no tokens; write runs as [[0, 0, 120]]"
         raise TraceError(msg)
     blocks = chains.of(prompt)
-    return Asked(
+    return TraceRequest(
         time=time,
         length=sum(size for _, size in blocks),
         output=sum(last - first for _, first, last in reply),
@@ -68,30 +68,30 @@ def asked_of(
         runs=prompt,
         reply=reply,
         kept=chains.of(_joined([*prompt, *reply])),
-        silent="reply" not in told,
+        silent="reply" not in value,
         seconds=seconds,
     )
 
 
 def line_of(time: float, prompt: Sequence[Run], reply: Sequence[Run]) -> str:
     """The line of a request."""
-    told = {"timestamp": time, "prompt": prompt, "reply": reply}
-    return json.dumps(told, separators=(",", ":")) + "\n"
+    entry = {"timestamp": time, "prompt": prompt, "reply": reply}
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def _runs(told: object, place: str) -> tuple[Run, ...]:
-    if not isinstance(told, list) or len(told) > MOST_RUNS:
+def _runs(value: object, place: str) -> tuple[Run, ...]:
+    if not isinstance(value, list) or len(value) > MOST_RUNS:
         msg = f"{place} is no list of runs; write them as [[text, first, past the last], ...]"
         raise TraceError(msg)
-    return _joined(_run(each, place) for each in told)
+    return _joined(_run(each, place) for each in value)
 
 
-def _run(told: object, place: str) -> Run:
-    match told:
-        case [int(text), int(first), int(last)] if not any(isinstance(n, bool) for n in told):
+def _run(run: object, place: str) -> Run:
+    match run:
+        case [int(text), int(first), int(last)] if not any(isinstance(n, bool) for n in run):
             if 0 <= text < MOST_TEXTS and 0 <= first < last <= LONGEST:
                 return text, first, last
-    msg = f"{place} has {str(told)[:60]}; write a text's number, its first token, one past its last"
+    msg = f"{place} has {str(run)[:60]}; write a text's number, its first token, one past its last"
     raise TraceError(msg)
 
 
@@ -157,9 +157,9 @@ class Stream:
     _batch: int = 0
     _turns: Counter[int] = field(default_factory=Counter)  # batches of each rank
 
-    def add(self, told: Json, place: str) -> Iterator[Asked]:
+    def add(self, value: Json, place: str) -> Iterator[TraceRequest]:
         """Add a batch; return ended requests, sorted by their start."""
-        time, events, rank = _batch_of(told, place)
+        time, events, rank = _batch_of(value, place)
         self._batch += 1
         self._turns[rank] += 1
         chains: dict[int, tuple[int, list[int]]] = {}  # last block -> parent of the first, blocks
@@ -185,7 +185,7 @@ class Stream:
             self._open[numbers[-1]] = request
         yield from self._ended(self._batch - PATIENCE)
 
-    def end(self) -> Iterator[Asked]:
+    def end(self) -> Iterator[TraceRequest]:
         """Return the remaining requests."""
         yield from self._ended(self._batch + 1)
 
@@ -225,12 +225,12 @@ class Stream:
             number = self._parents.get(number, -1)
         return found[::-1]
 
-    def _ended(self, before: int) -> Iterator[Asked]:
+    def _ended(self, before: int) -> Iterator[TraceRequest]:
         while self._order and (self._order[0].ended or self._order[0].batch < before):
             request = self._order.popleft()
             self._open.pop(request.blocks[-1], None)
             prompt = request.blocks[: len(request.blocks) - request.output]
-            yield Asked(
+            yield TraceRequest(
                 time=request.time * (1 if self.milliseconds else 1000),
                 length=self.unit * len(prompt),
                 output=self.unit * request.output,
@@ -240,19 +240,19 @@ class Stream:
             )
 
 
-def is_batch(told: object) -> bool:
+def is_batch(value: object) -> bool:
     """True for a line of KV events."""
-    if isinstance(told, list):
-        return len(told) > 1 and isinstance(told[1], list)
-    return isinstance(told, dict) and "events" in told
+    if isinstance(value, list):
+        return len(value) > 1 and isinstance(value[1], list)
+    return isinstance(value, dict) and "events" in value
 
 
-def _batch_of(told: Json, place: str) -> tuple[float, list[Json], int]:
+def _batch_of(value: Json, place: str) -> tuple[float, list[Json], int]:
     """A batch's time, events and rank; the rank is 0 on a server with one cache."""
-    if isinstance(told, dict):
-        ranks = [told[key] for key in RANKS if told.get(key) is not None]
-        told = [told.get("ts"), told.get("events"), *ranks]
-    match told:
+    if isinstance(value, dict):
+        ranks = [value[key] for key in RANKS if value.get(key) is not None]
+        value = [value.get("ts"), value.get("events"), *ranks]
+    match value:
         case [int(time) | float(time), list(events), *ranks] if not isinstance(time, bool):
             if 0 <= time < 1 << 40:
                 return float(time), events, _rank(ranks[0] if ranks else None, place)
@@ -260,38 +260,38 @@ def _batch_of(told: Json, place: str) -> tuple[float, list[Json], int]:
     raise TraceError(msg)
 
 
-def _rank(told: object, place: str) -> int:
-    if told is None:
+def _rank(value: object, place: str) -> int:
+    if value is None:
         return 0
-    if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < 1 << 32:
-        msg = f"{place}: a batch's data_parallel_rank is {str(told)[:40]}; write a whole number"
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+        msg = f"{place}: a batch's data_parallel_rank is {str(value)[:40]}; write a whole number"
         raise TraceError(msg)
-    return told
+    return value
 
 
-def _event_of(told: Json, place: str) -> tuple[str, dict[str, Json]]:
-    match told:
+def _event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
+    match value:
         case {"type": str(name)} if name in KNOWN:
-            return name, told
+            return name, value
         case [str(name), *values] if name in KNOWN:
             return name, dict(zip(FIELDS, values, strict=False))
     known = ", ".join(KNOWN)
-    msg = f"{place}: {json.dumps(told)[:60]} is no event; there are {known}"
+    msg = f"{place}: {json.dumps(value)[:60]} is no event; there are {known}"
     raise TraceError(msg)
 
 
-def _hash(told: object, place: str) -> int | str:
-    if isinstance(told, bool) or not isinstance(told, int | str):
-        msg = f"{place}: a block's hash is {str(told)[:40]}; write a number or a text"
+def _hash(value: object, place: str) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        msg = f"{place}: a block's hash is {str(value)[:40]}; write a number or a text"
         raise TraceError(msg)
-    return told
+    return value
 
 
-def _scalar(told: object, key: str, place: str) -> Hashable:
-    if told is not None and not isinstance(told, int | str):
-        msg = f"{place}: {key} is {str(told)[:40]}; write a text or a number, or leave it out"
+def _scalar(value: object, key: str, place: str) -> Hashable:
+    if value is not None and not isinstance(value, int | str):
+        msg = f"{place}: {key} is {str(value)[:40]}; write a text or a number, or leave it out"
         raise TraceError(msg)
-    return told
+    return value
 
 
 def _is_main(fields: dict[str, Any]) -> bool:
@@ -302,10 +302,10 @@ def _is_main(fields: dict[str, Any]) -> bool:
     return str(kind) in WHOLE if kind else fields.get("group_idx") in (None, 0)
 
 
-def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[Asked]:
+def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[TraceRequest]:
     """The requests of a stream, line by line."""
-    for told, place in lines:
-        yield from stream.add(told, place)
+    for value, place in lines:
+        yield from stream.add(value, place)
     yield from stream.end()
 
 
@@ -331,7 +331,7 @@ def open_trace(
     name: str = "",
     clock: Clock | None = None,
     rank: int | None = None,
-) -> tuple[int, Iterator[Asked]]:
+) -> tuple[int, Iterator[TraceRequest]]:
     """A trace's block size, given or inferred from its first request, and its requests; 1: exact
     runs.
 
@@ -353,19 +353,19 @@ def open_trace(
     if isinstance(head[0], dict) and "prompt" in head[0]:
         chains, seconds = Chains(), clock == "s"
         return 1, (
-            asked_of(_object(t, p), _time(t, p, seconds=seconds), chains, p, seconds=seconds)
+            request_of(_object(t, p), _time(t, p, seconds=seconds), chains, p, seconds=seconds)
             for t, p in lines
         )
     chats = isinstance(head[0], dict) and bool(head[0].keys() & CHATS)
     unit = unit or _unit_of(_read(*head), name, chats=chats)
     seconds = clock == "s" if clock else chats or unit == UNITS["Bailian"]
-    requests = (_read(told, place, seconds=seconds) for told, place in lines)
+    requests = (_read(value, place, seconds=seconds) for value, place in lines)
     return unit, _fitting(requests, unit, name)
 
 
 def _of_events(
     lines: Iterator[tuple[Any, str]], stream: Stream, name: str
-) -> tuple[int, Iterator[Asked]]:
+) -> tuple[int, Iterator[TraceRequest]]:
     requests = requests_of(lines, stream)
     first = next(requests, None)
     if first is None:
@@ -376,7 +376,7 @@ def _of_events(
     return stream.unit, chain([first], requests)
 
 
-def _unit_of(first: Asked, name: str, *, chats: bool) -> int:
+def _unit_of(first: TraceRequest, name: str, *, chats: bool) -> int:
     """The block size for which the first request has as many blocks as ids."""
     found = [unit for unit in UNITS.values() if -(-first.length // unit) == len(first.blocks)]
     if chats and UNITS["Bailian"] in found:
@@ -427,24 +427,24 @@ def _json(line: str, place: str) -> Json:
         raise TraceError(msg) from None
 
 
-def _object(told: object, place: str) -> dict[str, Any]:
-    if not isinstance(told, dict):
+def _object(value: object, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
         msg = f"{place}: not an object; write one with input_length, output_length and hash_ids"
         raise TraceError(msg)
-    return told
+    return value
 
 
-def _read(line: object, place: str, *, seconds: bool = False) -> Asked:
-    told = _object(line, place)
-    blocks = told.get("hash_ids")
+def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
+    value = _object(line, place)
+    blocks = value.get("hash_ids")
     if not isinstance(blocks, list) or not blocks:
         msg = f"{place}: hash_ids must be a list of whole numbers, one for each block"
         raise TraceError(msg)
-    output = told.get("output_length")
+    output = value.get("output_length")
     silent = output is None
-    return Asked(
-        time=_time(told, place, seconds=seconds),
-        length=_whole(told.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
+    return TraceRequest(
+        time=_time(value, place, seconds=seconds),
+        length=_whole(value.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
         output=1 if silent else _whole(output, 0, MOST_TOKENS, f"{place}: output_length"),
         blocks=tuple(_whole(each, 0, MOST_ID, f"{place}: hash_ids") for each in blocks),
         silent=silent,
@@ -452,8 +452,8 @@ def _read(line: object, place: str, *, seconds: bool = False) -> Asked:
     )
 
 
-def _time(told: dict[str, Any], place: str, *, seconds: bool = False) -> float:
-    time = told.get("timestamp", 0)
+def _time(value: dict[str, Any], place: str, *, seconds: bool = False) -> float:
+    time = value.get("timestamp", 0)
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1 << 50:
         unit = "seconds" if seconds else "milliseconds"
         msg = f"{place}: timestamp is {str(time)[:40]}; write {unit}, or leave it out"
@@ -468,7 +468,7 @@ def _whole(value: object, low: int, high: int, place: str) -> int:
     return value
 
 
-def _fitting(requests: Iterable[Asked], unit: int, name: str) -> Iterator[Asked]:
+def _fitting(requests: Iterable[TraceRequest], unit: int, name: str) -> Iterator[TraceRequest]:
     for number, each in enumerate(requests, 1):
         if -(-each.length // unit) != len(each.blocks):
             msg = (

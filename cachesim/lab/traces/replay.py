@@ -20,8 +20,8 @@ from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError, UpstreamAbort
-from cachesim.lab.traces.asked import Asked
 from cachesim.lab.traces.limits import Measured, bytes_of, limits_of, sentence_of
+from cachesim.lab.traces.request import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
@@ -32,17 +32,17 @@ from cachesim.verify.explain import lost_below
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingRequest:
     """A request before it is submitted."""
 
     number: int
     time: float  # milliseconds since the trace began
-    known: int  # leading tokens that were asked for before
+    known: int  # leading tokens of earlier requests
     prompt: Tokens
     reply: Tokens
-    trace: Asked  # the request as the trace has it
+    trace: TraceRequest  # the request as the trace has it
 
-    def request(self) -> Request:
+    def as_request(self) -> Request:
         """The engine's request, with its forced reply."""
         return Request(prompt=self.prompt, predict=len(self.reply), reply=self.reply)
 
@@ -51,40 +51,40 @@ class Coming:
 class Served:
     """A request with its reply; None if the server refused it or has ended."""
 
-    asked: Coming
+    request: PendingRequest
     answer: Reply | None
-    ended: str = ""  # why the server ended with it: nothing comes after
+    ended: str = ""  # why the server ended; no request follows
 
 
-def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iterator[Served]:
+def serve(engine: Engine, requests: Iterable[PendingRequest], turn: float = 0) -> Iterator[Served]:
     """Requests as they finish; in order if turns take no time."""
     return _on_time(engine, requests, turn) if turn else _in_order(engine, requests)
 
 
-def _in_order(engine: Engine, requests: Iterable[Coming]) -> Iterator[Served]:
+def _in_order(engine: Engine, requests: Iterable[PendingRequest]) -> Iterator[Served]:
     loop = Loop(engine)
-    for asked in requests:
-        ticket = engine.submit(asked.request())
+    for request in requests:
+        ticket = engine.submit(request.as_request())
         try:
             loop.drain()
         except UpstreamAbort as abort:
-            yield Served(asked, None, str(abort))
+            yield Served(request, None, str(abort))
             return
-        yield Served(asked, engine.reply(ticket))
+        yield Served(request, engine.reply(ticket))
         engine.forget(ticket)  # a trace may be larger than memory
 
 
-def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterator[Served]:
+def _on_time(engine: Engine, requests: Iterable[PendingRequest], turn: float) -> Iterator[Served]:
     engine.limit_turns(1)
     loop = Loop(engine)
     waiting = iter(requests)
-    coming = next(waiting, None)
-    inside: dict[Ticket, Coming] = {}
+    pending = next(waiting, None)
+    inside: dict[Ticket, PendingRequest] = {}
     now = 0.0
-    while coming is not None or inside:
-        while coming is not None and coming.time <= now:
-            inside[engine.submit(coming.request())] = coming
-            coming = next(waiting, None)
+    while pending is not None or inside:
+        while pending is not None and pending.time <= now:
+            inside[engine.submit(pending.as_request())] = pending
+            pending = next(waiting, None)
         try:
             busy = loop.turn()
         except UpstreamAbort as abort:
@@ -99,7 +99,7 @@ def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterato
             for ticket in [*inside]:  # nobody works on them any more
                 yield Served(inside.pop(ticket), None)
                 engine.forget(ticket)
-            now = max(now, coming.time) if coming is not None else now
+            now = max(now, pending.time) if pending is not None else now
 
 
 MOMENTS: Final = 32
@@ -113,7 +113,7 @@ class Timeline:
     every: int = 1
     moments: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
-    def wants(self, requests: int) -> bool:
+    def is_recorded(self, requests: int) -> bool:
         """True if the moment after a number of requests is recorded."""
         return requests % self.every == 0
 
@@ -190,10 +190,10 @@ class Cell:
             return spec
         return self.measured.over(spec, self.source.scaling(self.source.open()[0]))
 
-    def coming(self) -> Iterator[Coming]:
+    def requests(self) -> Iterator[PendingRequest]:
         """The requests as clients send them."""
         unit, requests = self.source.open()
-        return _coming(requests, unit, self.source)
+        return _pending(requests, unit, self.source)
 
     @property
     def settings(self) -> str:
@@ -236,12 +236,12 @@ class Replayed:
             "ended": self.ended,
         }
 
-    def add_trace(self, asked: Asked) -> None:
+    def add_trace(self, request: TraceRequest) -> None:
         """Count the open assumptions about a request."""
         self.requests += 1
-        self.silent += asked.silent
-        self.seconds = asked.seconds
-        self.ranks.add(asked.rank)
+        self.silent += request.silent
+        self.seconds = request.seconds
+        self.ranks.add(request.rank)
 
     def notes(self, source: Source) -> Iterator[str]:
         """Assumptions made while the trace was read."""
@@ -264,14 +264,14 @@ class Replayed:
             )
 
 
-def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Replay a cell; `hear` is called with the number of finished requests."""
+def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    """Replay a cell; `progress` is called with the number of finished requests."""
     engine = None if cell.profile == BOUND else cell.engine()
     limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
     found, over, evictions = Replayed(), Timeline(), 0
     for found in replay(cell, engine):
-        hear(found.requests)
-        if engine is not None and over.wants(found.requests):
+        progress(found.requests)
+        if engine is not None and over.is_recorded(found.requests):
             over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
         if engine is not None and limits:
             evictions += sum(event.for_bytes for event in engine.events)
@@ -296,61 +296,62 @@ def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
     if cell.profile == BOUND:
         return _bound(requests, unit, cell.source)
     source = cell.source
-    coming = _coming(requests, unit, source)
-    return _counted(serve(engine or cell.engine(), coming, source.turn))
+    pending = _pending(requests, unit, source)
+    return _counted(serve(engine or cell.engine(), pending, source.turn))
 
 
-def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Coming]:
+def _pending(found: Iterable[TraceRequest], unit: int, source: Source) -> Iterator[PendingRequest]:
     known, scale = Known(source.remember), source.scaling(unit)
-    for number, (asked, prompt, reply) in enumerate(scaled(requests, unit, scale, source.replies)):
-        yield Coming(
+    requests = scaled(found, unit, scale, source.replies)
+    for number, (request, prompt, reply) in enumerate(requests):
+        yield PendingRequest(
             number=number,
-            time=asked.time,
-            known=known.see(_blocks_of(asked, unit, scale), _fed(asked)),
+            time=request.time,
+            known=known.see(_blocks_of(request, unit, scale), _fed(request)),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
-            trace=asked,
+            trace=request,
         )
 
 
 def scaled(
-    requests: Iterable[Asked], unit: int, scale: int, replies: int | None = None
-) -> Iterator[tuple[Asked, Rope, Rope]]:
+    requests: Iterable[TraceRequest], unit: int, scale: int, replies: int | None = None
+) -> Iterator[tuple[TraceRequest, Rope, Rope]]:
     """Requests with their prompts and replies; each block is its own text."""
     for number, each in enumerate(requests):
         *whole, last = _blocks_of(each, unit, scale)
         runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
         length = max(1, each.output // scale) if replies is None else replies
-        told = Rope(each.reply) if each.reply and replies is None else None
-        yield each, Rope(runs), told or Rope.of(REPLIES + number, length)
+        reply = Rope(each.reply) if each.reply and replies is None else None
+        yield each, Rope(runs), reply or Rope.of(REPLIES + number, length)
 
 
-def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
+def _blocks_of(request: TraceRequest, unit: int, scale: int) -> list[tuple[int, int]]:
     """The blocks of a prompt with their tokens; the last one may be partly filled."""
-    if asked.sizes is not None:
-        return list(zip(asked.blocks, asked.sizes, strict=True))
+    if request.sizes is not None:
+        return list(zip(request.blocks, request.sizes, strict=True))
     size = unit // scale
-    last = -(-asked.length // scale) - size * (len(asked.blocks) - 1)
-    return [*((block, size) for block in asked.blocks[:-1]), (asked.blocks[-1], last)]
+    last = -(-request.length // scale) - size * (len(request.blocks) - 1)
+    return [*((block, size) for block in request.blocks[:-1]), (request.blocks[-1], last)]
 
 
-def _fed(asked: Asked) -> Sequence[tuple[int, int]]:
-    if not asked.reply:
-        return asked.kept
-    *before, (block, size) = asked.kept
+def _fed(request: TraceRequest) -> Sequence[tuple[int, int]]:
+    if not request.reply:
+        return request.kept
+    *before, (block, size) = request.kept
     return [*before, (block, size - 1)] if size > 1 else before
 
 
 def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
     found = Replayed()
     for each in served:
-        _count(found, each.asked, each.answer)
+        _count(found, each.request, each.answer)
         if each.ended and not found.ended:
-            found.ended = f"request {each.asked.number + 1}: {each.ended}"
+            found.ended = f"request {each.request.number + 1}: {each.ended}"
         yield found
 
 
-def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
+def _count(found: Replayed, request: PendingRequest, answer: Reply | None) -> None:
     """Add a reply: known tokens are reused, lost to a rule, or no longer held.
 
     |<---------------- known ---------------->|
@@ -359,13 +360,13 @@ def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
     Where requests overlap, what another one has not computed yet is not held either. What the
     server found is known, though nobody remembered it.
     """
-    found.add_trace(asked.trace)
+    found.add_trace(request.trace)
     if answer is None or answer.cached is None:
         found.refused += 1
         return
-    found.prompt_tokens += len(asked.prompt)
+    found.prompt_tokens += len(request.prompt)
     found.cached += answer.cached
-    found.lost += lost_below(answer, max(asked.known, int(answer.equal)))
+    found.lost += lost_below(answer, max(request.known, int(answer.equal)))
 
 
 class Known:
@@ -396,21 +397,21 @@ class Known:
         return equal
 
 
-def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Replayed]:
+def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Iterator[Replayed]:
     """An unlimited cache; a prompt's last token is always computed."""
     found, known = Replayed(), Known(source.remember)
-    for asked in requests:
-        blocks = _blocks_of(asked, unit, source.scaling(unit))
+    for request in requests:
+        blocks = _blocks_of(request, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
-        equal = known.see(blocks, asked.kept)
-        found.add_trace(asked)
+        equal = known.see(blocks, request.kept)
+        found.add_trace(request)
         found.prompt_tokens += length
         found.cached += min(equal, length - 1)
         found.lost["last-token"] += equal - min(equal, length - 1)
         yield found
 
 
-def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """A cell and its result as plain data."""
     source = cell.source
     return {

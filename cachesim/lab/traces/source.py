@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
-from cachesim.lab.traces.asked import Asked, TraceError
 from cachesim.lab.traces.reading import Clock, open_trace
+from cachesim.lab.traces.request import TraceError, TraceRequest
 
 UNIT: Final = 512
 
@@ -34,7 +34,7 @@ LONGEST: Final = 240
 """Number of blocks after which a chat ends."""
 
 
-def made_requests(count: int, seed: int = 0) -> Iterator[Asked]:
+def made_requests(count: int, seed: int = 0) -> Iterator[TraceRequest]:
     """Generated requests, reproducible by seed."""
     draw = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(SYSTEMS)]
@@ -52,7 +52,7 @@ def made_requests(count: int, seed: int = 0) -> Iterator[Asked]:
         chat += range(fresh, fresh + grown)
         fresh += grown
         length = UNIT * (len(chat) - 1) + draw.randint(1, UNIT)
-        yield Asked(
+        yield TraceRequest(
             time=float(number), length=length, output=draw.randint(1, UNIT), blocks=tuple(chat)
         )
         if len(chat) > LONGEST or draw.random() < 1 / TURNS:
@@ -75,7 +75,7 @@ class Source:
         None  # tokens of every reply, after scaling; as the trace has them if None
     )
     turn: int = 0  # milliseconds of a turn of the server's loop; 0: only the order counts
-    remember: int | None = None  # blocks that count as asked for before; all if None
+    remember: int | None = None  # blocks that count as requested before; all if None
     timestamps: Clock | None = None  # what they count; as the form of the trace has it if None
     rank: int | None = None  # of KV events, the requests of one data-parallel rank; all if None
     file: str = ""  # where the trace is, if its name is not a path
@@ -102,7 +102,7 @@ class Source:
             msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
             raise TraceError(msg)
 
-    def open(self) -> tuple[int, Iterator[Asked]]:
+    def open(self) -> tuple[int, Iterator[TraceRequest]]:
         """The block size, and the requests."""
         made = MADE.fullmatch(self.name)
         if made:

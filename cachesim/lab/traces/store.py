@@ -41,8 +41,8 @@ def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
 
 def key_of(cell: Cell, digest: str) -> str:
     """The key of a cell's result, independent of the trace file's place."""
-    told = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
-    text = json.dumps([code_digest(), told], sort_keys=True, default=str)
+    fields = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
+    text = json.dumps([code_digest(), fields], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -63,10 +63,10 @@ class Store:
 
     def put(self, key: str, cell: Cell, outcome: dict[str, Any]) -> None:
         """Store a cell's result; it is on disk when this returns."""
-        told = json.dumps(asdict(cell), sort_keys=True, default=str)
+        fields = json.dumps(asdict(cell), sort_keys=True, default=str)
         with self._connection:
             self._connection.execute(
-                "INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", (key, told, json.dumps(outcome))
+                "INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", (key, fields, json.dumps(outcome))
             )
 
 

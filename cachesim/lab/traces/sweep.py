@@ -1,8 +1,8 @@
 """All cells of a plan, replayed by processes or machines.
 
 A cell knows nothing of the others, so it may be played anywhere, at any time, and more than once:
-what comes of it is the same. Outcomes are kept as they come and told in the order of the plan. A
-process that dies takes nothing with it: what it had begun is played again by others.
+its result is the same. Results are stored as they arrive and reported in the order of the plan. A
+process that dies loses nothing: its unfinished cells are played again by others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
-from cachesim.lab.traces.asked import TraceError
 from cachesim.lab.traces.plan import plan_of, read_plan
-from cachesim.lab.traces.replay import Cell, play, told
+from cachesim.lab.traces.replay import Cell, play, row_of
+from cachesim.lab.traces.request import TraceError
 from cachesim.lab.traces.store import Store, key_of, open_store
 
-Hands: TypeAlias = Callable[[], AbstractContextManager[Executor]]
+Workers: TypeAlias = Callable[[], AbstractContextManager[Executor]]
 """Context of the workers: processes of this machine, or a cluster."""
 
 ATTEMPTS: Final = 3
@@ -57,7 +57,7 @@ def sweep(
     path = None if store is None else Path(store)
     with open_store(path) as known:
         outcomes = play_cells(read.cells, known, lambda: ProcessPoolExecutor(processes))
-    return [flat(told(*each)) for each in zip(read.cells, outcomes, strict=True)]
+    return [flat(row_of(*each)) for each in zip(read.cells, outcomes, strict=True)]
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,21 +79,21 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def play_cells(
     cells: Sequence[Cell],
     store: Store,
-    hands: Hands,
-    hear: Callable[[int], None] = lambda _: None,
+    workers: Workers,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Results of cells in order; `hear` is called with the number done."""
+    """Results of cells in order; `progress` is called with the number done."""
     digests = {
         name: source.digest() for name, source in {c.source.name: c.source for c in cells}.items()
     }
     keys = [key_of(cell, digests[cell.source.name]) for cell in cells]
     waiting = {key: cell for key, cell in zip(keys, cells, strict=True) if store.get(key) is None}
-    hear(len(set(keys)) - len(waiting))
+    progress(len(set(keys)) - len(waiting))
     for left in reversed(range(ATTEMPTS)):
         if not waiting:
             break
         try:
-            _play_all(waiting, store, hands, lambda: hear(len(set(keys)) - len(waiting)))
+            _play_all(waiting, store, workers, lambda: progress(len(set(keys)) - len(waiting)))
         except BrokenProcessPool:
             if not left:
                 names = ", ".join(sorted({cell.profile for cell in waiting.values()}))
@@ -103,10 +103,10 @@ def play_cells(
 
 
 def _play_all(
-    waiting: dict[str, Cell], store: Store, hands: Hands, hear: Callable[[], None]
+    waiting: dict[str, Cell], store: Store, workers: Workers, progress: Callable[[], None]
 ) -> None:
     """Replay pending cells; each result is stored at once."""
-    with hands() as pool:
+    with workers() as pool:
         played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
         for future in as_completed(played):
             key, outcome = played.pop(future), future.result()  # a cluster need not keep it
@@ -116,7 +116,7 @@ def _play_all(
                 msg = outcome.complaint if outcome.of_trace else f"{where}{outcome.complaint}"
                 raise InputError(msg)
             store.put(key, waiting.pop(key), outcome)
-            hear()
+            progress()
 
 
 def default_store(plan: Path) -> Path:

@@ -63,13 +63,13 @@ class Verified:
         """Sentence on the sample and the right answers in it."""
         if not self.sampled:
             return "no request reused anything, so no answer was computed"
-        told = (
+        text = (
             f"{self.sampled} of {self.reusing:,} requests that reused something were computed with "
             f"and without the cache: {self.sampled - len(self.wrong)} answers are the same"
         )
         if self.otherwise:
-            told += f"; {self.otherwise:,} of {self.played:,} requests were decided differently"
-        return told
+            text += f"; {self.otherwise:,} of {self.played:,} requests were decided differently"
+        return text
 
     @property
     def right(self) -> bool:
@@ -93,7 +93,7 @@ def verified(cell: Cell, count: int) -> Verified:
     server = cell.engine("ring", vocabulary=VOCABULARY)
     oracle, wrong, otherwise = Oracle(server.network), [], 0
     for served in spelled(server, cell, last + 1):
-        number, answer = served.asked.number, served.answer
+        number, answer = served.request.number, served.answer
         otherwise += _cached(answer) != reused[number]
         verdict = judge(answer, oracle) if answer is not None and number in sample else None
         if answer is not None and verdict is not None and verdict.wrong is not None:
@@ -125,8 +125,8 @@ def spread(numbers: list[int], count: int) -> list[int]:
 
 
 def _reused(cell: Cell) -> Iterator[tuple[int, int | None]]:
-    for served in serve(cell.engine(), cell.coming(), cell.source.turn):
-        yield served.asked.number, _cached(served.answer)
+    for served in serve(cell.engine(), cell.requests(), cell.source.turn):
+        yield served.request.number, _cached(served.answer)
 
 
 def _cached(answer: Reply | None) -> int | None:
@@ -138,7 +138,7 @@ def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
     spelling = Spelling()
     requests = (
         replace(each, prompt=spelling.of(each.prompt), reply=spelling.of(each.reply))
-        for each in islice(cell.coming(), count)
+        for each in islice(cell.requests(), count)
     )
     return serve(server, requests, cell.source.turn)
 

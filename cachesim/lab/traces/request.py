@@ -11,14 +11,14 @@ class TraceError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TraceRequest:
     """A request of a trace.
 
     blocks   7        9        12           an id stands for its block and all before it
     sizes    512      512      86           silent: as many as the trace's blocks have
     """
 
-    time: float  # milliseconds since the trace began, whatever the trace counts in
+    time: float  # milliseconds since the trace began, in any unit of the trace
     length: int  # tokens of the prompt
     output: int  # tokens of the reply
     blocks: tuple[int, ...]
