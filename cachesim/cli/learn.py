@@ -10,15 +10,15 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.lab.lessons import (
-    Asked,
-    ToldExercise,
-    ToldLesson,
+    ExecutedExercise,
+    ExecutedLesson,
+    Question,
+    execute,
     is_right,
     lesson,
     lessons,
     mark,
     terminal,
-    told,
 )
 from cachesim.report.consoles import notes, results, show
 
@@ -46,7 +46,7 @@ def learn_command(
     if answers and not check:
         msg = f"to have answers marked write cachesim learn {number} --check {' '.join(answers)}"
         raise InputError(msg)
-    chosen = told(lesson(number))
+    chosen = execute(lesson(number))
     if not check and not whole and sys.stdin.isatty() and sys.stdout.isatty():
         return _play(chosen)
     if not check:
@@ -57,7 +57,7 @@ def learn_command(
     return _mark(chosen, answers or tuple(sys.stdin.read().split()))
 
 
-def _play(chosen: ToldLesson) -> int:
+def _play(chosen: ExecutedLesson) -> int:
     """Show a lesson, and wait before each run for the reader's prediction."""
     screen, right, n_questions = results(), 0, 0
     for piece, question in terminal.until_questions(chosen):
@@ -82,9 +82,9 @@ def _play(chosen: ToldLesson) -> int:
     return AS_EXPECTED
 
 
-def _predicted(question: Asked) -> str | None:
+def _predicted(question: Question) -> str | None:
     """The reader's prediction; `?` prints the hint, end of input ends the lesson."""
-    notes().print(Text(f"Before it runs: {question.question}", style="name"))
+    notes().print(Text(f"Before it runs: {question.text}", style="name"))
     while True:
         sys.stderr.write("your answer (? for a hint, Enter to see): ")
         sys.stderr.flush()
@@ -96,7 +96,7 @@ def _predicted(question: Asked) -> str | None:
         notes().print(question.hint or "there is no hint here")
 
 
-def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
+def _mark(chosen: ExecutedLesson, answers: tuple[str, ...]) -> int:
     if not answers:
         msg = "there are no answers to mark: give them as arguments, or one per line on stdin"
         raise InputError(msg)
@@ -105,12 +105,12 @@ def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
     return _summed_up(each.is_right for each in marks)
 
 
-def _talk(chosen: ToldLesson) -> int:
+def _talk(chosen: ExecutedLesson) -> int:
     screen, right = results(), []
     show(screen, *terminal.shared(chosen))
     for number, exercise in enumerate(chosen.exercises, 1):
-        show(screen, *terminal.asked(number, exercise))
-        alone = ToldLesson(lesson=chosen.lesson, parts=(), shared=(), exercises=(exercise,))
+        show(screen, *terminal.question_of(number, exercise))
+        alone = ExecutedLesson(lesson=chosen.lesson, parts=(), shared=(), exercises=(exercise,))
         result = mark(alone, _answers(exercise))[0]
         if exercise.hint and not result.is_right and not result.is_open:
             notes().print(f"Not yet. Hint: {exercise.hint}")
@@ -120,7 +120,7 @@ def _talk(chosen: ToldLesson) -> int:
     return _summed_up(right)
 
 
-def _answers(exercise: ToldExercise) -> list[str]:
+def _answers(exercise: ExecutedExercise) -> list[str]:
     count = len(exercise.answers)
     wanted = "your answer: " if count == 1 else f"your {count} answers, with blanks between: "
     while True:

@@ -1,11 +1,11 @@
-"""The lessons as pages: told once more, so that every number is computed now."""
+"""The lessons as pages, executed again so that every number is current."""
 
 import re
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cachesim.lab.lessons import Lesson, page, told
+from cachesim.lab.lessons import Lesson, execute, page
 from cachesim.lab.lessons import lessons as all_lessons
 from pages.tables import linked
 
@@ -19,4 +19,4 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 def _page(lesson: Lesson) -> str:
-    return NAMED.sub(lambda found: linked(found[0], found[1]), page(told(lesson)))
+    return NAMED.sub(lambda found: linked(found[0], found[1]), page(execute(lesson)))

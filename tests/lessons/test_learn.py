@@ -5,7 +5,7 @@ import io
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.lessons import lesson, lessons, told
+from cachesim.lab.lessons import execute, lesson, lessons
 
 Capture = pytest.CaptureFixture[str]
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def answers(number: int) -> list[str]:
-    return [answer for each in told(lesson(number)).exercises for answer in each.answers]
+    return [answer for each in execute(lesson(number)).exercises for answer in each.answers]
 
 
 def test_without_a_number_all_lessons_are_listed(capsys: Capture) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons import (
     Lesson,
+    execute,
     is_right,
     lesson,
     lessons,
@@ -23,7 +24,6 @@ from cachesim.lab.lessons import (
     page,
     questions,
     terminal,
-    told,
 )
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import parsed
@@ -99,7 +99,7 @@ def test_code_prints_no_number_that_stands_in_a_text(one: Lesson) -> None:
 
 
 def test_it_prints_something_and_asks_something(one: Lesson) -> None:
-    whole = told(one)
+    whole = execute(one)
 
     assert len([part for part in whole.parts if part.output]) >= 3
     assert 2 <= len(whole.exercises)
@@ -107,22 +107,22 @@ def test_it_prints_something_and_asks_something(one: Lesson) -> None:
 
 
 def test_it_draws_asks_and_lets_a_number_be_changed(one: Lesson) -> None:
-    whole = told(one)
-    kinds = Counter(part.part.kind for part in whole.parts)
+    whole = execute(one)
+    kinds = Counter(part.source.kind for part in whole.parts)
 
     assert kinds["picture"] >= 2
     assert kinds["control"] >= 1
     assert kinds["question"] >= 2
-    for control in (each.shown for each in whole.parts if each.part.kind == "control"):
+    for control in (each.shown for each in whole.parts if each.source.kind == "control"):
         assert isinstance(control, Control)
         assert len({said for _, said, _ in control.shown}) > 1, "it changes nothing"
 
 
 def test_a_question_says_neither_its_answer_nor_a_number(one: Lesson) -> None:
-    for part in told(one).parts:
-        if part.asks is not None:
-            assert not re.search(r"\d", part.asks.question + part.asks.hint), part.asks
-            assert part.asks.hint
+    for part in execute(one).parts:
+        if part.question is not None:
+            assert not re.search(r"\d", part.question.text + part.question.hint), part.question
+            assert part.question.hint
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_a_question_without_its_run_and_a_picture_of_nothing_are_refused(text: s
     chosen = parsed(f"# T\n\nAbout.\n\n{text}\n\n{exercise}", number=1, file="x")
 
     with pytest.raises(ContractError):
-        told(chosen)
+        execute(chosen)
 
 
 def test_the_page_folds_away_what_follows_a_question() -> None:
-    text = page(told(lesson(5)))
+    text = page(execute(lesson(5)))
     before, _, after = text.partition('<form class="ask" data-answers="[&quot;diverged&quot;]">')
 
     assert "restored from 1[0..0]" not in before
@@ -152,7 +152,7 @@ def test_the_page_folds_away_what_follows_a_question() -> None:
 
 
 def test_a_picture_in_the_terminal_marks_what_is_wrong() -> None:
-    shown = [each.shown for each in told(lesson(5)).parts if each.part.kind == "picture"]
+    shown = [each.shown for each in execute(lesson(5)).parts if each.source.kind == "picture"]
     wrong = shown[-1] if isinstance(shown[-1], Drawn) else None
 
     texts = [each.text() for each in shown if isinstance(each, Drawn)]
@@ -176,27 +176,27 @@ def test_names_of_scenarios_exist(one: Lesson) -> None:
 
 
 def test_told_in_a_terminal_no_line_is_wider_than_80(one: Lesson) -> None:
-    whole = told(one)
+    whole = execute(one)
     for part in (*whole.parts, *(each.run for each in whole.exercises)):
         assert max(map(len, part.output.splitlines()), default=0) <= 78
-        if part.part.kind in {"code", "answer", "console"}:
+        if part.source.kind in {"code", "answer", "console"}:
             assert max(map(len, part.text.splitlines())) <= 76
 
 
 def test_plain_in_a_pipe(one: Lesson) -> None:
     pipe = io.StringIO()
-    Console(file=pipe, width=80).print(terminal.whole(told(one)))
+    Console(file=pipe, width=80).print(terminal.whole(execute(one)))
 
     assert "\x1b" not in pipe.getvalue()
     assert "{{" not in pipe.getvalue()
 
 
 def test_two_tellings_are_alike(one: Lesson) -> None:
-    assert page(told(one)) == page(told.__wrapped__(one))
+    assert page(execute(one)) == page(execute.__wrapped__(one))
 
 
 def test_its_own_answers_are_right_and_others_are_not(one: Lesson) -> None:
-    whole = told(one)
+    whole = execute(one)
     answers = [answer for each in whole.exercises for answer in each.answers]
     changed = ["99" if answer != "99" else "98" for answer in answers]
 
@@ -206,7 +206,7 @@ def test_its_own_answers_are_right_and_others_are_not(one: Lesson) -> None:
 
 
 def test_answers_that_were_not_given_are_open() -> None:
-    marks = mark(told(lesson(4)), ["8", "8", "6", "Y,", "False"])
+    marks = mark(execute(lesson(4)), ["8", "8", "6", "Y,", "False"])
 
     assert [True, False, False, False] == [each.is_right for each in marks]
     assert [False, False, True, True] == [each.is_open for each in marks]
@@ -237,7 +237,7 @@ def test_the_page_has_the_same_words_for_an_answer_as_the_terminal() -> None:
 
 
 def test_each_exercise_has_fields_and_a_hint_on_its_page(one: Lesson) -> None:
-    whole, text = told(one), page(told(one))
+    whole, text = execute(one), page(execute(one))
 
     assert [] == [each.title for each in one.exercises if not each.hint]
     for each in whole.exercises:
@@ -247,7 +247,7 @@ def test_each_exercise_has_fields_and_a_hint_on_its_page(one: Lesson) -> None:
 
 
 def test_a_picture_leads_to_its_run_in_the_playground() -> None:
-    (first, *_) = re.findall(r'playground/index.html#([\w-]+)"', page(told(lesson(5))))
+    (first, *_) = re.findall(r'playground/index.html#([\w-]+)"', page(execute(lesson(5))))
     form = json.loads(base64.urlsafe_b64decode(first + "=" * (-len(first) % 4)))
     scenario = tomllib.loads(form["toml"])
 
@@ -257,7 +257,7 @@ def test_a_picture_leads_to_its_run_in_the_playground() -> None:
 
 
 def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
-    whole = told(lesson(1))
+    whole = execute(lesson(1))
     boxes = [each.shown for each in whole.parts if isinstance(each.shown, Boxes)]
     (control,) = [each.shown for each in whole.parts if isinstance(each.shown, Control)]
 
@@ -268,21 +268,21 @@ def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
 
 
 def test_the_capstone_predicts_what_the_second_server_did() -> None:
-    whole = told(lesson(12))
+    whole = execute(lesson(12))
 
-    assert "5" == [each.asks.answer for each in whole.parts if each.asks][-1]
+    assert "5" == [each.question.answer for each in whole.parts if each.question][-1]
     assert any("predicted 600  real 600" in each.output for each in whole.parts)
 
 
 def test_more_answers_than_questions_are_refused() -> None:
-    whole = told(lesson(4))
+    whole = execute(lesson(4))
     with pytest.raises(InputError, match=f"asks for {questions(whole)} answers"):
         mark(whole, ["0"] * (questions(whole) + 1))
 
 
 def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
     for number in (4, 5):
-        asked = {each.title: each.answers for each in told(lesson(number)).exercises}
+        asked = {each.title: each.answers for each in execute(lesson(number)).exercises}
         assert 3 == len(asked["Three requests"])
 
 
@@ -306,12 +306,12 @@ def test_a_lesson_without_its_parts_is_refused(text: str) -> None:
 def test_an_exercise_must_set_its_answer() -> None:
     text = "# T\n\na\n\n## Predict, run, explain\n\n### E\n\nq\n\n```python answer\nx = 1\n```\n"
     with pytest.raises(ContractError, match="must set `answer`"):
-        told(parsed(text, number=1, file="x.md"))
+        execute(parsed(text, number=1, file="x.md"))
 
 
 def test_what_holds_for_all_exercises_stands_before_them_everywhere() -> None:
     sentence = "For all of these: one slot, a hybrid model, no prompt cache"
-    fifth = told(lesson(5))
+    fifth = execute(lesson(5))
 
     assert sentence in page(fifth)
     assert sentence in plain_text(terminal.whole(fifth))
@@ -330,7 +330,7 @@ def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
         first["prompt_tokens"] - 1 == first["explanation"]["fault"]["matches"]
     )  # all but its last
     assert first["explanation"]["fault"]["padding"] > 0
-    assert "padded on the right" in page(told(lesson(8)))
+    assert "padded on the right" in page(execute(lesson(8)))
 
 
 RULE: Final = re.compile(

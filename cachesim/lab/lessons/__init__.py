@@ -4,23 +4,29 @@
 `{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.
 """
 
+from cachesim.lab.lessons.execution import (
+    ExecutedExercise,
+    ExecutedLesson,
+    ExecutedPart,
+    Question,
+    execute,
+)
 from cachesim.lab.lessons.lesson import Lesson, lesson, lessons
 from cachesim.lab.lessons.marking import Mark, is_right, mark, questions
 from cachesim.lab.lessons.page import page
-from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson, told
 
 __all__ = [
-    "Asked",
+    "ExecutedExercise",
+    "ExecutedLesson",
+    "ExecutedPart",
     "Lesson",
     "Mark",
-    "Told",
-    "ToldExercise",
-    "ToldLesson",
+    "Question",
+    "execute",
     "is_right",
     "lesson",
     "lessons",
     "mark",
     "page",
     "questions",
-    "told",
 ]

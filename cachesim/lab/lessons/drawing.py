@@ -134,6 +134,6 @@ def swept(
     for value in values:
         replies = play(value)
         last = replies[-1]
-        told = f"last request: {last.cached} of {last.tokens} cached, answer {last.answer}"
-        found.append((str(value), told, drawn(replies, *also)))
+        text = f"last request: {last.cached} of {last.tokens} cached, answer {last.answer}"
+        found.append((str(value), text, drawn(replies, *also)))
     return Control(label=label, shown=tuple(found))

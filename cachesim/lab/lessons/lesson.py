@@ -46,7 +46,7 @@ _KINDS: Final[dict[str, Kind]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class Part:
     """A part of a lesson; `line` is its first line in the file."""
 
     kind: Kind
@@ -59,10 +59,10 @@ class Exercise:
     """A question, the code that answers it, and the explanation."""
 
     title: str
-    question: tuple[Passage, ...]
+    question: tuple[Part, ...]
     hint: str
-    answer: Passage
-    explanation: tuple[Passage, ...]
+    answer: Part
+    explanation: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class Lesson:
     file: str
     title: str
     about: str
-    parts: tuple[Passage, ...]  # what is told, from the second paragraph on
-    shared: tuple[Passage, ...]  # what holds for all exercises
+    parts: tuple[Part, ...]  # from the second paragraph on
+    shared: tuple[Part, ...]  # what holds for all exercises
     exercises: tuple[Exercise, ...]
 
 
@@ -125,7 +125,7 @@ def parsed(text: str, *, number: int, file: str) -> Lesson:
     )
 
 
-def parts_of(text: str) -> Iterator[Passage]:
+def parts_of(text: str) -> Iterator[Part]:
     """Headings, paragraphs and blocks of code, in order."""
     lines = iter(enumerate(text.splitlines(), 1))
     held: list[str] = []
@@ -133,7 +133,7 @@ def parts_of(text: str) -> Iterator[Passage]:
     for number, line in lines:
         fence = _FENCE.fullmatch(line)
         if held and (fence or not line.strip()):
-            yield Passage(kind="prose", text="\n".join(held), line=start)
+            yield Part(kind="prose", text="\n".join(held), line=start)
             held = []
         if fence:
             body = []
@@ -141,17 +141,17 @@ def parts_of(text: str) -> Iterator[Passage]:
                 if inner == "```":
                     break
                 body.append(inner)
-            yield Passage(kind=_KINDS[fence["words"]], text="\n".join(body), line=number + 1)
+            yield Part(kind=_KINDS[fence["words"]], text="\n".join(body), line=number + 1)
         elif line.startswith("#"):
-            yield Passage(kind="heading", text=line, line=number)
+            yield Part(kind="heading", text=line, line=number)
         elif line.strip():
             start = start if held else number
             held.append(line)
     if held:
-        yield Passage(kind="prose", text="\n".join(held), line=start)
+        yield Part(kind="prose", text="\n".join(held), line=start)
 
 
-def _exercises(parts: list[Passage], file: str) -> Iterator[Exercise]:
+def _exercises(parts: list[Part], file: str) -> Iterator[Exercise]:
     starts = [i for i, part in enumerate(parts) if part.kind == "heading"]
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
         body = parts[start + 1 : stop]

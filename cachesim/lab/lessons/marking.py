@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.errors import InputError
-from cachesim.lab.lessons.telling import ToldExercise, ToldLesson
+from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson
 
 SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
 """Synonyms of an answer; `docs/static/lessons.js` has the same."""
@@ -15,7 +15,7 @@ SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
 class Mark:
     """A marked exercise; `given` may be shorter than the answers."""
 
-    exercise: ToldExercise
+    exercise: ExecutedExercise
     given: tuple[str, ...]
 
     @property
@@ -29,37 +29,37 @@ class Mark:
         return not self.given
 
 
-def questions(lesson: ToldLesson) -> int:
+def questions(lesson: ExecutedLesson) -> int:
     """Number of answers of a lesson."""
     return sum(len(each.answers) for each in lesson.exercises)
 
 
-def mark(lesson: ToldLesson, given: Sequence[str]) -> tuple[Mark, ...]:
+def mark(lesson: ExecutedLesson, given: Sequence[str]) -> tuple[Mark, ...]:
     """Assign the answers to the exercises, in order."""
     most = questions(lesson)
     if len(given) > most:
         msg = (
             f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
-            f"its questions are: {_asked(lesson)}"
+            f"its questions are: {_listed(lesson)}"
         )
         raise InputError(msg)
     return tuple(_marks(lesson, tuple(given)))
 
 
-def _marks(lesson: ToldLesson, given: tuple[str, ...]) -> Iterator[Mark]:
+def _marks(lesson: ExecutedLesson, given: tuple[str, ...]) -> Iterator[Mark]:
     for exercise in lesson.exercises:
         count = len(exercise.answers)
         yield Mark(exercise=exercise, given=given[:count])
         given = given[count:]
 
 
-def _asked(lesson: ToldLesson) -> str:
+def _listed(lesson: ExecutedLesson) -> str:
     return "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
 
 
-def is_right(said: str, answer: str) -> bool:
+def is_right(given: str, answer: str) -> bool:
     """True if an answer equals the run's result."""
-    return _plain(said) == _plain(answer)
+    return _plain(given) == _plain(answer)
 
 
 def _plain(word: str) -> str:

@@ -7,13 +7,13 @@ from html import escape
 from typing import Final
 
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
+from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson, ExecutedPart, Question
 from cachesim.lab.lessons.lesson import EXERCISES
-from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson
 
 _CODE: Final = re.compile(r"`([^`]+)`")
 
 
-def page(lesson: ToldLesson) -> str:
+def page(lesson: ExecutedLesson) -> str:
     """The whole page; answers and explanations are collapsed."""
     source = lesson.lesson
     blocks = [f"# {source.number}. {source.title}", f"*{source.about}*"]
@@ -28,7 +28,7 @@ def page(lesson: ToldLesson) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _exercise(exercise: ToldExercise) -> Iterator[str]:
+def _exercise(exercise: ExecutedExercise) -> Iterator[str]:
     yield f"### {exercise.title}"
     yield from _blocks(exercise.question)
     yield _form(exercise.answers, exercise.hint)
@@ -38,27 +38,27 @@ def _exercise(exercise: ToldExercise) -> Iterator[str]:
     yield "</details>"
 
 
-def _revealed(parts: Sequence[Told]) -> Iterator[str]:
+def _revealed(parts: Sequence[ExecutedPart]) -> Iterator[str]:
     is_folded = False
-    for number, told in enumerate(parts):
-        if told.asks is not None or told.part.kind == "heading":
+    for number, part in enumerate(parts):
+        if part.question is not None or part.source.kind == "heading":
             if is_folded:
                 yield "</details>"
-            is_folded = told.asks is not None
-        if told.asks is not None:
-            yield _question(told.asks)
+            is_folded = part.question is not None
+        if part.question is not None:
+            yield _question(part.question)
             yield '<details class="reveal">\n<summary>Run it</summary>'
-        elif told.shown is not None:
-            yield _shown(told.shown, f"p{number}", told.part.text)
+        elif part.shown is not None:
+            yield _shown(part.shown, f"p{number}", part.source.text)
         else:
-            yield from _blocks((told,))
+            yield from _blocks((part,))
     if is_folded:
         yield "</details>"
 
 
-def _question(asks: Asked) -> str:
+def _question(question: Question) -> str:
     """A form: a number to predict, a hint, and the result."""
-    return _form((asks.answer,), asks.hint, asks.question)
+    return _form((question.answer,), question.hint, question.text)
 
 
 def _form(answers: Sequence[str], hint: str, question: str = "") -> str:
@@ -69,11 +69,11 @@ def _form(answers: Sequence[str], hint: str, question: str = "") -> str:
         '<input size="8" autocomplete="off" autocapitalize="off"></label>'
         for number in range(1, len(answers) + 1)
     )
-    asked = f"<p><strong>Before it runs:</strong> {_marked(question)}</p>" if question else ""
+    label = f"<p><strong>Before it runs:</strong> {_marked(question)}</p>" if question else ""
     shown = f'<p class="hint" hidden>Hint: {_marked(hint)}</p>' if hint else ""
     more = '<button type="button" class="more">Hint</button>' if hint else ""
     return (
-        f'<form class="ask" data-answers="{escape(json.dumps(answers))}">{asked}'
+        f'<form class="ask" data-answers="{escape(json.dumps(answers))}">{label}'
         f'<p>{fields} <button type="submit">Check</button> {more}</p>{shown}'
         '<p class="said" role="status"></p></form>'
     )
@@ -112,14 +112,14 @@ def _link(fragment: str) -> str:
     return f'<p><a href="{address}">Playground</a></p>' if fragment else ""
 
 
-def _blocks(parts: Iterable[Told]) -> Iterator[str]:
-    for told in parts:
-        if told.part.kind in {"heading", "prose"}:
-            yield told.text
+def _blocks(parts: Iterable[ExecutedPart]) -> Iterator[str]:
+    for part in parts:
+        if part.source.kind in {"heading", "prose"}:
+            yield part.text
             continue
-        if told.part.kind == "console":
-            yield f"```console\n{told.text}\n```"
+        if part.source.kind == "console":
+            yield f"```console\n{part.text}\n```"
             continue
-        yield f"```python\n{told.text}\n```"
-        if told.output:
-            yield f"```text\n{told.output}\n```"
+        yield f"```python\n{part.text}\n```"
+        if part.output:
+            yield f"```text\n{part.output}\n```"

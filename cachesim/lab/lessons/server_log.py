@@ -46,7 +46,7 @@ class Log:
 
     lines: tuple[str, ...]
     replay: Replay
-    told: dict[str, Any]  # what `cachesim why --format json` prints
+    told: dict[str, Any]  # the report of `cachesim why --format json`
     played: dict[Hashable, Run] = field(default_factory=dict, compare=False)  # runs made before
 
     def request(self, number: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Log:
             replay = self.replay
             requests = replay.requests if upto is None else replay.requests[: upto + 1]
             if parts_at is not None:
-                requests = [*requests[:-1], _parting(requests, parts_at)]
+                requests = [*requests[:-1], _diverging(requests, parts_at)]
             scenario = whole_scenario(replace(replay, requests=requests))
             server = replace(scenario.engine, options={**scenario.engine.options, **options})
             profile = Profile.parse(replay.settings.profile)
@@ -116,7 +116,7 @@ def _short(line: str) -> str:
     return _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
 
 
-def _parting(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
+def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
     """The last request, with its number of tokens equal to the slot's."""
     before, last = requests[-2].asked, requests[-1].asked
     if before is None or last is None:
@@ -148,8 +148,8 @@ def _swept(runs: Iterable[tuple[int, Run]], about: int) -> Iterator[tuple[str, s
     for value, played in runs:
         step = played.steps[about]
         processed = sum(each.processed or 0 for each in played.steps)
-        told = (
+        text = (
             f"request {step.name}: {step.cached} of {step.prompt_tokens} cached; "
             f"{len(played.steps)} requests together: {processed} processed"
         )
-        yield str(value), told, drawn(played)
+        yield str(value), text, drawn(played)

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.lab.lessons.drawing import Boxes, Drawn
+from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson, ExecutedPart, Question
 from cachesim.lab.lessons.lesson import EXERCISES, Lesson
 from cachesim.lab.lessons.marking import Mark, questions
-from cachesim.lab.lessons.telling import Asked, Told, ToldExercise, ToldLesson
 
 _EMPHASIS: Final = re.compile(r"(\*\*|\*)(\w[^*`]*?)\1")
 _ITEM: Final = re.compile(r"^(-|\d+\.) ", re.MULTILINE)
@@ -30,7 +30,7 @@ def contents(lessons: Iterable[Lesson]) -> RenderableType:
     return Group(table, Text(""), Text(hint, style="quiet"))
 
 
-def whole(lesson: ToldLesson) -> RenderableType:
+def whole(lesson: ExecutedLesson) -> RenderableType:
     """A lesson from its title to its last question, without answers."""
     source = lesson.lesson
     lines: list[RenderableType] = [
@@ -43,18 +43,18 @@ def whole(lesson: ToldLesson) -> RenderableType:
         *_spaced(lesson.shared),
     ]
     for number, exercise in enumerate(lesson.exercises, 1):
-        lines += asked(number, exercise)
+        lines += question_of(number, exercise)
     example = " ".join("?" * questions(lesson))
     lines += [Text(f"To have them marked: cachesim learn {source.number} --check {example}")]
     return Group(*lines)
 
 
-def shared(lesson: ToldLesson) -> list[RenderableType]:
+def shared(lesson: ExecutedLesson) -> list[RenderableType]:
     """Names shared by all exercises."""
     return list(_spaced(lesson.shared))
 
 
-def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:
+def question_of(number: int, exercise: ExecutedExercise) -> list[RenderableType]:
     """A question."""
     return [
         Text(f"Exercise {number}: {exercise.title}", style="name"),
@@ -78,46 +78,46 @@ def marked(number: int, each: Mark) -> RenderableType:
     return Group(verdict, *([Text(f"Hint: {hint}")] if hint else []), Text(""), *_spaced(parts))
 
 
-def until_questions(lesson: ToldLesson) -> Iterator[tuple[RenderableType, Asked | None]]:
+def until_questions(lesson: ExecutedLesson) -> Iterator[tuple[RenderableType, Question | None]]:
     """A lesson in parts, each up to a question to be answered first."""
     source = lesson.lesson
-    held: list[Told] = []
+    held: list[ExecutedPart] = []
     title = _headed(f"{source.number}. {source.title}", line="=")
     before: list[RenderableType] = [title, Text(source.about, style="quiet"), Text("")]
-    for told in lesson.parts:
-        if told.asks is None:
-            held.append(told)
+    for part in lesson.parts:
+        if part.question is None:
+            held.append(part)
             continue
-        yield Group(*before, *_spaced(held)), told.asks
+        yield Group(*before, *_spaced(held)), part.question
         held, before = [], []
     yield Group(*before, *_spaced(held)), None
 
 
-def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
-    for told in parts:
-        match told.part.kind:
+def _spaced(parts: Iterable[ExecutedPart]) -> Iterator[RenderableType]:
+    for part in parts:
+        match part.source.kind:
             case "question":
-                yield Text(f"Before it runs: {told.text}", style="name")
+                yield Text(f"Before it runs: {part.text}", style="name")
             case "picture" | "control":
-                shown = told.shown
+                shown = part.shown
                 if isinstance(shown, Boxes | Drawn):
                     yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
                 elif shown is not None:
                     yield Text(f"{shown.label}:", style="name")
-                    for value, said, _ in shown.shown:
-                        yield Padding(Text(f"{value:>4}  {said}"), (0, 0, 0, 2))
+                    for value, text, _ in shown.shown:
+                        yield Padding(Text(f"{value:>4}  {text}"), (0, 0, 0, 2))
             case "heading":
-                yield _headed(told.text.lstrip("# "))
+                yield _headed(part.text.lstrip("# "))
             case "prose":
-                yield _prose(told.text)
+                yield _prose(part.text)
             case "console":
-                yield Padding(Text(told.text), (0, 0, 0, 4))
+                yield Padding(Text(part.text), (0, 0, 0, 4))
             case _:
-                code = Syntax(told.text, "python", theme="ansi_dark", word_wrap=True)
+                code = Syntax(part.text, "python", theme="ansi_dark", word_wrap=True)
                 yield Padding(code, (0, 0, 0, 4))
-                if told.output:
+                if part.output:
                     yield Text("")
-                    yield Padding(Text(told.output, style="computed"), (0, 0, 0, 2))
+                    yield Padding(Text(part.output, style="computed"), (0, 0, 0, 2))
         yield Text("")
 
 

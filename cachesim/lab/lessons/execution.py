@@ -9,97 +9,99 @@ from typing import Any, Final
 
 from cachesim.errors import ContractError
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
-from cachesim.lab.lessons.lesson import Exercise, Lesson, Passage
+from cachesim.lab.lessons.lesson import Exercise, Lesson, Part
 
 _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Question:
     """A question before a run: its text, a hint, and the run's result."""
 
-    question: str
+    text: str
     hint: str
     answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ExecutedPart:
     """A part with its output, or with its numbers filled in."""
 
-    part: Passage
+    source: Part
     text: str
     output: str = ""
     shown: Boxes | Drawn | Control | None = None
-    asks: Asked | None = None
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldExercise:
+class ExecutedExercise:
     """An exercise with its computed answers."""
 
     title: str
-    question: tuple[Told, ...]
+    question: tuple[ExecutedPart, ...]
     hint: str
-    run: Told
+    run: ExecutedPart
     answers: tuple[str, ...]
-    explanation: tuple[Told, ...]
+    explanation: tuple[ExecutedPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldLesson:
+class ExecutedLesson:
     """An executed lesson."""
 
     lesson: Lesson
-    parts: tuple[Told, ...]
-    shared: tuple[Told, ...]
-    exercises: tuple[ToldExercise, ...]
+    parts: tuple[ExecutedPart, ...]
+    shared: tuple[ExecutedPart, ...]
+    exercises: tuple[ExecutedExercise, ...]
 
 
 @cache
-def told(lesson: Lesson) -> ToldLesson:
+def execute(lesson: Lesson) -> ExecutedLesson:
     """Execute a lesson from its first block of code to its last answer."""
     names: dict[str, Any] = {"__name__": "lesson"}
-    return ToldLesson(
+    return ExecutedLesson(
         lesson=lesson,
-        parts=_told(lesson, lesson.parts, names),
-        shared=_told(lesson, lesson.shared, names),
+        parts=_execute_parts(lesson, lesson.parts, names),
+        shared=_execute_parts(lesson, lesson.shared, names),
         exercises=tuple(_exercise(lesson, each, names) for each in lesson.exercises),
     )
 
 
-def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> ToldExercise:
-    question = _told(lesson, exercise.question, names)
+def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> ExecutedExercise:
+    question = _execute_parts(lesson, exercise.question, names)
     names.pop("answer", None)
-    run = _tell(lesson, exercise.answer, names)
+    run = _execute(lesson, exercise.answer, names)
     answer = names.get("answer")
     if answer is None:
         msg = f"{lesson.file}:{exercise.answer.line}: this code must set `answer`"
         raise ContractError(msg)
     many = answer if isinstance(answer, tuple | list) else (answer,)
-    return ToldExercise(
+    return ExecutedExercise(
         title=exercise.title,
         question=question,
         hint=exercise.hint,
         run=run,
         answers=tuple(str(each) for each in many),
-        explanation=_told(lesson, exercise.explanation, names),
+        explanation=_execute_parts(lesson, exercise.explanation, names),
     )
 
 
-def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> tuple[Told, ...]:
+def _execute_parts(
+    lesson: Lesson, parts: tuple[Part, ...], names: dict[str, Any]
+) -> tuple[ExecutedPart, ...]:
     """Execute each part in order; a question is answered by the code after it."""
-    found: list[Told] = []
+    found: list[ExecutedPart] = []
     waiting: list[int] = []
     for part in parts:
         if part.kind == "question":
             waiting.append(len(found))
-            found.append(Told(part=part, text=part.text))
+            found.append(ExecutedPart(source=part, text=part.text))
             continue
-        found.append(_tell(lesson, part, names))
+        found.append(_execute(lesson, part, names))
         if part.kind == "code":
             for at in waiting:
-                found[at] = _asked(lesson, found[at].part, names)
+                found[at] = _question_of(lesson, found[at].source, names)
             waiting.clear()
     if waiting:
         msg = f"{lesson.file}: a question must stand before the code that answers it"
@@ -107,18 +109,18 @@ def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> 
     return tuple(found)
 
 
-def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
-    text, equals, expression = part.text.rpartition("\n= ")
+def _question_of(lesson: Lesson, part: Part, names: dict[str, Any]) -> ExecutedPart:
+    body, equals, expression = part.text.rpartition("\n= ")
     if not equals:
         msg = f"{lesson.file}:{part.line}: a question ends with a line `= expression`"
         raise ContractError(msg)
-    question, _, hint = text.partition("\nHint: ")
+    text, _, hint = body.partition("\nHint: ")
     answer = str(eval(expression, names))
-    asks = Asked(question=" ".join(question.split()), hint=" ".join(hint.split()), answer=answer)
-    return Told(part=part, text=asks.question, asks=asks)
+    question = Question(text=" ".join(text.split()), hint=" ".join(hint.split()), answer=answer)
+    return ExecutedPart(source=part, text=question.text, question=question)
 
 
-def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
+def _execute(lesson: Lesson, part: Part, names: dict[str, Any]) -> ExecutedPart:
     if part.kind in {"picture", "control"}:
         names.pop(part.kind, None)
         exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
@@ -126,16 +128,16 @@ def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
         if not isinstance(shown, Boxes | Drawn | Control):
             msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
             raise ContractError(msg)
-        return Told(part=part, text="", shown=shown)
+        return ExecutedPart(source=part, text="", shown=shown)
     if part.kind in {"code", "answer"}:
         printed = io.StringIO()
         # blank lines first: a traceback then names the line of the lesson's own file
         code = compile("\n" * (part.line - 1) + part.text, lesson.file, "exec")
         with redirect_stdout(printed):
             exec(code, names)
-        return Told(part=part, text=part.text, output=printed.getvalue().rstrip("\n"))
+        return ExecutedPart(source=part, text=part.text, output=printed.getvalue().rstrip("\n"))
 
     def filled(slot: re.Match[str]) -> str:
         return str(eval(slot[1].strip(), names))
 
-    return Told(part=part, text=_SLOT.sub(filled, part.text))
+    return ExecutedPart(source=part, text=_SLOT.sub(filled, part.text))
