@@ -26,7 +26,7 @@ from cachesim.report.live import LiveView
 from cachesim.report.recorded import dump_report
 
 if TYPE_CHECKING:
-    from cachesim.lab.record.passage import Passage
+    from cachesim.lab.record.proxy import Proxy
     from cachesim.lab.record.session import Row, Session
 
 EXTRA: Final = (
@@ -74,7 +74,7 @@ def record_command(
         port=port,
         output=output,
         keep_text=keep_text,
-        asks=ask,
+        tokenize=ask,
     )
     check_no_circle(plan.upstream, host, port)
     about = server.wanted(settings)
@@ -86,9 +86,9 @@ def record_command(
 
 
 def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) -> int:
-    from cachesim.lab.record.asking import Asker
     from cachesim.lab.record.serving import serve
     from cachesim.lab.record.session import Session
+    from cachesim.lab.record.tokenizer import ServerTokenizer
 
     live = Live(about, forgets=True)
     live.check()
@@ -96,18 +96,23 @@ def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) ->
     if plan.keep_text:
         show(notes(), Text(LOUDLY.format(path=plan.output), style="wrong"))
     view = LiveView(notes())
-    parts: list[Passage] = []
+    parts: list[Proxy] = []
     sessions: list[Session] = []
 
     def added(row: "Row") -> None:
         if not quiet:
             view.add(row, live.totals.as_dict(), causes_of(live)[:1])
 
-    def opened(passage: "Passage", loop: asyncio.AbstractEventLoop) -> "Session":
-        parts.append(passage)
-        asker = Asker(plan.upstream, passage.session, loop) if plan.asks else None
+    def opened(proxy: "Proxy", loop: asyncio.AbstractEventLoop) -> "Session":
+        parts.append(proxy)
+        counter = ServerTokenizer(plan.upstream, proxy.session, loop) if plan.tokenize else None
         session = Session(
-            file, keep_text=plan.keep_text, asker=asker, live=live, view=added, complain=view.say
+            file,
+            keep_text=plan.keep_text,
+            tokenizer=counter,
+            live=live,
+            view=added,
+            complain=view.say,
         )
         sessions.append(session)
         return session
@@ -139,8 +144,8 @@ def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) ->
     else:
         show(notes(), Text("nothing was recorded"))
     _name_counts("malformed requests, refused with status 400", faults.counts)
-    for passage in parts:
-        _name_counts("passed without a record (no known prompt in such a request)", passage.skipped)
+    for proxy in parts:
+        _name_counts("passed without a record (no known prompt in such a request)", proxy.skipped)
     for each in sessions:
         _name_counts("recorded without a prompt", each.without_prompt)
     return NOT_AS_EXPECTED if file.problem else AS_EXPECTED

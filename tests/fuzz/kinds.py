@@ -398,7 +398,7 @@ def play_answer(mutant: bytes) -> None:
     size = 1 + len(mutant) % 97
     for at in range(0, len(mutant), size):
         reader.feed(mutant[at : at + size])
-    json.dumps([numbers_of(reader.close().usage), reader.said.characters, reader.said.error])
+    json.dumps([numbers_of(reader.close().usage), reader.fields.characters, reader.fields.error])
 
 
 KINDS: Final[Mapping[str, Kind]] = {

@@ -14,11 +14,11 @@ pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[re
 
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.whole import Wanted
-from cachesim.lab.record.asking import Asker
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import Plan
 from cachesim.lab.record.serving import running
 from cachesim.lab.record.session import Row, Session
+from cachesim.lab.record.tokenizer import ServerTokenizer
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: Fake\r\nContent-Type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -119,20 +119,22 @@ class Recording:
 
 @asynccontextmanager
 async def recorder(
-    url: str, folder: Path, *, keep_text: bool = False, asks: bool = False, **about: Any
+    url: str, folder: Path, *, keep_text: bool = False, tokenize: bool = False, **about: Any
 ) -> AsyncIterator[Recording]:
     path = folder / "recorded.jsonl"
     rows: list[Row] = []
     complaints: list[str] = []
     host = "::1" if "[" in url else "127.0.0.1"
-    plan = Plan(upstream=url, host=host, port=0, output=path, keep_text=keep_text, asks=asks)
+    plan = Plan(
+        upstream=url, host=host, port=0, output=path, keep_text=keep_text, tokenize=tokenize
+    )
     file = RecordFile(path)
 
-    def opened(passage: Any, loop: asyncio.AbstractEventLoop) -> Session:
+    def opened(proxy: Any, loop: asyncio.AbstractEventLoop) -> Session:
         return Session(
             file,
             keep_text=keep_text,
-            asker=Asker(url, passage.session, loop) if asks else None,
+            tokenizer=ServerTokenizer(url, proxy.session, loop) if tokenize else None,
             live=Live(Wanted(**about), forgets=True),
             view=rows.append,
             complain=complaints.append,

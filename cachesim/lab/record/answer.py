@@ -4,7 +4,7 @@
     data: {"usage": {...}, "timings": {...}}                the numbers
     data: [DONE]
 
-Bytes are looked at after they were passed on, and memory stays bounded however long a stream is.
+Bytes are parsed after they were forwarded, and memory stays bounded however long a stream is.
 """
 
 import json
@@ -54,7 +54,7 @@ ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
 
 
 @dataclass(slots=True)
-class Said:
+class AnswerFields:
     """Fields of an answer."""
 
     text: list[str] = field(default_factory=list)
@@ -66,14 +66,14 @@ class Said:
     progress: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    ended: bool = False  # the server has said all that it had to say
+    ended: bool = False  # the answer is complete
 
 
 class AnswerReader:
     """Incremental parser of an answer's bytes."""
 
     def __init__(self) -> None:
-        self.said = Said()
+        self.fields = AnswerFields()
         self.size = 0
         self.is_stream = False
         self._prefix = b"data:"  # of the lines of a stream that hold an object
@@ -109,7 +109,7 @@ class AnswerReader:
             self.unread = f"the answer is longer than {MOST_AT_ONCE >> 20} MiB"
             self._held.clear()
 
-    def close(self) -> Said:
+    def close(self) -> AnswerFields:
         """Parse the rest at the end."""
         if not self.unread and self.is_stream:
             self._read_stream()
@@ -118,7 +118,7 @@ class AnswerReader:
             self._take(self._plain())
         self._held.clear()
         self._rest = b""
-        return self.said
+        return self.fields
 
     def _plain(self) -> bytes:
         data = b"".join(self._held)
@@ -147,13 +147,13 @@ class AnswerReader:
     def _take_line(self, line: bytes) -> None:
         if not line.startswith(self._prefix):
             return
-        if self.said.characters > MOST_REPLY and not any(word in line for word in NUMBERS):
+        if self.fields.characters > MOST_REPLY and not any(word in line for word in NUMBERS):
             return
         self._take(line.removeprefix(self._prefix))
 
     def _take(self, text: bytes) -> None:
         if text.strip() == DONE:
-            self.said.ended = True
+            self.fields.ended = True
             return
         try:
             entry = json.loads(text)
@@ -161,44 +161,43 @@ class AnswerReader:
             return
         for each in entry if isinstance(entry, list) else [entry]:
             if isinstance(each, dict):
-                take(self.said, each)
-                self.said.ended |= not self.is_stream or (
+                take(self.fields, each)
+                self.fields.ended |= not self.is_stream or (
                     each.get("stop") is True or str(each.get("type")) in LAST or is_last(each)
                 )
 
 
-def take(said: Said, entry: Mapping[str, Any]) -> None:
+def take(fields: AnswerFields, entry: Mapping[str, Any]) -> None:
     """Extract the recorded fields from an object of an answer, in the shapes of all servers."""
     message = mapping(entry.get("message"))  # Anthropic's `message_start`
     response = mapping(entry.get("response"))  # the last event of OpenAI's responses
     result = mapping(entry.get("result"))  # the last event of LM Studio's chats
     for source in (message, response, result, entry):
-        said.usage |= mapping(source.get("usage")) | usage_of(source)
-        said.timings |= mapping(source.get("timings"))
-        said.progress |= mapping(source.get("prompt_progress"))
+        fields.usage |= mapping(source.get("usage")) | usage_of(source)
+        fields.timings |= mapping(source.get("timings"))
+        fields.progress |= mapping(source.get("prompt_progress"))
         for key in FACTS:
             if isinstance(source.get(key), str | int):
-                said.facts[key] = source[key]
+                fields.facts[key] = source[key]
     if "error" in entry:
-        said.error = _error_of(entry["error"])
+        fields.error = _error_of(entry["error"])
     if "meta_info" in entry and isinstance(entry.get("text"), str):
-        _replace_text(said, entry["text"])
+        _replace_text(fields, entry["text"])
     for kind, text in texts(entry):
-        room = MOST_REPLY - said.characters
-        said.characters += len(text)
+        room = MOST_REPLY - fields.characters
+        fields.characters += len(text)
         if room > 0:
-            {"reasoning": said.reasoning, "tool call": said.calls}.get(kind, said.text).append(
-                text[:room]
-            )
+            pieces = {"reasoning": fields.reasoning, "tool call": fields.calls}
+            pieces.get(kind, fields.text).append(text[:room])
 
 
-def _replace_text(said: Said, text: str) -> None:
+def _replace_text(fields: AnswerFields, text: str) -> None:
     """SGLang's text: each event has the whole reply so far or, if the server is so configured, its
     end.
     """
-    so_far = "".join(said.text)
-    said.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
-    said.characters = len(said.text[0])
+    so_far = "".join(fields.text)
+    fields.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
+    fields.characters = len(fields.text[0])
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

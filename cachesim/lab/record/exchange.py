@@ -84,10 +84,10 @@ class Exchange:
     status: int | None = None
     first_byte: float | None = None
     seconds: float | None = None
-    cancelled: bool = False  # the client left before the server had said all
+    cancelled: bool = False  # the client disconnected before the end of the answer
     broken: str = ""  # what went wrong between server and recorder
 
-    def saw(self, chunk: bytes, seconds: float) -> None:
+    def add_chunk(self, chunk: bytes, seconds: float) -> None:
         """Note a forwarded part of the answer."""
         if self.first_byte is None:
             self.first_byte = seconds

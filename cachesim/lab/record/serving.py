@@ -13,8 +13,8 @@ from aiohttp import web
 
 from cachesim.errors import InputError
 from cachesim.lab.record.exchange import Exchange
-from cachesim.lab.record.passage import LONGEST_HEADER, Passage
 from cachesim.lab.record.plan import Plan
+from cachesim.lab.record.proxy import LONGEST_HEADER, Proxy
 from cachesim.lab.record.session import Session
 
 GRACE: Final = 0.2
@@ -27,7 +27,7 @@ A request and its answer wake the passage some ten times. With 0.5 ms a recorder
 never idle added 0.6 ms to what a bare hop costs; with this, 0.1.
 """
 
-Open: TypeAlias = Callable[[Passage, asyncio.AbstractEventLoop], Session]
+Open: TypeAlias = Callable[[Proxy, asyncio.AbstractEventLoop], Session]
 
 
 class Faults(logging.Handler):
@@ -72,9 +72,9 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
     def take(exchange: Exchange) -> None:
         sessions[0].take(exchange)
 
-    passage = Passage(plan.upstream, take, wait=lambda: sessions[0].is_behind)
+    proxy = Proxy(plan.upstream, take, wait=lambda: sessions[0].is_behind)
     runner = web.AppRunner(
-        passage.app(),
+        proxy.app(),
         handle_signals=False,
         access_log=None,
         handler_cancellation=True,
@@ -86,7 +86,7 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
     await runner.setup()
     site = web.TCPSite(runner, plan.host, plan.port)
     try:
-        sessions.append(open_session(passage, asyncio.get_running_loop()))
+        sessions.append(open_session(proxy, asyncio.get_running_loop()))
         try:
             await site.start()
         except OSError as error:
@@ -97,7 +97,7 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
         await runner.cleanup()
         for session in sessions:
             await asyncio.to_thread(session.close)
-        await passage.close()
+        await proxy.close()
 
 
 def _address_of(runner: web.AppRunner) -> str:

@@ -1,6 +1,6 @@
 """Finished exchanges: a line in the file, a cause in the live view.
 
-    passage (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
+    proxy (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
 
 The thread is given the processor for a moment at a time, so that answers that are passing never
 wait long for it; where it falls behind, clients wait after their answers, never before them.
@@ -22,11 +22,11 @@ from cachesim.lab.logs.dump import LONGEST_REQUEST, Recorded, acted, recorded_fr
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.segments import PLACES, Segment, segments_of
 from cachesim.lab.logs.slot_actions import SlotAction
-from cachesim.lab.record.answer import MOVED, ZLIB_OR_GZIP, Said
-from cachesim.lab.record.asking import Asker, Tokens
+from cachesim.lab.record.answer import MOVED, ZLIB_OR_GZIP, AnswerFields
 from cachesim.lab.record.exchange import Exchange
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.hashing import Hasher
+from cachesim.lab.record.tokenizer import ServerTokenizer, Tokens
 from cachesim.typed import mapping
 
 SAMPLING: Final = (
@@ -70,9 +70,9 @@ def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
     return (request, "") if isinstance(request, dict) else ({}, "the request is no JSON object")
 
 
-def reply_of(said: Said) -> tuple[Segment, ...]:
+def reply_of(fields: AnswerFields) -> tuple[Segment, ...]:
     """Reply in the parts repeated by the next request."""
-    parts = (("reasoning", said.reasoning), ("text", said.text), ("tool call", said.calls))
+    parts = (("reasoning", fields.reasoning), ("text", fields.text), ("tool call", fields.calls))
     return tuple(
         Segment("reply", "assistant", kind, "".join(texts)) for kind, texts in parts if any(texts)
     )
@@ -80,33 +80,33 @@ def reply_of(said: Said) -> tuple[Segment, ...]:
 
 def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> dict[str, Any]:
     """The line without the texts."""
-    said = exchange.answer.said
+    fields = exchange.answer.fields
     entry: dict[str, Any] = {
         "format": 1,
         "number": exchange.number,
         "time": datetime.fromtimestamp(exchange.began, UTC).isoformat(timespec="microseconds"),
         "client": exchange.client,
         "path": exchange.path,
-        "model": short(request.get("model") or said.facts.get("model")),
+        "model": short(request.get("model") or fields.facts.get("model")),
         "stream": request.get("stream") is True,
         "status": exchange.status,
         "bytes": {"request": exchange.body.size, "answer": exchange.answer.size},
         "sampling": _sampling_of(request),
-        "usage": numbers_of(said.usage),
-        "timings": numbers_of({key: said.timings.get(key) for key in TOOK}),
+        "usage": numbers_of(fields.usage),
+        "timings": numbers_of({key: fields.timings.get(key) for key in TOOK}),
         "first_byte_seconds": rounded(exchange.first_byte),
         "seconds": rounded(exchange.seconds),
         "cancelled": exchange.cancelled,
     }
-    if said.progress:
-        entry["progress"] = numbers_of(said.progress)
-    slot = said.facts.get("id_slot")
+    if fields.progress:
+        entry["progress"] = numbers_of(fields.progress)
+    slot = fields.facts.get("id_slot")
     if isinstance(slot, int):
         entry["slot"] = slot
-    if isinstance(said.facts.get("system_fingerprint"), str):
-        entry["fingerprint"] = short(said.facts["system_fingerprint"])
+    if isinstance(fields.facts.get("system_fingerprint"), str):
+        entry["fingerprint"] = short(fields.facts["system_fingerprint"])
     for key, why in (
-        ("error", said.error or exchange.broken),
+        ("error", fields.error or exchange.broken),
         ("unread", problem or exchange.answer.unread),
     ):
         if why:
@@ -123,7 +123,7 @@ def action_entry(
     """The line of a call of `/slots/N`: a file's name is hashed like texts."""
     action, slot = called
     name = str(request.get("filename") or "")[:LONGEST_WORD]
-    facts = exchange.answer.said.facts
+    facts = exchange.answer.fields.facts
     entry = entry_of(exchange, {}, "")
     for key in ("model", "stream", "sampling", "usage", "timings"):
         del entry[key]
@@ -239,14 +239,14 @@ class Session:
         file: RecordFile,
         *,
         keep_text: bool,
-        asker: Asker | None,
+        tokenizer: ServerTokenizer | None,
         live: Live,
         view: Callable[[Row], None],
         complain: Callable[[str], None],
     ) -> None:
         self._file = file
         self._hasher = None if keep_text else Hasher(secrets.token_bytes(32))
-        self._asker = asker
+        self._tokenizer = tokenizer
         self.live = live
         self._view = view
         self._complain = complain
@@ -287,8 +287,8 @@ class Session:
                 self._waiting -= exchange.body.size
 
     def _write(self, exchange: Exchange) -> None:
-        said = exchange.answer.close()
-        exchange.cancelled = exchange.cancelled and not said.ended
+        fields = exchange.answer.close()
+        exchange.cancelled = exchange.cancelled and not fields.ended
         request, problem = request_in(exchange)
         exchange.number = self._file.lines
         if exchange.action is not None:
@@ -296,12 +296,12 @@ class Session:
             return
         request = self._whole(exchange, request)
         entry = entry_of(exchange, request, problem)
-        reply = reply_of(said)
+        reply = reply_of(fields)
         self._store(exchange, request, reply)
         row: Row | None = None
         if not problem:
             try:
-                entry, row = self._told(exchange, entry, request, reply)
+                entry, row = self._analysed(exchange, entry, request, reply)
             except ValueError as error:  # no prompt in it
                 entry["unread"] = str(error)[:100]
         if "segments" not in entry and "request" not in entry:
@@ -334,11 +334,11 @@ class Session:
     def _store(
         self, exchange: Exchange, request: Mapping[str, Any], reply: tuple[Segment, ...]
     ) -> None:
-        name = exchange.answer.said.facts.get("response_id")
+        name = exchange.answer.fields.facts.get("response_id")
         if name is None or "messages" not in request:
             return
-        said = {"text": "content", "reasoning": "reasoning_content"}
-        answer = {said[each.kind]: each.text for each in reply if each.kind in said}
+        keys = {"text": "content", "reasoning": "reasoning_content"}
+        answer = {keys[each.kind]: each.text for each in reply if each.kind in keys}
         self._stored[str(name)] = [*request["messages"], {"role": "assistant", **answer}]
         if len(self._stored) > MOST_STORED:
             del self._stored[next(iter(self._stored))]
@@ -351,7 +351,7 @@ class Session:
                 f"{self._file.lines} requests are in it. Requests still pass through."
             )
 
-    def _told(
+    def _analysed(
         self,
         exchange: Exchange,
         entry: dict[str, Any],
@@ -381,7 +381,7 @@ class Session:
         return entry, row_of(exchange, own, found)
 
     def _facts(self) -> dict[str, Any]:
-        facts = {} if self._asker is None else dict(self._asker.learn())
+        facts = {} if self._tokenizer is None else dict(self._tokenizer.properties())
         about = self.live.about
         given = {"profile": about.profile, "options": dict(about.options)}
         return facts | {key: value for key, value in given.items() if value}
@@ -389,9 +389,9 @@ class Session:
     def _tokens(
         self, exchange: Exchange, request: Mapping[str, Any], own: Recorded
     ) -> Tokens | None:
-        if self._asker is None or exchange.broken or not own.was_read:
+        if self._tokenizer is None or exchange.broken or not own.was_read:
             return None
-        return self._asker.tokens_of(exchange.path, request, own)
+        return self._tokenizer.tokens_of(exchange.path, request, own)
 
 
 def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:

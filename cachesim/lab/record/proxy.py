@@ -1,6 +1,6 @@
 """The proxy: requests go to the server and answers come back unchanged.
 
-Nothing is held back: a piece of a body is passed on before it is looked at, a slow reader slows
+Nothing is held back: a chunk of a body is forwarded before it is parsed, a slow reader slows
 the server (`drain`), and a client that leaves closes the connection to the server.
 """
 
@@ -46,16 +46,16 @@ OURS: Final = frozenset(("host", "expect"))
 LONGEST_HEADER: Final = 1 << 16
 MOST_PATHS, OTHER_PATHS = 50, "other paths"
 SECONDS_TO_CONNECT: Final = 30
-WAITS: Final = 0.05
-LOOKS: Final = 0.25
-STRIKES: Final = 2
+WAIT_SECONDS: Final = 0.05
+POLL_SECONDS: Final = 0.25
+MOST_POLLS: Final = 2
 """Polls of a closed connection after which its answer counts as broken."""
 NAMES: Final = re.compile(r"[A-Za-z][\w .+-]{0,40}(/[\w.+-]{1,20})?")
 
 Take = Callable[[Exchange], None]
 
 
-class Passage:
+class Proxy:
     """A proxy that calls `take` for each finished request with a prompt."""
 
     def __init__(self, upstream: str, take: Take, wait: Callable[[], bool]) -> None:
@@ -123,9 +123,9 @@ class Passage:
                 answer=AnswerReader(),
                 action=action,
             )
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
-            response = await self._pass(request, exchange, begun)
+            response = await self._pass(request, exchange, started)
         except (asyncio.CancelledError, ClientLeftError):
             if exchange is not None:
                 exchange.cancelled = True
@@ -133,10 +133,10 @@ class Passage:
         finally:
             self.at_work -= 1
             if exchange is not None:
-                exchange.seconds = time.perf_counter() - begun
+                exchange.seconds = time.perf_counter() - started
                 self._take(exchange)
         while self._wait():  # the answer is out; the next request on this connection waits
-            await asyncio.sleep(WAITS)
+            await asyncio.sleep(WAIT_SECONDS)
         return response
 
     def _skip(self, request: web.Request) -> None:
@@ -146,7 +146,7 @@ class Passage:
         self.skipped[name] += 1
 
     async def _pass(
-        self, request: web.Request, exchange: Exchange | None, begun: float
+        self, request: web.Request, exchange: Exchange | None, started: float
     ) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
@@ -176,7 +176,7 @@ class Passage:
                             await _to_client(response, chunk)
                         finally:  # whoever leaves now has been sent it all the same
                             if exchange is not None:
-                                exchange.saw(chunk, time.perf_counter() - begun)
+                                exchange.add_chunk(chunk, time.perf_counter() - started)
                 await response.write_eof()
                 return response
         except ClientError as error:
@@ -241,22 +241,22 @@ def _watched(answer: ClientResponse) -> Iterator[None]:
     aiohttp closes the connection where a chunk has no size, and does not tell whoever reads.
     """
     loop = asyncio.get_running_loop()
-    strikes = 0
+    polls = 0
     later: asyncio.TimerHandle
 
-    def look() -> None:
-        nonlocal strikes, later
+    def poll() -> None:
+        nonlocal polls, later
         connection = answer.connection
         transport = None if connection is None else connection.transport
         closed = connection is not None and (transport is None or transport.is_closing())
-        strikes = strikes + 1 if closed and not answer.content.is_eof() else 0
-        if strikes == STRIKES:
+        polls = polls + 1 if closed and not answer.content.is_eof() else 0
+        if polls == MOST_POLLS:
             answer.content.set_exception(ClientPayloadError("what came is no HTTP"))
             answer.close()
             return
-        later = loop.call_later(LOOKS, look)
+        later = loop.call_later(POLL_SECONDS, poll)
 
-    later = loop.call_later(LOOKS, look)
+    later = loop.call_later(POLL_SECONDS, poll)
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ PATIENCE: Final = 10.0
 FAILURES: Final = 3
 """Number of failed queries after which none is sent."""
 
-KEPT: Final = 64
+MOST_CACHED: Final = 64
 """Prompts with cached tokens."""
 
 LONGEST: Final = 4 << 20
@@ -57,7 +57,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CachedPrompt:
     """A prompt with its tokens, and those of its reply."""
 
     number: int
@@ -65,7 +65,7 @@ class Seen:
     rope: Rope
 
 
-class Asker:
+class ServerTokenizer:
     """Queries to a server, called from the recording thread and run on the event loop."""
 
     def __init__(
@@ -75,17 +75,17 @@ class Asker:
         self._session = session
         self._loop = loop
         self._failures = 0
-        self._seen: deque[Seen] = deque(maxlen=KEPT)
+        self._cached: deque[CachedPrompt] = deque(maxlen=MOST_CACHED)
         self._mark: Array | None = None  # what a user's message begins with; empty: not known
-        self._can: bool | None = None
+        self._is_supported: bool | None = None
         self.facts: dict[str, Any] = {}
 
-    def learn(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
         """Read the server's properties."""
-        if self._can is None:
-            props = self._ask("GET", "/props", None)
-            self._can = isinstance(props, dict) and "default_generation_settings" in props
-            if isinstance(props, dict) and self._can:
+        if self._is_supported is None:
+            props = self._request("GET", "/props", None)
+            self._is_supported = isinstance(props, dict) and "default_generation_settings" in props
+            if isinstance(props, dict) and self._is_supported:
                 settings = props["default_generation_settings"]
                 self.facts = {
                     "build": str(props.get("build_info", ""))[:80],
@@ -99,8 +99,8 @@ class Asker:
         """The tokens of a request; None if the server cannot count them, or contradicts itself."""
         if own.characters > LONGEST or self._failures >= FAILURES:
             return None
-        self.learn()
-        if not self._can:
+        self.properties()
+        if not self._is_supported:
             return None
         text = self._text(path, request)
         if text is None:
@@ -112,20 +112,20 @@ class Asker:
             return None
         starts = self._user_starts(ids) if "messages" in request else ()
         best, equal = None, 0
-        for each in reversed(self._seen):
+        for each in reversed(self._cached):
             shared = common_numbers(each.tokens, ids)
             if shared > equal:
                 best, equal = each, shared
         rope = best.rope[:equal] if best is not None else Rope()
         rope += Rope([(2 * own.number, equal, len(ids))])
         runs = tuple(rope.runs)
-        self._seen.append(self._with_reply(own, ids, rope))
+        self._cached.append(self._with_reply(own, ids, rope))
         return Tokens(runs, starts)
 
     def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
         if path.endswith("/chat/completions"):
             fields = {key: request[key] for key in TEMPLATED if key in request}
-            shown = self._ask("POST", "/apply-template", fields)
+            shown = self._request("POST", "/apply-template", fields)
             text = shown.get("prompt") if isinstance(shown, dict) else None
             return text if isinstance(text, str) else None
         prompt = request.get("prompt")
@@ -140,7 +140,7 @@ class Asker:
         if isinstance(text, list):
             return np.asarray(text, dtype=np.int64)
         body = {"content": text, "add_special": first, "parse_special": True}
-        answer = self._ask("POST", "/tokenize", body)
+        answer = self._request("POST", "/tokenize", body)
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         try:
             ids = np.asarray(tokens, dtype=np.int64)
@@ -148,29 +148,29 @@ class Asker:
             return None
         return ids if ids.ndim == 1 else None
 
-    def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> Seen:
+    def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> CachedPrompt:
         rope = rope.copy()
-        said = [each for each in own.reply if each.kind == "text"]
-        if own.generated and len(said) == len(own.reply) == 1:
-            found = self._tokenized(said[0].text, first=False)
+        texts = [each for each in own.reply if each.kind == "text"]
+        if own.generated and len(texts) == len(own.reply) == 1:
+            found = self._tokenized(texts[0].text, first=False)
             if found is not None:
                 reply = found[: own.generated]
                 rope += Rope.of(2 * own.number + 1, len(reply))
                 ids = np.concatenate([ids, reply])
-        return Seen(own.number, ids, rope)
+        return CachedPrompt(own.number, ids, rope)
 
     def _user_starts(self, ids: Array) -> tuple[int, ...]:
         if self._mark is None:
             roles = (("user", ONE), ("assistant", OTHER), ("user", THIRD))
             messages = [{"role": role, "content": text} for role, text in roles]
-            shown = self._ask("POST", "/apply-template", {"messages": messages})
+            shown = self._request("POST", "/apply-template", {"messages": messages})
             text = shown.get("prompt") if isinstance(shown, dict) else None
             mark = _mark_in(text) if isinstance(text, str) else ""
             found = self._tokenized(mark, first=False) if mark else None
             self._mark = np.zeros(0, dtype=np.int64) if found is None else found
         return _places_of(self._mark, ids)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         if self._failures >= FAILURES:
             return None
         future = asyncio.run_coroutine_threadsafe(self._answer(method, path, body), self._loop)
