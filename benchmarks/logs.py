@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 
 REQUESTS: Final = 10_000
 TOKENS: Final = 80_000
@@ -63,7 +63,7 @@ def run(out: Console) -> None:
     data = "".join(log_of(REQUESTS)).encode()
     begin = time.process_time()
     read = read_files([("a day", BytesIO(data))])
-    replays = replays_of(read, Wanted(profile="b9538"))
+    replays = replays_of(read, UserSettings(profile="b9538"))
     found = why(read, replays)
     seconds = time.process_time() - begin
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

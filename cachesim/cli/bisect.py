@@ -18,7 +18,7 @@ from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.extract import worst_scenario
-from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
+from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.play.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
 from cachesim.scenario.format import Scenario
@@ -82,7 +82,7 @@ def bisect_command(
     return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
 
 
-def _scenario(name: str, wanted: Wanted) -> Scenario:
+def _scenario(name: str, wanted: UserSettings) -> Scenario:
     """The scenario of a name, or the worst miss of a server's log."""
     path = Path(name)
     if path.suffix != ".toml" and path.is_file():

@@ -18,7 +18,7 @@ from cachesim.cli.options import Profile
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
-from cachesim.lab.logs.whole import Wanted, open_log
+from cachesim.lab.logs.whole import UserSettings, open_log
 from cachesim.packed import unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
@@ -40,9 +40,9 @@ class ServerFlags:
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None
 
-    def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> Wanted:
+    def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> UserSettings:
         """The settings with the flags that the server was started with."""
-        return Wanted(
+        return UserSettings(
             profile=self.profile,
             model=self.model,
             window=self.window,

@@ -17,8 +17,8 @@ from cachesim.cli.outputs import page_at, write_page
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import Output
-from cachesim.lab.logs.live import Live, causes_of, told_of_live
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.live import Live, causes_of, report_of_live
+from cachesim.lab.logs.whole import UserSettings
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import Plan, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
@@ -85,7 +85,7 @@ def record_command(
     return _recorded(plan, about, page_at(report), quiet=quiet)
 
 
-def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) -> int:
+def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bool) -> int:
     from cachesim.lab.record.serving import serve
     from cachesim.lab.record.session import Session
     from cachesim.lab.record.tokenizer import ServerTokenizer
@@ -131,7 +131,7 @@ def _recorded(plan: Plan, about: Wanted, page: Output | None, *, quiet: bool) ->
         if not file.lines:
             plan.output.unlink(missing_ok=True)
     if file.lines and (page is not None or not quiet):
-        report = dump_report(told_of_live(live, source=str(plan.output)), worst=0)
+        report = dump_report(report_of_live(live, source=str(plan.output)), worst=0)
         if not quiet:
             show(results(), *report)
         write_page(page, "cachesim record", report)

@@ -14,28 +14,33 @@ from cachesim.lab.logs.other_settings import swept
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.lab.logs.tuning import (
     Trial,
-    Tried,
+    TrialResult,
     Tuned,
     of_dump,
     of_log,
     of_scenario,
+    run_trial,
     summary,
-    tried,
 )
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.model.spec import Sizes
 from cachesim.report.tune import tune_report
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 
 def tune_command(
-    files: Sequence[str], wanted: Wanted, gguf: Path | None, *, format: str, page: Output | None
+    files: Sequence[str],
+    wanted: UserSettings,
+    gguf: Path | None,
+    *,
+    format: str,
+    page: Output | None,
 ) -> int:
     """Play requests with other settings, and recommend those that process the fewest tokens."""
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
-    found = swept(tuned.lives, on_all_cores)
+    found = swept(tuned.runs, on_all_cores)
     source = ", ".join(files)
-    life = tuned.lives[0]
+    run = tuned.runs[0]
     result = {
         "format": 1,
         "source": source,
@@ -44,15 +49,15 @@ def tune_command(
         "small_network": tuned.sizes == ASSUMED,
         "sizes": tuned.sizes,
         "bytes_say": WHOSE.get(tuned.sizes, ""),
-        "options": dict(life.options),
-    } | summary(found, life)
+        "options": dict(run.options),
+    } | summary(found, run)
     parts = tune_report(result)
     write_page(page, "cachesim why --tune", parts)
     print_report(parts, result, format=format)
     return AS_EXPECTED
 
 
-def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:
     if len(files) == 1 and _is_scenario(files[0]):
         ((_, scenario), *rest) = load_all(files)
         if rest:
@@ -86,8 +91,8 @@ def _is_scenario(name: str) -> bool:
     )
 
 
-def on_all_cores(trials: Sequence[Trial]) -> list[Tried]:
+def on_all_cores(trials: Sequence[Trial]) -> list[TrialResult]:
     """Trials played by worker processes, with a progress line."""
     with workers(len(trials)) as do:
-        done = tracked(do(tried, trials), len(trials), "trying", "settings")
+        done = tracked(do(run_trial, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

@@ -20,13 +20,13 @@ from cachesim.files import Output
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.following import Following
-from cachesim.lab.logs.live import Live, told_of_dump
+from cachesim.lab.logs.live import Live, report_of_dump
 from cachesim.lab.logs.other import workload_of
 from cachesim.lab.logs.other_settings import add_other_settings
 from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.rerun import asked_of
-from cachesim.lab.logs.telling import worst as worst_of
-from cachesim.lab.logs.whole import Read, Wanted, open_log, read_files, replays_of
+from cachesim.lab.logs.report import worst as worst_of
+from cachesim.lab.logs.rerun import request_of
+from cachesim.lab.logs.whole import Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.reading import line_of
 from cachesim.report.consoles import results, show
@@ -45,12 +45,12 @@ def trace_of_log(replays: Sequence[Replay]) -> str:
         workload = workload_of(replay)
         for what, number in workload.order:
             if what == "launch":
-                request = workload.asked[number]
+                request = workload.submitted[number]
                 lines.append(names.line(life, 0.0, request.prompt, request.reply))
     return _all(lines)
 
 
-def trace_of_dump(requests: Sequence[Recorded], wanted: Wanted) -> str:
+def trace_of_dump(requests: Sequence[Recorded], wanted: UserSettings) -> str:
     """Recorded requests with an answer, with the milliseconds since the first."""
     live = Live(wanted)
     live.add_all(requests)
@@ -61,7 +61,7 @@ def trace_of_dump(requests: Sequence[Recorded], wanted: Wanted) -> str:
     for each in live.prompts:
         if each.recorded.was_read and len(each.rope):
             time = 1000 * ((each.recorded.began or zero) - zero)
-            lines.append(names.line(0, round(time, 3), each.rope, asked_of(each).reply))
+            lines.append(names.line(0, round(time, 3), each.rope, request_of(each).reply))
     return _all(lines)
 
 
@@ -161,7 +161,7 @@ def why_command(
         requests = requests_in(inputs)
         if requests:
             source = ", ".join(each.name for each in inputs)
-            dump = told_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
+            dump = report_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
             if outputs.scenario is not None:
                 write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
             if outputs.trace is not None:
@@ -213,7 +213,7 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
         yield by_number[number]
 
 
-def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Replay]]:
+def _replayed(inputs: Sequence[Given], wanted: UserSettings) -> tuple[Read, list[Replay]]:
     read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
     with progress("replaying", read.lines, "lines", shown=requests > SLOW) as move:
@@ -224,7 +224,7 @@ MOST_AT_ONCE: Final = 1 << 24
 """Most bytes of a log that are read at once."""
 
 
-def _follow_command(files: Sequence[str], wanted: Wanted) -> int:
+def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
     """Print each request of a growing log when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"

@@ -5,8 +5,8 @@ from io import BytesIO
 
 from cachesim.errors import CachesimError
 from cachesim.lab.logs.other_settings import add_other_settings
-from cachesim.lab.logs.telling import worst
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.report import worst
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.report.html_document import page
 from cachesim.report.why import why_report
@@ -17,7 +17,7 @@ def explained(name: str, data: bytes) -> str:
     try:
         data = bytes(data)
         read = read_files([(name, unpacked(name, BytesIO(data), data[:HEAD_BYTES]))])
-        replays = replays_of(read, Wanted())
+        replays = replays_of(read, UserSettings())
         found = why(read, replays)
         add_other_settings(found, replays)
     except CachesimError as error:

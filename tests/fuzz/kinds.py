@@ -22,9 +22,9 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.logs.dump import is_dump
-from cachesim.lab.logs.live import Live, told_of_dump, told_of_live
-from cachesim.lab.logs.telling import worst as worst_of
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.live import Live, report_of_dump, report_of_live
+from cachesim.lab.logs.report import worst as worst_of
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.real.vectors.replay import kind_of, line_of, played
 from cachesim.lab.record.answer import AnswerReader
@@ -326,7 +326,7 @@ def play_log(mutant: bytes) -> None:
     """As `why` does."""
     read = read_files([("mutant.log", BytesIO(mutant))])
     requests = sum(len(each.requests) for each in read.servers)
-    replays = replays_of(read, Wanted(profile=None, model=None, window=None, options={}))
+    replays = replays_of(read, UserSettings(profile=None, model=None, window=None, options={}))
     found = why_of(read, replays)
     json.dumps(found)
     if requests % 4 == 0:
@@ -370,10 +370,10 @@ def play_recording(mutant: bytes) -> None:
         return
     requests = read_dump("mutant.jsonl", BytesIO(mutant))
     if len(mutant) % 40 == 0:  # other engines too
-        found = told_of_dump(requests, source="mutant.jsonl")
+        found = report_of_dump(requests, source="mutant.jsonl")
     else:
-        live = Live(Wanted())
-        found = {**told_of_live(live, source="mutant.jsonl"), "requests": live.add_all(requests)}
+        live = Live(UserSettings())
+        found = {**report_of_live(live, source="mutant.jsonl"), "requests": live.add_all(requests)}
     json.dumps(found)
     plain_text(*dump_report(found, worst=3))
 

@@ -10,7 +10,7 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import LONGEST_LINE, lines_of, pieces_of
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 
@@ -67,9 +67,9 @@ def test_a_damaged_log_is_told_or_refused(seed: int) -> None:
     read = read_files([("damaged.log", BytesIO(log))])
     if not read.servers or seed in IMPOSSIBLE:
         with pytest.raises(InputError, match=r"damaged\.log"):
-            replays_of(read, Wanted())
+            replays_of(read, UserSettings())
     else:
-        assert json.loads(json.dumps(why(read, replays_of(read, Wanted()))))["requests"]
+        assert json.loads(json.dumps(why(read, replays_of(read, UserSettings()))))["requests"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_is_no_log_gets_a_clear_word(data: bytes) -> None:
     read = read_files([("noise.bin", BytesIO(data))])
 
     with pytest.raises(InputError, match=r"noise\.bin"):
-        replays_of(read, Wanted())
+        replays_of(read, UserSettings())
 
 
 def test_a_line_without_an_end_is_cut() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.lab.logs.live import told_of_dump
+from cachesim.lab.logs.live import report_of_dump
 from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.what_if import answers, asked_by
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.what_if import answers, requested
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
 from cachesim.report.recorded import dump_report
@@ -47,10 +47,10 @@ def rebuilt(replay: Replay) -> Iterator[object]:
     """What was found of each prompt: its length, its turns, and where it leaves earlier ones."""
     earlier: list[Any] = []
     for each in replay.requests:
-        if each.asked is not None:
-            prompt = each.asked.prompt
+        if each.submitted is not None:
+            prompt = each.submitted.prompt
             shared = [prompt.common(other) for other in earlier]
-            yield each.lengths.prompt.value, each.holder, each.asked.user_starts, shared
+            yield each.lengths.prompt.value, each.holder, each.submitted.user_starts, shared
             earlier.append(prompt)
 
 
@@ -62,13 +62,13 @@ def printed(case: Mapping[str, Any]) -> str:
     try:
         if "wanted" not in case:
             requests = read_dump(*files[0])
-            found = told_of_dump(requests, source=files[0][0])
+            found = report_of_dump(requests, source=files[0][0])
             return f"{plain_text(*dump_report(found, worst=99), width=100)}json {digest(found)}\n"
         read = read_files(files)
-        replays = replays_of(read, Wanted(**case["wanted"]))
+        replays = replays_of(read, UserSettings(**case["wanted"]))
         found = why(read, replays)
         asked = [
-            [list(rebuilt(each)), list(answers([each], asked_by(each.settings, OTHERS)))]
+            [list(rebuilt(each)), list(answers([each], requested(each.settings, OTHERS)))]
             for each in replays
             if each.settings.profile.startswith("llama.cpp@")
         ]

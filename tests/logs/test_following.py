@@ -10,7 +10,7 @@ import pytest
 
 from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.player import Player
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 
@@ -22,14 +22,14 @@ def a_log() -> bytes:
 
 
 def followed(log: bytes, *, at_once: int) -> list[dict[str, Any]]:
-    following = Following(Wanted())
+    following = Following(UserSettings())
     pieces = [log[at : at + at_once] for at in range(0, len(log), at_once)]
     return [entry for piece in pieces for entry in following.take(piece)]
 
 
 def at_the_end(log: bytes) -> list[dict[str, Any]]:
     read = read_files([("a.log", BytesIO(log))])
-    entries: list[dict[str, Any]] = why(read, replays_of(read, Wanted()))["requests"]
+    entries: list[dict[str, Any]] = why(read, replays_of(read, UserSettings()))["requests"]
     return entries
 
 
@@ -54,10 +54,10 @@ def test_what_was_played_is_not_played_again(monkeypatch: pytest.MonkeyPatch) ->
     log, launches = a_log(), 0
     launch = Player.launch
 
-    def counted(player: Player, asked: Any) -> None:
+    def counted(player: Player, request: Any) -> None:
         nonlocal launches
         launches += 1
-        launch(player, asked)
+        launch(player, request)
 
     monkeypatch.setattr(Player, "launch", counted)
     at_once = len(followed(log, at_once=1 << 20))
@@ -67,7 +67,7 @@ def test_what_was_played_is_not_played_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_line_that_never_ends_is_not_kept() -> None:
-    following = Following(Wanted())
+    following = Following(UserSettings())
     for _ in range(8):
         assert following.take(b"x" * (1 << 20)) == []
     assert len(following._rest) == 1 << 20

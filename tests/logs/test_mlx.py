@@ -9,7 +9,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 
 POST = '127.0.0.1 - - [20/Nov/2026 21:49:12] "POST /v1/chat/completions HTTP/1.1" {status} -\n'
 STARTED = "2026-11-20 21:49:11,429 - INFO - Starting httpd at 127.0.0.1 on port 8080...\n"
@@ -50,7 +50,7 @@ def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
     two_at_once = progress("64/107", "64/106", "106/107", "105/106", "107/107", "106/106")
     text = STARTED + post() + progress("64/165", "165/165") + post() + post() + two_at_once
     read = read_files([("mlx.log", BytesIO(text.encode()))])
-    found = why(read, replays_of(read, Wanted()))
+    found = why(read, replays_of(read, UserSettings()))
 
     assert [each["processed"] for each in found["requests"]] == [165, 107, 106]
     assert {each["known"]["cached"] for each in found["requests"]} == {"unknown"}

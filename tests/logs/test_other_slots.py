@@ -4,7 +4,7 @@ import pytest
 
 from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.extract import Origin, scenario_of
-from cachesim.lab.logs.player import Asked, Player
+from cachesim.lab.logs.player import Player, ReplayRequest
 from cachesim.model.presets import preset
 
 
@@ -19,8 +19,10 @@ def test_a_slot_that_a_server_lacks_is_not_filled_from_a_file() -> None:
 def test_a_scenario_has_the_fields_that_its_release_takes(
     release: str, fields: list[str | None]
 ) -> None:
-    asked = Asked(number=0, prompt=Rope.of(1, 20), reply=Rope.of(2, 4), slot=-1, user_starts=(5,))
+    request = ReplayRequest(
+        number=0, prompt=Rope.of(1, 20), reply=Rope.of(2, 4), slot=-1, user_starts=(5,)
+    )
     origin = Origin("log", f"llama.cpp@{release}", preset("dense"), {}, "dense", None)
-    (step,) = scenario_of(origin, [asked], 0, None).step
+    (step,) = scenario_of(origin, [request], 0, None).step
 
     assert fields == (list(step.options) if step.options else [None])

@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.lab.logs.python_calls import SMALL, WINDOW
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 
 RECORDED = Path(__file__).with_name("data") / "llama-cpp-python-0.3.36.log"
 """Instances on three models: dense; swa with `LlamaRAMCache`; hybrid. The same six prompts each."""
@@ -19,7 +19,7 @@ PERF = "llama_perf_context_print: "
 
 def read(text: str) -> dict[str, Any]:
     log = read_files([("python.log", BytesIO(text.encode()))])
-    return why(log, replays_of(log, Wanted()))
+    return why(log, replays_of(log, UserSettings()))
 
 
 def timed(prompt: int, runs: int) -> str:

@@ -123,5 +123,5 @@ def test_a_replay_on_the_same_server_repeats_itself(kind: str) -> None:
     again = play_workload(workload_of(replay), replay.settings.profile, options)
 
     for each in replay.requests:
-        if each.asked is not None and not each.observed.cancelled:
+        if each.submitted is not None and not each.observed.cancelled:
             assert again.replayed[each.observed.number].cached == each.replayed.cached

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[record]")
 
 from cachesim.lab.logs.live import Live
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.whole import UserSettings
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import Plan
 from cachesim.lab.record.serving import running
@@ -135,7 +135,7 @@ async def recorder(
             file,
             keep_text=keep_text,
             tokenizer=ServerTokenizer(url, proxy.session, loop) if tokenize else None,
-            live=Live(Wanted(**about), forgets=True),
+            live=Live(UserSettings(**about), forgets=True),
             view=rows.append,
             complain=complaints.append,
         )

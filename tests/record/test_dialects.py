@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cachesim.lab.logs.live import told_of_dump
+from cachesim.lab.logs.live import report_of_dump
 from tests.dumps import read_dump
 from tests.record.kit import HEAD, Call, chunk, recorder, upstream
 
@@ -182,7 +182,7 @@ def test_two_turns_are_recorded(name: str, stream: bool, tmp_path: Path) -> None
     dialect = DIALECTS[name]
     first, second = asyncio.run(recorded(dialect, tmp_path, stream=stream))
     with (tmp_path / "recorded.jsonl").open("rb") as file:
-        found = told_of_dump(read_dump("recorded.jsonl", file), source="recorded.jsonl")
+        found = report_of_dump(read_dump("recorded.jsonl", file), source="recorded.jsonl")
 
     known = dialect.reports_streamed or not stream
     reply = {each["kind"]: each["characters"] for each in first["reply"]}

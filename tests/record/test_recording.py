@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.lab.logs.live import told_of_dump
+from cachesim.lab.logs.live import report_of_dump
 from cachesim.lab.record.plan import check_no_circle, place_of, upstream_of
 from tests.dumps import read_dump
 from tests.record.kit import (
@@ -237,7 +237,7 @@ def test_why_says_of_the_file_what_the_live_view_said(tmp_path: Path) -> None:
                 "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock"
                 == (said[1])
             )
-            told = told_of_dump(read_dump("x", BytesIO(taking.path.read_bytes())), source="x")
+            told = report_of_dump(read_dump("x", BytesIO(taking.path.read_bytes())), source="x")
             later = [each["why"] for each in told["requests"]]
             assert "message 1 (system) differs at character 10: a clock" == later[1]
             assert [said[0], said[2]] == [later[0], later[2]]
@@ -290,7 +290,7 @@ def test_slots_that_are_saved_erased_and_restored_are_recorded(tmp_path: Path) -
             ]
             said = "continues request 0: slot 0, which held it, was erased by request 2"
             assert said == taking.rows[3].why
-            told = told_of_dump(read_dump("x", BytesIO(text.encode())), source="x")
+            told = report_of_dump(read_dump("x", BytesIO(text.encode())), source="x")
             prompts = [row for row in taking.rows if row.how]
             assert [each.why for each in prompts] == [each["why"] for each in told["requests"]]
             assert "slot-taken" == told["causes"][0]["kind"]

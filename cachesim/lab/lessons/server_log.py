@@ -20,8 +20,8 @@ from cachesim.lab.lessons.drawing import Control, Drawn
 from cachesim.lab.lessons.kit import say
 from cachesim.lab.logs.extract import whole_scenario
 from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
-from cachesim.lab.logs.what_if import answers, asked_by
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.what_if import answers, requested
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.play.result import Run, Step
 from cachesim.play.runner import run
@@ -70,7 +70,7 @@ class Log:
 
     def what_if(self, *flags: str) -> list[dict[str, Any]]:
         """The requests with flags changed one at a time; the first row is the log."""
-        return list(answers([self.replay], asked_by(self.replay.settings, flags)))
+        return list(answers([self.replay], requested(self.replay.settings, flags)))
 
     def run(self, *, upto: int | None = None, parts_at: int | None = None, **options: int) -> Run:
         """The traced replay of the requests, with a network.
@@ -97,7 +97,7 @@ def example(name: str = EXAMPLE) -> Log:
     """A log of the documentation."""
     data = _file(name).read_bytes()
     read = read_files([(name, io.BytesIO(data))])
-    replays = replays_of(read, Wanted())
+    replays = replays_of(read, UserSettings())
     return Log(tuple(data.decode().splitlines()), replays[0], why_of(read, replays))
 
 
@@ -118,7 +118,7 @@ def _short(line: str) -> str:
 
 def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
     """The last request, with its number of tokens equal to the slot's."""
-    before, last = requests[-2].asked, requests[-1].asked
+    before, last = requests[-2].submitted, requests[-1].submitted
     if before is None or last is None:
         msg = "a request that was not played leaves no history"
         raise ContractError(msg)
@@ -126,7 +126,7 @@ def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
     history += before.reply
     prompt = history[:at]
     prompt += Rope([(text_of(last.number, FRESH), 0, len(last.prompt) - at)])
-    return replace(requests[-1], asked=replace(last, prompt=prompt))
+    return replace(requests[-1], submitted=replace(last, prompt=prompt))
 
 
 def drawn(run: Run) -> Drawn:

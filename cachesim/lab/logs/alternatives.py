@@ -3,7 +3,7 @@
 open                  where messages begin that no line shows; which conversation was loaded;
                       whether prompts that meet in nothing begin with the same few tokens
 one answer from all   the log settles it
-several answers       it is told as bounds
+several answers       reported as bounds
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Final
 
 from cachesim.lab.logs.other import Workload, play_workload, workload_of
 from cachesim.lab.logs.passes import other_candidates
-from cachesim.lab.logs.player import Asked, Replayed
+from cachesim.lab.logs.player import Replayed, ReplayRequest
 from cachesim.lab.logs.replay import FRESH, Replay, text_of
 
 SHORT: Final = 8
@@ -27,7 +27,7 @@ ROUNDS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Bounds:
     """Bounds of a request's number over all workloads that a log allows."""
 
     low: int
@@ -51,23 +51,24 @@ def workloads_of(replay: Replay) -> list[Workload]:
 
 def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
     """Workloads with message starts anywhere in a request's new part, or without any."""
-    told_of_chats = any(each.is_chat for each in replay.log.requests)
+    names_chats = any(each.is_chat for each in replay.log.requests)
     open_ = [
         each.observed.number
         for each in replay.requests
-        if each.asked is not None and (each.observed.is_chat or not (told_of_chats or each.is_told))
+        if each.submitted is not None
+        and (each.observed.is_chat or not (names_chats or each.is_verbose))
     ]
     if not open_:
         return
     for part in PLACES:
-        starts = {number: _start_in(workload.asked[number], part) for number in open_}
-        told = {number: at for number, at in starts.items() if at is not None}
-        other = _as_logged(replay, workload, told)
+        starts = {number: _start_in(workload.submitted[number], part) for number in open_}
+        found = {number: at for number, at in starts.items() if at is not None}
+        other = _as_logged(replay, workload, found)
         if other is not None:
             yield other
-    if any(asked.user_starts for asked in workload.asked.values()):
-        asked = {n: replace(each, user_starts=()) for n, each in workload.asked.items()}
-        without = replace(workload, asked=asked)
+    if any(submitted.user_starts for submitted in workload.submitted.values()):
+        submitted = {n: replace(each, user_starts=()) for n, each in workload.submitted.items()}
+        without = replace(workload, submitted=submitted)
         if not _wrong(replay, without):
             yield without
 
@@ -86,7 +87,7 @@ def _as_logged(
             return other
         known = {text for text, _ in starts.values()}
         texts = {
-            max((text for text, _, _ in other.asked[n].prompt.runs if text in known), default=0)
+            max((text for text, _, _ in other.submitted[n].prompt.runs if text in known), default=0)
             for n in wrong
         }
         starts = {number: at for number, at in starts.items() if at[0] not in texts}
@@ -99,14 +100,15 @@ def _wrong(replay: Replay, workload: Workload) -> list[int]:
     return [
         each.observed.number
         for each in replay.requests
-        if each.asked is not None and played[each.observed.number].cached != each.replayed.cached
+        if each.submitted is not None
+        and played[each.observed.number].cached != each.replayed.cached
     ]
 
 
-def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
+def _start_in(request: ReplayRequest, part: float) -> tuple[int, int] | None:
     """Text and place of a possible message start in a request's new part."""
-    own = text_of(asked.number, FRESH)
-    for text, first, last in asked.prompt.runs:
+    own = text_of(request.number, FRESH)
+    for text, first, last in request.prompt.runs:
         if text == own and last - first > SHORT:
             return own, first + 1 + int(part * (last - first - SHORT))
     return None
@@ -114,24 +116,24 @@ def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
 
 def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Workload:
     places = dict(more.values())
-    asked = {}
-    for number, each in workload.asked.items():
+    submitted = {}
+    for number, each in workload.submitted.items():
         at, starts = 0, set(each.user_starts)
         for text, first, last in each.prompt.runs:
             place = places.get(text)
             if place is not None and first <= place < last:
                 starts.add(at + place - first)
             at += last - first
-        asked[number] = replace(each, user_starts=tuple(sorted(starts)))
-    return replace(workload, asked=asked)
+        submitted[number] = replace(each, user_starts=tuple(sorted(starts)))
+    return replace(workload, submitted=submitted)
 
 
-def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Settled]:
+def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Bounds]:
     """The least and the most cached tokens of each request."""
-    found: dict[int, Settled] = {}
+    found: dict[int, Bounds] = {}
     for number in played[0]:
         counts = [each[number].cached for each in played if number in each]
         known = [count for count in counts if count is not None]
         if known:
-            found[number] = Settled(min(known), max(known))
+            found[number] = Bounds(min(known), max(known))
     return found

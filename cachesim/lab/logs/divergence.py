@@ -64,7 +64,7 @@ class Rewrite:
     advice: str
     is_whole: bool = True
 
-    def says(self, where: str, at: int, before: str, after: str) -> str:
+    def describe(self, where: str, at: int, before: str, after: str) -> str:
         """Description for the client's author."""
         where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
         if self.is_whole:
@@ -496,7 +496,7 @@ class Divergence:
             character=at,
             before=before,
             after=after,
-            sentence=rewrite.says(where, at, before, after),
+            sentence=rewrite.describe(where, at, before, after),
             advice=rewrite.advice,
             equal_characters=equal,
         )
@@ -519,8 +519,8 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
         if index == len(earlier.segments) - 1 and _goes_on(segment, other, at):
             whole = _prefill_with_reply(other, earlier)
             at = _common(segment, whole)
-            begun = segment.role == "assistant" and index == len(later.segments) - 1
-            if begun or at >= min(segment.length, whole.length):
+            is_prefill = segment.role == "assistant" and index == len(later.segments) - 1
+            if is_prefill or at >= min(segment.length, whole.length):
                 return None
             known = (*known[:index], whole)
         place = Place(later.segments, known, index, at)
@@ -541,16 +541,16 @@ def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment
 
 def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
     """An assistant's prefilled text joined with its reply."""
-    said = "".join(each.text for each in earlier.reply if each.kind == "text")
-    if other.role != "assistant" or earlier.cancelled or not (other.text and said):
+    reply = "".join(each.text for each in earlier.reply if each.kind == "text")
+    if other.role != "assistant" or earlier.cancelled or not (other.text and reply):
         return other
-    return replace(other, text=other.text + said, characters=0)
+    return replace(other, text=other.text + reply, characters=0)
 
 
 def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
     """True if a prompt, or the start of a reply, extends an earlier one."""
-    begun = segment.kind == "text" and segment.role == other.role == "assistant"
-    if (segment.part != "prompt" and not begun) or segment.length < other.length:
+    is_prefill = segment.kind == "text" and segment.role == other.role == "assistant"
+    if (segment.part != "prompt" and not is_prefill) or segment.length < other.length:
         return False
     return at >= (other.length // BLOCK * BLOCK if other.hashes else other.length)
 
@@ -560,7 +560,7 @@ def _divergence(place: Place, equal: int) -> Divergence:
     before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
     where = place.where(kind)
     rewrite = REWRITES[kind]
-    sentence = rewrite.says(where, place.at, before, after)
+    sentence = rewrite.describe(where, place.at, before, after)
     return Divergence(
         kind, place.now.part, where, place.at, before, after, sentence, rewrite.advice, equal
     )
@@ -589,8 +589,8 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
         at = _common(mine, theirs)
         if index == len(other.segments) - 1 and _goes_on(mine, theirs, at):
             text = mine.text[at:]
-            said = "".join(each.text for each in other.reply)
-            at += len(said) if said and text.startswith(said) else 0
+            reply = "".join(each.text for each in other.reply)
+            at += len(reply) if reply and text.startswith(reply) else 0
         return equal + at
     return equal
 
@@ -609,7 +609,7 @@ class Candidate:
     """An earlier request with its normalised text."""
 
     request: Recorded
-    says: Mapping[object, int]  # part -> its characters
+    sizes: Mapping[object, int]  # part -> its characters
 
     @classmethod
     def of(cls, request: Recorded) -> Self:
@@ -639,7 +639,7 @@ def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
     mine = {each.key for each in request.segments}
     for each in earlier:
         common = _common_characters(request, each.request)
-        alike = common + sum(size for key, size in each.says.items() if key in mine)
+        alike = common + sum(size for key, size in each.sizes.items() if key in mine)
         if common < BLOCK:
             alike += _slid(request, each.request)
         if common > equal:

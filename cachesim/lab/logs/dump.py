@@ -54,7 +54,7 @@ class Recorded:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     runs: tuple[tuple[int, int, int], ...] = ()  # its tokens, where the recorder could ask for them
     user_starts: tuple[int, ...] = ()
-    parting: Mapping[str, Any] | None = None  # what the recorder saw, while it had the texts
+    divergence: Mapping[str, Any] | None = None  # what the recorder saw, while it had the texts
     seen: tuple[int, int, int] | None = None  # begins like whom, characters, continues whom
     actions: tuple[SlotAction, ...] = ()  # what was done to slots since the request before it
 
@@ -202,7 +202,7 @@ def recorded_from(
     sampling = mapping(entry.get("sampling")) or {
         key: request[key] for key in ("cache_prompt", "id_slot", "n") if key in request
     }
-    parting = mapping(entry.get("parting"))
+    divergence = mapping(entry.get("parting"))
     return Recorded(
         number=number,
         line=line,
@@ -223,7 +223,7 @@ def recorded_from(
         sampling=sampling,
         runs=tuple(_runs(tokens.get("runs"), 2 * first)),
         user_starts=tuple(sorted(_wholes(tokens.get("user_starts")))),
-        parting=parting or None,
+        divergence=divergence or None,
         seen=_seen(mapping(entry.get("seen")), first) if in_order else None,
     )
 

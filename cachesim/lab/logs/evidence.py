@@ -96,7 +96,7 @@ def lengths_of(request: Observed) -> Lengths:
 
 
 def with_length_from_ratios(
-    lengths: Lengths, request: Observed, held: Sized, parked: Sequence[Sized]
+    lengths: Lengths, request: Observed, held: Sized, entries: Sequence[Sized]
 ) -> Lengths:
     """A length that no line prints, computed from two ratios of one common prefix.
 
@@ -107,7 +107,7 @@ def with_length_from_ratios(
     if bound > 0 and request.sim is not None and float(request.sim) > 0:
         return replace(lengths, prompt=_whole_of(bound, float(request.sim), low, guess))
     pairs = [(request.keep, request.sim, held)]
-    pairs += [(request.search.found_keep, request.search.found_sim, each) for each in parked]
+    pairs += [(request.search.found_keep, request.search.found_sim, each) for each in entries]
     pairs.append((request.search.keep, request.search.sim, held))
     for keep, sim, tokens in pairs:
         common = counts_of(keep, len(tokens))

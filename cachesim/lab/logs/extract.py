@@ -14,10 +14,10 @@ from cachesim.errors import InputError
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.other import options_for
-from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed, knows_messages
+from cachesim.lab.logs.player import FAILED, Player, Replayed, ReplayRequest, accepts_spans
 from cachesim.lab.logs.replay import Rebuilt, Replay
-from cachesim.lab.logs.rerun import asked_of, spec_for
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.rerun import request_of, spec_for
+from cachesim.lab.logs.whole import UserSettings
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Step
 
@@ -57,7 +57,7 @@ def worst_scenario(replays: Sequence[Replay]) -> Scenario:
     return scenario_of(origin, steps, worst.observed.number, _last(origin, steps))
 
 
-def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario:
+def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Scenario:
     """The worst request of recorded requests to a llama.cpp server."""
     live = Live(wanted)
     live.add_all(requests)
@@ -80,7 +80,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario
     if worst < 0:
         raise InputError(NOTHING_LOST)
     number = played[worst].recorded.number
-    steps = [_finished(asked_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
+    steps = [_finished(request_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
     alone, together = _last(origin, steps), live.rerun.played[number]
     if _signature(alone) != _signature(together):
         msg = (
@@ -94,7 +94,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario
 
 def whole_scenario(replay: Replay) -> Scenario:
     """All requests of a log in order, without expectations."""
-    steps = [_finished(each.asked) for each in replay.requests if each.asked is not None]
+    steps = [_finished(each.submitted) for each in replay.requests if each.submitted is not None]
     last = replay.requests[-1].observed.number
     whole = scenario_of(Origin.of_log(replay), [*replay.invented, *steps], last, None)
     return replace(
@@ -109,7 +109,12 @@ def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
     for replay in replays:
         for each in replay.requests:
             cached = each.replayed.cached
-            if not each.agrees or each.asked is None or cached is None or each.observed.cancelled:
+            if (
+                not each.agrees
+                or each.submitted is None
+                or cached is None
+                or each.observed.cancelled
+            ):
                 continue
             lost = each.replayed.equal - cached
             if lost > 1 and (best is None or lost > best[0]):
@@ -119,30 +124,30 @@ def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
     return best[1], best[2]
 
 
-def _before(replay: Replay, worst: Rebuilt) -> list[Asked]:
+def _before(replay: Replay, worst: Rebuilt) -> list[ReplayRequest]:
     steps = list(replay.invented)
     for each in replay.requests:
-        if each.asked is not None:
-            steps.append(_finished(each.asked))
+        if each.submitted is not None:
+            steps.append(_finished(each.submitted))
         if each is worst:
             break
     return steps[-MOST_EARLIER:]
 
 
-def _finished(asked: Asked) -> Asked:
+def _finished(request: ReplayRequest) -> ReplayRequest:
     """A cancelled request as a finished one with the same tokens in the slot."""
-    if asked.cancel_at is None:
-        return asked
-    length = max(1, asked.cancel_at - len(asked.prompt) + 1)
-    return replace(asked, reply=asked.reply[:length], cancel_at=None)
+    if request.cancel_at is None:
+        return request
+    length = max(1, request.cancel_at - len(request.prompt) + 1)
+    return replace(request, reply=request.reply[:length], cancel_at=None)
 
 
-def _last(origin: Origin, steps: Sequence[Asked]) -> Replayed | None:
+def _last(origin: Origin, steps: Sequence[ReplayRequest]) -> Replayed | None:
     player = Player(origin.profile, origin.spec, origin.options)
     answer = None
-    for asked in steps:
-        player.launch(asked)
-        answer = player.run_until(asked.number)
+    for request in steps:
+        player.launch(request)
+        answer = player.run_until(request.number)
         if player.dead:
             return None
     return answer
@@ -154,7 +159,9 @@ def _signature(answer: Replayed | None) -> tuple[object, ...]:
     return answer.cached, answer.equal, tuple(each.rule for each in answer.losses)
 
 
-def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> list[Asked]:
+def shrunk(
+    origin: Origin, steps: list[ReplayRequest], wanted: tuple[object, ...]
+) -> list[ReplayRequest]:
     """Remove requests that are not needed: halves first, then smaller parts, then single ones."""
     earlier, last = steps[:-1], steps[-1]
     size = max(1, len(earlier) // 2)
@@ -173,7 +180,7 @@ def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> li
 
 
 def scenario_of(
-    origin: Origin, steps: Sequence[Asked], worst: int, answer: Replayed | None
+    origin: Origin, steps: Sequence[ReplayRequest], worst: int, answer: Replayed | None
 ) -> Scenario:
     """The file: spans of texts, a step for each request, and the reuse of the last one."""
     spans, names = _spans(steps)
@@ -194,39 +201,39 @@ def scenario_of(
             name=FAMILY.name, profiles=(release,), options=options_for(release, origin.options)
         ),
         spans=spans,
-        step=tuple(_step(asked, names, spans=knows_messages(origin.profile)) for asked in steps),
+        step=tuple(_step(request, names, spans=accepts_spans(origin.profile)) for request in steps),
         expect=() if answer is None else (_expected(release, steps, answer),),
     )
 
 
-def _expected(release: str, steps: Sequence[Asked], answer: Replayed) -> Expect:
+def _expected(release: str, steps: Sequence[ReplayRequest], answer: Replayed) -> Expect:
     counts: tuple[Any, ...] = (*("any" for _ in steps[:-1]), answer.cached)
     return Expect(profile=release, cached=counts, answer="any")
 
 
-def _spans(steps: Iterable[Asked]) -> tuple[dict[str, int], dict[int, str]]:
+def _spans(steps: Iterable[ReplayRequest]) -> tuple[dict[str, int], dict[int, str]]:
     lengths: dict[int, int] = {}
-    for asked in steps:
-        for rope in (asked.prompt, asked.reply):
+    for request in steps:
+        for rope in (request.prompt, request.reply):
             for text, _, last in rope.runs:
                 lengths[text] = max(lengths.get(text, 0), last)
     names = {text: f"t{index}" for index, text in enumerate(lengths, 1)}
     return {names[text]: length for text, length in lengths.items()}, names
 
 
-def _step(asked: Asked, names: dict[int, str], *, spans: bool) -> Step:
+def _step(request: ReplayRequest, names: dict[int, str], *, spans: bool) -> Step:
     """A request as a step; releases without `message_spans` refuse the field."""
     fields: dict[str, Any] = {}
-    if asked.user_starts and spans:
-        starts = tuple({"role": "user", "start": at} for at in asked.user_starts)
+    if request.user_starts and spans:
+        starts = tuple({"role": "user", "start": at} for at in request.user_starts)
         fields["options"] = {"message_spans": starts}
     return Step(
-        name=f"r{asked.number}" if asked.number >= 0 else f"before{-asked.number}",
-        prompt=_pieces(asked.prompt, names),
-        reply=_pieces(asked.reply, names),
-        predict=len(asked.reply),
-        slot=asked.slot,
-        cache_prompt=asked.cache_prompt,
+        name=f"r{request.number}" if request.number >= 0 else f"before{-request.number}",
+        prompt=_pieces(request.prompt, names),
+        reply=_pieces(request.reply, names),
+        predict=len(request.reply),
+        slot=request.slot,
+        cache_prompt=request.cache_prompt,
         **fields,
     )
 

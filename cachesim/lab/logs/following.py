@@ -17,17 +17,17 @@ from cachesim.lab.logs.passes import as_printed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import Rebuilder
 from cachesim.lab.logs.replay import Hints, Rebuilt
+from cachesim.lab.logs.report import States, request_entry
 from cachesim.lab.logs.settings import Settings, settings_of
-from cachesim.lab.logs.telling import States, request_entry
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.whole import UserSettings
 
 LONGEST_REST: Final = 1 << 20
 """Most bytes of an unfinished line."""
 
 
 @dataclass(slots=True)
-class _Life:
-    """A server's life, as far as it was replayed."""
+class _ServerRun:
+    """A server's run, as far as it was replayed."""
 
     log: ServerLog
     number: int
@@ -35,31 +35,33 @@ class _Life:
     settings: Settings | None = None
     rebuilder: Rebuilder | None = None
     states: States = field(default_factory=States)
-    told: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
 
-    def news(self, wanted: Wanted) -> list[dict[str, Any]]:
-        if wanted.chats:
+    def news(self, user: UserSettings) -> list[dict[str, Any]]:
+        if user.chats:
             self.log.holds_chats()
         settings = settings_of(
             self.log,
-            profile=wanted.profile,
-            model=wanted.model,
-            window=wanted.window,
-            given=wanted.options,
+            profile=user.profile,
+            model=user.model,
+            window=user.window,
+            given=user.options,
         )
         if not settings.is_played:
             ended = [as_printed(each) for each in self.log.requests if each.ended]
-            return [self._entry(each) for each in ended if each.observed.number not in self.told]
+            return [
+                self._entry(each) for each in ended if each.observed.number not in self.reported
+            ]
         if self.rebuilder is None or _is_another(self.settings, settings):
             self.settings, self.states = settings, States()
             self.rebuilder = Rebuilder(self.log, settings, Hints())
         numbers = self.rebuilder.advance()
         ended = [self.rebuilder.replay.requests[number] for number in numbers]
-        return [self._entry(each) for each in ended if each.observed.number not in self.told]
+        return [self._entry(each) for each in ended if each.observed.number not in self.reported]
 
     def _entry(self, each: Rebuilt) -> dict[str, Any]:
         number = each.observed.number
-        self.told.add(number)
+        self.reported.add(number)
         entry = request_entry(each, server=self.number, number=self.first + number)
         return entry | {"stale": each.observed.stale or self.states.stale(each)}
 
@@ -79,10 +81,10 @@ def _is_another(played: Settings | None, shown: Settings) -> bool:
 class Following:
     """Incremental reader of a log."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, user: UserSettings) -> None:
+        self._user = user
         self._reader, self._tally = Reader(), Tally()
-        self._lives: list[_Life] = []
+        self._runs: list[_ServerRun] = []
         self._rest = b""
 
     def take(self, data: bytes) -> list[dict[str, Any]]:
@@ -96,10 +98,10 @@ class Following:
         first = 0
         servers = [each for each in self._reader.servers if not each.is_empty]
         for number, server in enumerate(servers):
-            if number == len(self._lives):
-                self._lives.append(_Life(server, number, first))
-            life = self._lives[number]
-            if any(each.ended for each in server.requests[len(life.told) :]):
-                found += life.news(self._wanted)
+            if number == len(self._runs):
+                self._runs.append(_ServerRun(server, number, first))
+            run = self._runs[number]
+            if any(each.ended for each in server.requests[len(run.reported) :]):
+                found += run.news(self._user)
             first += len(server.requests)
         return found

@@ -186,9 +186,9 @@ def _from_json(text: str) -> str:
         return text
     if not isinstance(entry, dict):
         return text
-    said = entry.get("log")
-    if isinstance(said, str):
-        return said.rstrip("\r\n")
+    message = entry.get("log")
+    if isinstance(message, str):
+        return message.rstrip("\r\n")
     if not isinstance(entry.get("msg"), str):
         return text
     keys = " ".join(f"{name}={json.dumps(value)}" for name, value in entry.items())

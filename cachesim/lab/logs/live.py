@@ -27,13 +27,13 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.player import FAILED, Replayed
 from cachesim.lab.logs.prompts import Prompt, Prompts
 from cachesim.lab.logs.remedies import remedy_of
+from cachesim.lab.logs.report import FORMAT
 from cachesim.lab.logs.rerun import Rerun, full_name, known, opened, options_in, others, profile_of
 from cachesim.lab.logs.rerun import elsewhere as played_elsewhere
 from cachesim.lab.logs.segments import BLOCK
 from cachesim.lab.logs.settings import kind_of
 from cachesim.lab.logs.slot_actions import ADVICE, SLOT_TAKEN, SlotAction, Slots
-from cachesim.lab.logs.telling import FORMAT
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.whole import UserSettings
 from cachesim.model.presets import PRESETS, preset
 
 RETOKENISED: Final = "reply-retokenised"
@@ -51,13 +51,13 @@ class Understood:
     kin: Kin
     continues: Recorded | None
     earlier: Prompt | None  # the prompt of the one that it continues
-    parting: Divergence | None
+    divergence: Divergence | None
     taken: SlotAction | None = None  # what took the one that it continues out of its slot
 
 
 def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
     """The entry of a request: the server's numbers, the replay's, and their difference."""
-    prompt, kin, parting = understood.prompt, understood.kin, understood.parting
+    prompt, kin, divergence = understood.prompt, understood.kin, understood.divergence
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
     again = _again_of(understood)
@@ -76,19 +76,19 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "characters": request.characters,
         "equal": prompt.equal,
         "again": again,
-        "tokens_after": None if parting is None else max(0, total - prompt.equal),
+        "tokens_after": None if divergence is None else max(0, total - prompt.equal),
         "known": {
             "prompt_tokens": "unknown" if request.prompt_tokens is None else "printed",
             "cached": "unknown" if request.cached is None else "printed",
             "processed": "unknown" if request.processed is None else "printed",
-            "tokens_after": "unknown" if parting is None else prompt.how,
+            "tokens_after": "unknown" if divergence is None else prompt.how,
             "equal": prompt.how,
         },
         "how": prompt.how,
         "replayed": {"cached": played.cached, "processed": played.processed},
         "agrees": agrees,
         "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
-        "parting": None if parting is None else parting.as_dict(),
+        "parting": None if divergence is None else divergence.as_dict(),
         "slot_taken": _taken_of(understood, again),
         "retokenised": _retokenised(understood, played, again),
         "why": why_of(understood, played, again),
@@ -107,7 +107,7 @@ def _again_of(understood: Understood) -> int | None:
     later     [ equal ][ clock ][ the rest, as before ][ new ]
     again               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
     """
-    prompt, earlier, parting = understood.prompt, understood.earlier, understood.parting
+    prompt, earlier, divergence = understood.prompt, understood.earlier, understood.divergence
     cached = prompt.recorded.cached
     if cached is None:
         return None
@@ -116,7 +116,7 @@ def _again_of(understood: Understood) -> int | None:
     reach = prompt.equal
     if understood.kin.begins_like is understood.continues:
         reach = min(reach, _computed(earlier))
-    if parting is not None and parting.kind not in CONVERSATIONS:
+    if divergence is not None and divergence.kind not in CONVERSATIONS:
         reach = max(reach, min(len(prompt.rope), len(earlier.rope)))
     return max(0, reach - cached)
 
@@ -131,8 +131,8 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
     request, continues = understood.prompt.recorded, understood.continues
     if not request.was_read:
         return f"the server refused it: status {request.status}"
-    if understood.parting is not None:
-        return understood.parting.sentence
+    if understood.divergence is not None:
+        return understood.divergence.sentence
     if continues is None:
         return "a new conversation"
     taken = _taken_of(understood, again) or _retokenised(understood, played, again)
@@ -144,7 +144,7 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
 def _taken_of(understood: Understood, again: int | None) -> str | None:
     """Sentence on an erased or overwritten slot of the continued request, if that lost tokens."""
     taken = understood.taken
-    if taken is None or not again or understood.parting is not None:
+    if taken is None or not again or understood.divergence is not None:
         return None
     return f"slot {taken.slot}, which held it, {taken.past}"
 
@@ -158,7 +158,7 @@ def _retokenised(understood: Understood, played: Replayed, again: int | None) ->
     """
     prompt, earlier = understood.prompt, understood.earlier
     cached = prompt.recorded.cached
-    if earlier is None or cached is None or not again or understood.parting is not None:
+    if earlier is None or cached is None or not again or understood.divergence is not None:
         return None
     inside = cached - len(earlier.rope)
     at_its_end = cached >= _computed(earlier)
@@ -191,14 +191,14 @@ def largest(losses: tuple[Loss, ...]) -> Loss | None:
 
 def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """Group of a request: the client's rewrite, or the engine's rule."""
-    parting = found["parting"]
-    if parting is not None:
+    divergence = found["parting"]
+    if divergence is not None:
         return {
-            "kind": parting["kind"],
-            "part": parting["part"],
-            "by": "neither" if parting["kind"] in CONVERSATIONS else "the client",
-            "example": parting["sentence"],
-            "advice": parting["advice"],
+            "kind": divergence["kind"],
+            "part": divergence["part"],
+            "by": "neither" if divergence["kind"] in CONVERSATIONS else "the client",
+            "example": divergence["sentence"],
+            "advice": divergence["advice"],
         }
     if found["slot_taken"] is not None:
         return {
@@ -273,7 +273,9 @@ class Totals:
 class Live:
     """Incremental analysis of recorded requests."""
 
-    def __init__(self, about: Wanted, *, forgets: bool = False, model_how: str = "given") -> None:
+    def __init__(
+        self, about: UserSettings, *, forgets: bool = False, model_how: str = "given"
+    ) -> None:
         """`forgets`: keep only what the next requests need."""
         self.about = about
         self._model_how = model_how
@@ -311,9 +313,9 @@ class Live:
 
     def _understand(self, request: Recorded) -> Understood:
         kin = self._kin(request)
-        parting = self._divergence(request, kin)
+        divergence = self._divergence(request, kin)
         prompt = self._made.add(request, kin.begins_like, kin.equal)
-        continues = kin.continues if kin.equal or parting else None
+        continues = kin.continues if kin.equal or divergence else None
         earlier = self._made.made.get(continues.number) if continues is not None else None
         if not self.reruns:
             self._open(request)
@@ -326,7 +328,7 @@ class Live:
             self._made.forget(oldest.number)
         if self._forgets:
             del self.prompts[:-1]
-        return Understood(prompt, kin, continues, earlier, parting)
+        return Understood(prompt, kin, continues, earlier, divergence)
 
     def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
         request = understood.prompt.recorded
@@ -356,10 +358,10 @@ class Live:
         return Kin(known.get(begins_like), equal, known.get(continues))
 
     def _divergence(self, request: Recorded, kin: Kin) -> Divergence | None:
-        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.parting):
+        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.divergence):
             return None
         if request.seen is not None:
-            return None if request.parting is None else Divergence.from_dict(request.parting)
+            return None if request.divergence is None else Divergence.from_dict(request.divergence)
         return divergence_of(request, kin.continues)
 
     @property
@@ -412,15 +414,15 @@ FEW: Final = 2_000
 """Most requests that are replayed on other engines by default."""
 
 
-def told_of_dump(
+def report_of_dump(
     requests: Sequence[Recorded],
     *,
     source: str,
-    about: Wanted | None = None,
+    about: UserSettings | None = None,
     what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The complete analysis, as `--format json` prints it."""
-    about = about or Wanted()
+    about = about or UserSettings()
     live = Live(about)
     entries = live.add_all(requests)
     if live.rerun is not None and live.model_how == "computed":
@@ -434,7 +436,7 @@ def told_of_dump(
             "there is nothing to explain; `cachesim record` records the answers too"
         )
         raise InputError(msg)
-    found = told_of_live(live, source=source)
+    found = report_of_live(live, source=source)
     found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
     found["requests"] = entries
     if len(requests) <= FEW or what_if:
@@ -442,7 +444,7 @@ def told_of_dump(
     return found
 
 
-def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
+def report_of_live(live: Live, *, source: str) -> dict[str, Any]:
     """Totals of the requests so far."""
     totals = live.totals
     return {
@@ -480,11 +482,11 @@ def causes_of(live: Live) -> list[dict[str, Any]]:
     return sorted(groups, key=lambda g: (-(g["tokens"] or 0), -len(g["requests"]), g["kind"]))
 
 
-def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
+def elsewhere(live: Live, requested: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The same requests on other engines: prefilled tokens, and requests with reuse."""
     if live.rerun is None or live.profile is None:
         return
-    for profile in map(full_name, asked) if asked else others(live.profile):
+    for profile in map(full_name, requested) if requested else others(live.profile):
         yield played_elsewhere(
             profile, live.rerun.model, live.about.window, live.about.options, live.prompts
         )

@@ -8,7 +8,7 @@ from cachesim.lab.logs.known import Known
 LLAMA, IK, MLX, PYTHON = "llama.cpp", "ik_llama.cpp", "mlx-lm", "llama-cpp-python"
 """Engines whose lines are known."""
 
-Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
+SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Observed:
     line: int
     slot: int
     task: int
-    road: Road = "unknown"
+    choice: SlotChoice = "unknown"
     sim: str | None = None
     keep: str | None = None
     threshold: str | None = None
@@ -91,7 +91,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LogEvent:
     """An event of the server, in the order of the log."""
 
     what: Literal["launched", "cancelled", "released", "erased"]
@@ -103,13 +103,13 @@ class Moment:
 
 @dataclass(slots=True)
 class ServerLog:
-    """A life of a server: from its start, or from where the log begins, to its end."""
+    """A run of a server: from its start or the beginning of the log to its end."""
 
     first_line: int
     facts: dict[str, str] = field(default_factory=dict)  # what the start-up lines say
     styles: set[str] = field(default_factory=set)  # releases whose wording was seen
     requests: list[Observed] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     sizes: list[tuple[int, float]] = field(default_factory=list)  # tokens parked, MiB
     checkpoint_mib: list[tuple[int, float]] = field(default_factory=list)
     lines: int = 0

@@ -10,14 +10,14 @@ from typing import Any
 
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed
+from cachesim.lab.logs.player import FAILED, Player, Replayed, ReplayRequest
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import Settings
 from cachesim.model.spec import ModelSpec
 
 
 @dataclass(slots=True)
-class Otherwise:
+class ServerResult:
     """Results of all requests on another server."""
 
     profile: str
@@ -75,13 +75,13 @@ class OnServer:
 class Workload(OnServer):
     """Requests in the order of their arrivals and ends."""
 
-    asked: Mapping[int, Asked]
+    submitted: Mapping[int, ReplayRequest]
     order: tuple[tuple[str, int], ...]
 
     @property
     def requests(self) -> int:
         """Number of requests, without those invented for the time before a log."""
-        return sum(number >= 0 for number in self.asked)
+        return sum(number >= 0 for number in self.submitted)
 
     def outcome(self, options: Mapping[str, Any]) -> "Outcome":
         """Replay with these settings on its own release."""
@@ -110,21 +110,25 @@ def release_of(profile: str) -> str:
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
     """Workload of a replay."""
-    asked = {each.number: each for each in replay.invented}
-    asked |= {each.asked.number: each.asked for each in replay.requests if each.asked is not None}
+    submitted = {each.number: each for each in replay.invented}
+    submitted |= {
+        each.submitted.number: each.submitted
+        for each in replay.requests
+        if each.submitted is not None
+    }
     settings = replay.settings
-    return Workload(settings.profile, spec or settings.spec, asked, tuple(replay.order))
+    return Workload(settings.profile, spec or settings.spec, submitted, tuple(replay.order))
 
 
-def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> Otherwise:
+def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:
     """Play a workload on a server."""
     player = Player(profile, workload.spec, options)
-    files = (each.file for each in workload.asked.values())
+    files = (each.file for each in workload.submitted.values())
     player.saved_after = frozenset(file[0] for file in files if file is not None)
-    found = Otherwise(profile, dict(options))
+    found = ServerResult(profile, dict(options))
     for what, number in workload.order:
         if what == "launch":
-            player.launch(workload.asked[number])
+            player.launch(workload.submitted[number])
         elif what == "erase":
             player.erase(number)
         else:
@@ -132,6 +136,6 @@ def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) 
         found.peak_bytes = max(found.peak_bytes, player.held_bytes())
         if player.dead:
             break
-    for number in workload.asked:
+    for number in workload.submitted:
         found.replayed.setdefault(number, FAILED)
     return found

@@ -6,8 +6,17 @@ from typing import Any, Final, TypeAlias
 from cachesim.errors import InputError
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.tuning import Life, Trial, Tried, alone, of_log, summary, together, tried
-from cachesim.lab.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
+from cachesim.lab.logs.tuning import (
+    ServerRun,
+    Trial,
+    TrialResult,
+    alone,
+    of_log,
+    run_trial,
+    summary,
+    together,
+)
+from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, requested, usual
 
 FEW: Final = 300
 """Most requests that are replayed on other servers by default."""
@@ -19,22 +28,22 @@ LONG_LOG: Final = (
 )
 
 
-Plays: TypeAlias = Callable[[Sequence[Trial]], list[Tried]]
+Plays: TypeAlias = Callable[[Sequence[Trial]], list[TrialResult]]
 """A function that plays trials: in this process, or on all cores with progress."""
 
 
-def in_turn(trials: Sequence[Trial]) -> list[Tried]:
+def in_turn(trials: Sequence[Trial]) -> list[TrialResult]:
     """Trials played in this process; refused ones are left out."""
-    return [each for each in map(tried, trials) if each is not None]
+    return [each for each in map(run_trial, trials) if each is not None]
 
 
-def swept(lives: Sequence[Life], play: Plays = in_turn) -> list[Tried]:
+def swept(runs: Sequence[ServerRun], play: Plays = in_turn) -> list[TrialResult]:
     """All trials, the user's own settings first."""
-    first = play(alone(lives))
+    first = play(alone(runs))
     if not first:
         msg = "the server refuses its own settings; name its release with --profile"
         raise InputError(msg)
-    return first + play(together(first, lives))
+    return first + play(together(first, runs))
 
 
 def add_other_settings(
@@ -52,13 +61,13 @@ def add_other_settings(
         msg = f"--what-if: {found['servers'][0]['missing'][0]}"
         raise InputError(msg)
     if what_if:
-        found["what_if"] = list(answers(played, asked_by(played[0].settings, what_if)))
+        found["what_if"] = list(answers(played, requested(played[0].settings, what_if)))
     elif few:
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
         wanted = of_log(played, None)
-        every = swept(wanted.lives, play)
-        found["tuned"] = summary(every, wanted.lives[0]) | {"assumed": list(wanted.assumed)}
+        every = swept(wanted.runs, play)
+        found["tuned"] = summary(every, wanted.runs[0]) | {"assumed": list(wanted.assumed)}
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}

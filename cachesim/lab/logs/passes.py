@@ -78,12 +78,12 @@ def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
     """States from which requests resumed and which the replay lacks, by text and place."""
     for each in replay.requests:
         cached, common = each.lengths.cached.value, each.common
-        if each.agrees or each.asked is None or not cached or common.value is None:
+        if each.agrees or each.submitted is None or not cached or common.value is None:
             continue
-        if cached < len(each.asked.prompt) and cached < common.value:
-            yield (each, *place_of(each.asked.prompt, cached))
+        if cached < len(each.submitted.prompt) and cached < common.value:
+            yield (each, *place_of(each.submitted.prompt, cached))
         elif cached == common.value:  # what was held went on; the prompt did not
-            text, last = place_of(each.asked.prompt, cached - 1)
+            text, last = place_of(each.submitted.prompt, cached - 1)
             yield each, text, last + 1
 
 
@@ -122,7 +122,7 @@ def other_candidates(replay: Replay) -> Replay | None:
     strangers = {
         each.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
         for each in replay.requests[1:]
-        if not each.common.value and each.observed.road in {"age", "id"} and not each.is_told
+        if not each.common.value and each.observed.choice in {"age", "id"} and not each.is_verbose
     }
     if not strangers and all(each.candidates < 2 for each in replay.requests):
         return None

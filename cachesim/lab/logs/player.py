@@ -31,13 +31,13 @@ ENDLESS_REPLY: Final = 1 << 20
 """Reply length of a request that will be cancelled."""
 
 
-def knows_messages(profile: str) -> bool:
+def accepts_spans(profile: str) -> bool:
     """True if a release accepts message boundaries."""
     return FAMILY.has(FAMILY.option("message_spans"), Profile.parse(profile))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayRequest:
     """A request as it is played."""
 
     number: int
@@ -77,11 +77,11 @@ class Player:
             profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
         )
         self.engine = of_kind(LlamaCpp, engine)  # the profile says so
-        self.knows_messages = knows_messages(profile)
+        self.accepts_spans = accepts_spans(profile)
         placement = self.engine.server.rules.checkpoints
         self.saves_every_turn = placement.spacing_waived_for_last_user
         self.tickets: dict[int, Ticket] = {}
-        self.asked: dict[int, Asked] = {}
+        self.submitted: dict[int, ReplayRequest] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came
         self.saved_after = frozenset[int]()  # requests after which their slot goes to a file
         self.dead = False
@@ -89,13 +89,13 @@ class Player:
     def fork(self) -> "Player":
         """A copy of the server, for a trial."""
         twin = Player.__new__(Player)
-        twin.profile, twin.knows_messages, twin.dead = self.profile, self.knows_messages, self.dead
+        twin.profile, twin.accepts_spans, twin.dead = self.profile, self.accepts_spans, self.dead
         twin.saves_every_turn = self.saves_every_turn
         twin.engine, twin.files = deepcopy((self.engine, self.files))
         twin.saved_after = self.saved_after
-        twin.tickets, twin.asked, twin.seen = (
+        twin.tickets, twin.submitted, twin.seen = (
             self.tickets.copy(),
-            self.asked.copy(),
+            self.submitted.copy(),
             self.seen.copy(),
         )
         return twin
@@ -135,26 +135,26 @@ class Player:
         rope += prompt.tokens  # files hold numbers
         prompt.tokens = cast("list[Token]", rope)
 
-    def launch(self, asked: Asked) -> None:
+    def launch(self, request: ReplayRequest) -> None:
         """Queue a request, and assign a slot to it if the server is idle."""
-        if asked.file is not None and not self.dead:
-            self.read_back(str(asked.file[0]), asked.file[1])
+        if request.file is not None and not self.dead:
+            self.read_back(str(request.file[0]), request.file[1])
         options: dict[str, Any] | None = None
-        if asked.user_starts and self.knows_messages:
-            spans = [{"role": "user", "start": at} for at in asked.user_starts]
+        if request.user_starts and self.accepts_spans:
+            spans = [{"role": "user", "start": at} for at in request.user_starts]
             options = {"message_spans": spans}
-        if not len(asked.prompt):  # an empty text; an empty list would be refused
+        if not len(request.prompt):  # an empty text; an empty list would be refused
             options = {"prompt_string": True}
-        self.seen[asked.number] = len(self.engine.events)
-        self.asked[asked.number] = asked
-        predict = ENDLESS_REPLY if asked.cancel_at is not None else len(asked.reply)
-        self.tickets[asked.number] = self.engine.submit(
+        self.seen[request.number] = len(self.engine.events)
+        self.submitted[request.number] = request
+        predict = ENDLESS_REPLY if request.cancel_at is not None else len(request.reply)
+        self.tickets[request.number] = self.engine.submit(
             Request(
-                prompt=cast("Tokens", asked.prompt),
+                prompt=cast("Tokens", request.prompt),
                 predict=max(predict, 1),
-                reply=cast("Tokens", asked.reply),
-                slot=asked.slot,
-                cache_prompt=asked.cache_prompt,
+                reply=cast("Tokens", request.reply),
+                slot=request.slot,
+                cache_prompt=request.cache_prompt,
                 options=options,
             )
         )
@@ -164,29 +164,29 @@ class Player:
         """Take turns until a request is answered or cancelled."""
         if self.dead or number not in self.tickets:
             return FAILED
-        ticket, asked = self.tickets[number], self.asked[number]
+        ticket, request = self.tickets[number], self.submitted[number]
         try:
             for _ in range(MOST_TURNS):
                 if self.engine.reply(ticket) is not None:
                     break
-                if asked.cancel_at is not None and self._holds(asked) >= asked.cancel_at:
+                if request.cancel_at is not None and self._holds(request) >= request.cancel_at:
                     self.engine.cancel(ticket)
-                self._step(asked)
+                self._step(request)
         except UpstreamAbort:
             self.dead = True
             return FAILED
         return self._collect(number)
 
-    def _step(self, asked: Asked) -> None:
-        if asked.cancel_at is None:
+    def _step(self, request: ReplayRequest) -> None:
+        if request.cancel_at is None:
             self.engine.step()
             return
-        self.engine.limit_turns(max(1, asked.cancel_at - self._holds(asked) - 1))
+        self.engine.limit_turns(max(1, request.cancel_at - self._holds(request) - 1))
         self.engine.step()
         self.engine.limit_turns(AT_ONCE)
 
-    def _holds(self, asked: Asked) -> int:
-        return self.engine.tokens_held_for(self.tickets[asked.number])
+    def _holds(self, request: ReplayRequest) -> int:
+        return self.engine.tokens_held_for(self.tickets[request.number])
 
     def checkpoints_made_for(self, number: int, slot: int) -> int:
         """Number of checkpoints that a running request saved."""
@@ -209,23 +209,26 @@ class Player:
 
     def read_until(self, number: int, tokens: int) -> None:
         """Prefill a request up to a number of tokens."""
-        asked = self.asked.get(number)
-        if asked is None or self.dead:
+        request = self.submitted.get(number)
+        if request is None or self.dead:
             return
         for _ in range(MOST_TURNS):
-            if self._holds(asked) >= tokens or self.engine.reply(self.tickets[number]) is not None:
+            if (
+                self._holds(request) >= tokens
+                or self.engine.reply(self.tickets[number]) is not None
+            ):
                 return
             self.advance(turns=1, at_once=1)
 
     def run_prompt(self, number: int) -> None:
         """Prefill a request's whole prompt."""
-        asked = self.asked.get(number)
-        if asked is not None:
-            self.read_until(number, len(asked.prompt))
+        request = self.submitted.get(number)
+        if request is not None:
+            self.read_until(number, len(request.prompt))
 
     def _collect(self, number: int) -> Replayed:
         ticket = self.tickets.pop(number)
-        self.asked.pop(number, None)
+        self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
         events = tuple(self.engine.events[self.seen.pop(number) :])
         if number in self.saved_after and reply is not None and reply.slot is not None:

@@ -19,17 +19,17 @@ from cachesim.lab.logs.observed import (
     MLX,
     PYTHON,
     Compared,
-    Moment,
+    LogEvent,
     Observed,
-    Road,
     Search,
     ServerLog,
+    SlotChoice,
 )
 from cachesim.lab.logs.python_calls import Calls
 from cachesim.lab.logs.styles import style_in
 
 RESTART: Final = frozenset({"build", "loading"})
-"""Facts that occur once in a server's life."""
+"""Facts that occur once in a run of a server."""
 
 FACTS: Final = tuple(
     (name, words, re.compile(shape))
@@ -265,7 +265,7 @@ class Reader:
         self.servers.append(self.server)
         self._active: dict[int, Observed] = {}
         self._last: dict[int, int] = {}  # slot -> the task that it was released from
-        self._chosen: dict[int, tuple[Road, Fields]] = {}
+        self._chosen: dict[int, tuple[SlotChoice, Fields]] = {}
         self._search = Search()
         self._slot_common: dict[int, int] = {}
         self._chats: deque[bool] = deque(maxlen=64)
@@ -331,8 +331,8 @@ class Reader:
 
     def _slot_line(self, line: Line, name: str, fields: Fields) -> None:
         slot = line.slot if line.slot is not None else -1
-        if name in ROADS:
-            self._begin_choice(slot, ROADS[name], fields)
+        if name in CHOICES:
+            self._begin_choice(slot, CHOICES[name], fields)
             return
         if name == "launched":
             self._launch(line, slot, fields)
@@ -349,7 +349,7 @@ class Reader:
             self._idle = True
             return
         if name == "slot-cleared" and not self._active:  # servers clear them beside other work
-            self.server.moments.append(Moment("erased", -1, slot, line.number))
+            self.server.events.append(LogEvent("erased", -1, slot, line.number))
         request = self._active.get(slot)
         if request is None or (line.task not in {None, -1} and request.task != line.task):
             if line.task in {None, -1} or self._last.get(slot) == line.task:
@@ -369,18 +369,18 @@ class Reader:
                 if self.server.engine != LLAMA:
                     request.disconnected = None
             what = "cancelled" if request.cancelled else "released"
-            self.server.moments.append(
-                Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
+            self.server.events.append(
+                LogEvent(what, request.number, slot, line.number)  # type: ignore[arg-type]
             )
             self._active.pop(slot, None)
             self._last[slot] = request.task
 
-    def _begin_choice(self, slot: int, road: Road, fields: Fields) -> None:
+    def _begin_choice(self, slot: int, choice: SlotChoice, fields: Fields) -> None:
         earlier = self._chosen.get(slot)
-        if road != "id" and earlier is not None and earlier[0] == "id":
+        if choice != "id" and earlier is not None and earlier[0] == "id":
             fields = {**earlier[1], **fields}
-            road = "id"
-        self._chosen = {slot: (road, fields)}
+            choice = "id"
+        self._chosen = {slot: (choice, fields)}
         self._search, self._idle = Search(), False
 
     def _launch(self, line: Line, slot: int, fields: Fields) -> None:
@@ -393,16 +393,16 @@ class Reader:
             is_child=fields.get("child") == "1",
             launched_at=line.seconds,
         )
-        road, said = self._chosen.pop(slot, ("unknown", {}))
-        request.road = road
-        request.sim, request.keep = said.get("sim"), said.get("keep")
-        request.threshold = said.get("threshold")
+        choice, values = self._chosen.pop(slot, ("unknown", {}))
+        request.choice = choice
+        request.sim, request.keep = values.get("sim"), values.get("keep")
+        request.threshold = values.get("threshold")
         request.search, self._search = self._search, Search()
         request.slot_common, self._slot_common = self._slot_common, {}
         request.is_chat = bool(self._chats) and self._chats.popleft()
         made = tuple((each.number, len(each.created)) for each in self._active.values())
         server.requests.append(request)
-        server.moments.append(Moment("launched", request.number, slot, line.number, made))
+        server.events.append(LogEvent("launched", request.number, slot, line.number, made))
         self._active[slot] = request
         self._idle = True
 
@@ -415,7 +415,7 @@ class Reader:
             started_before=True,
         )
         self.server.requests.append(request)
-        self.server.moments.append(Moment("launched", request.number, slot, line.number))
+        self.server.events.append(LogEvent("launched", request.number, slot, line.number))
         self._active[slot] = request
         return request
 
@@ -432,7 +432,7 @@ class Reader:
         if search is not None:
             search.saved, search.happened = int(fields["n_tokens"]), True
 
-    def on_looking(self, line: Line, fields: Fields) -> None:
+    def on_search(self, line: Line, fields: Fields) -> None:
         """A search begins; the slot's own ratios are the threshold."""
         del line
         self._idle = False
@@ -530,7 +530,11 @@ class Reader:
             refused.n_tokens = int(fields["n_tokens"])
 
 
-ROADS: Final[Mapping[str, Road]] = {"by-similarity": "similarity", "by-age": "age", "by-id": "id"}
+CHOICES: Final[Mapping[str, SlotChoice]] = {
+    "by-similarity": "similarity",
+    "by-age": "age",
+    "by-id": "id",
+}
 
 
 SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
@@ -539,7 +543,7 @@ SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "post": Reader.on_post,
     "progress-of-one": Reader.on_progress_of_one,
     "saving": Reader.on_saving,
-    "looking": Reader.on_looking,
+    "looking": Reader.on_search,
     "compared": Reader.on_compared,
     "found": Reader.on_found,
     "cache-state": Reader.on_state,

@@ -27,8 +27,8 @@ from cachesim.lab.logs.evidence import (
     with_length_from_ratios,
 )
 from cachesim.lab.logs.known import Known, bounded, computed
-from cachesim.lab.logs.observed import Moment, Observed, ServerLog
-from cachesim.lab.logs.player import Asked, Player
+from cachesim.lab.logs.observed import LogEvent, Observed, ServerLog
+from cachesim.lab.logs.player import Player, ReplayRequest
 from cachesim.lab.logs.replay import (
     BEFORE,
     BEFORE_REPLY,
@@ -46,10 +46,14 @@ from cachesim.lab.logs.styles import prints_checkpoints, prints_depth
 
 
 def note_prefixes(
-    replay: Replay, request: Observed, prompt: Rope, slots: Sequence[Rope], parked: Sequence[Rope]
+    replay: Replay,
+    request: Observed,
+    prompt: Rope,
+    slots: Sequence[Rope],
+    entries: Sequence[Rope],
 ) -> None:
     """Record the requests that need another beginning in the next pass."""
-    for rope, common in _said_to_share(request, slots, parked):
+    for rope, common in _printed_prefixes(request, slots, entries):
         at = prompt.common(rope)
         if at >= min(common, len(rope), len(prompt)):
             continue
@@ -62,8 +66,8 @@ def note_prefixes(
                 replay.prefixes[owner] = earlier[:common]
 
 
-def _said_to_share(
-    request: Observed, slots: Sequence[Rope], parked: Sequence[Rope]
+def _printed_prefixes(
+    request: Observed, slots: Sequence[Rope], entries: Sequence[Rope]
 ) -> Iterator[tuple[Rope, int]]:
     for number, common in request.slot_common.items():
         if number < len(slots):
@@ -73,9 +77,9 @@ def _said_to_share(
     bounds = counts_of(sim, request.n_tokens)
     if bounds is not None and len(held):
         yield held, bounds.low
-    entries = iter(parked)
+    remaining = iter(entries)
     for each in request.search.compared:
-        for entry in entries:
+        for entry in remaining:
             if len(entry) == each.n_tokens:
                 yield entry, each.lcp
                 break
@@ -99,20 +103,20 @@ class Candidate:
 
 
 def with_entries(
-    request: Observed, whole: int, parked: Sequence[Rope], exact: Known
+    request: Observed, whole: int, entries: Sequence[Rope], exact: Known
 ) -> Iterator[Possible]:
     """Parked conversations of the search."""
     search = request.search
     if search.found_keep is not None:
-        for index in range(len(parked) - 1, -1, -1):
-            entry = parked[index]
+        for index in range(len(entries) - 1, -1, -1):
+            entry = entries[index]
             bounds = counts_of(search.found_sim, whole)
             bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
             if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
                 yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
     best = max(search.compared, key=lambda each: each.lcp, default=None)
     if best is not None and best.lcp > 0:
-        for index, entry in enumerate(parked):
+        for index, entry in enumerate(entries):
             if len(entry) == best.n_tokens and best.lcp <= whole:
                 name = f"prompt cache entry {index}"
                 yield entry, name, Interval(best.lcp, best.lcp), True
@@ -143,7 +147,7 @@ def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterat
 
 
 def guessed(
-    rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope], *, known: int
+    rebuilt: Rebuilt, held: Rope, entries: Sequence[Rope], *, known: int
 ) -> Iterator[Possible]:
     """Candidates without a line in the log: any holder with the cached tokens.
 
@@ -152,10 +156,10 @@ def guessed(
     """
     cached = rebuilt.lengths.cached.value
     whole = rebuilt.lengths.prompt.value or 0
-    if not cached or (rebuilt.observed.road == "similarity" and cached <= known):
+    if not cached or (rebuilt.observed.choice == "similarity" and cached <= known):
         return
-    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)][::-1]
-    if rebuilt.observed.road != "similarity":  # else a ratio says what the slot shares
+    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(entries)][::-1]
+    if rebuilt.observed.choice != "similarity":  # else a ratio says what the slot shares
         names.insert(0, (held, f"slot {rebuilt.observed.slot}"))
     for rope, name in names:
         if len(rope) >= cached:
@@ -199,16 +203,16 @@ def with_moved(prompt: Rope, held: Rope, request: Observed) -> Rope:
     return longer
 
 
-def is_of_road(request: Observed, candidate: Candidate, held: Rope, least: float) -> bool:
+def matches_choice(request: Observed, candidate: Candidate, held: Rope, least: float) -> bool:
     """True if the slot is the choice of the rule that the log names.
 
     By age only where no slot has more than the `least` part of the prompt (0 switches that off); by
     similarity where it has no more than the printed ratio says. (It may have more than is known.)
     """
     whole, common = len(candidate.prompt), candidate.prompt.common(held)
-    if request.road == "age":
+    if request.choice == "age":
         return not least or common <= least * whole
-    bounds = counts_of(request.sim, whole) if request.road == "similarity" else None
+    bounds = counts_of(request.sim, whole) if request.choice == "similarity" else None
     return bounds is None or common <= bounds.high
 
 
@@ -249,13 +253,13 @@ def starts_in(marks: Mapping[int, AbstractSet[int]], prompt: Rope) -> tuple[int,
     return tuple(sorted(starts))
 
 
-def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, told: bool) -> None:
+def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, accepts_spans: bool) -> None:
     """Explain checkpoints that nothing else explains by starts of user messages.
 
-    `told`: the release takes them there.
+    `accepts_spans`: the release takes them there.
     """
     request = rebuilt.observed
-    if not request.created or not told:
+    if not request.created or not accepts_spans:
         return
     whole = len(prompt)
     options = replay.settings.values
@@ -270,13 +274,15 @@ def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, told: bool) -
             replay.marks.setdefault(text, set()).add(offset)
 
 
-def mark_turn(replay: Replay, rebuilt: Rebuilt, candidate: Candidate, *, told: bool) -> None:
+def mark_turn(
+    replay: Replay, rebuilt: Rebuilt, candidate: Candidate, *, accepts_spans: bool
+) -> None:
     """Mark the next turn of a chat without message lines: after the reply's last token and
     the template's end of a message (`<|im_end|>`, a line end).
     """
     request, whole = rebuilt.observed, len(candidate.prompt)
     common = candidate.common.value or 0
-    if told or not request.is_chat or not candidate.goes_on:
+    if accepts_spans or not request.is_chat or not candidate.goes_on:
         return
     if common >= whole - TURN:
         return
@@ -310,15 +316,15 @@ def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
 
     Where a release names every state that it saves, no message begins there.
     """
-    if rebuilt.asked is None:
+    if rebuilt.submitted is None:
         return
     shown = {place for _, _, place in rebuilt.observed.created}
     for event in rebuilt.replayed.events:
         if not isinstance(event, CheckpointCreated) or event.slot != rebuilt.observed.slot:
             continue
-        if event.n_tokens in shown or event.n_tokens not in rebuilt.asked.user_starts:
+        if event.n_tokens in shown or event.n_tokens not in rebuilt.submitted.user_starts:
             continue
-        text, place = place_of(rebuilt.asked.prompt, int(event.n_tokens))
+        text, place = place_of(rebuilt.submitted.prompt, int(event.n_tokens))
         if place == TURN:
             replay.no_turn.add(text)
 
@@ -370,29 +376,29 @@ class Rebuilder:
         Unless the log is `whole`, up to the first request whose lines are still being written.
         """
         ended: list[int] = []
-        while self._next < len(self.log.moments):
-            moment = self.log.moments[self._next]
-            if moment.what == "launched":
-                request = self.log.requests[moment.request]
+        while self._next < len(self.log.events):
+            event = self.log.events[self._next]
+            if event.what == "launched":
+                request = self.log.requests[event.request]
                 if not (whole or request.ended):
                     break
-                rebuilt = Rebuilt(request, self._lengths(request), is_told=self.verbose)
+                rebuilt = Rebuilt(request, self._lengths(request), is_verbose=self.verbose)
                 self.replay.requests.append(rebuilt)
-                self._arrive(self._running, moment)
+                self._arrive(self._running, event)
                 if self._launch(rebuilt):
-                    self._running.append(moment.request)
-            elif moment.what == "erased" and moment.slot < len(self.player.held()[0]):
-                self.player.erase(moment.slot)
-                self.replay.order.append(("erase", moment.slot))
-            elif moment.what != "erased":
-                number = moment.request
+                    self._running.append(event.request)
+            elif event.what == "erased" and event.slot < len(self.player.held()[0]):
+                self.player.erase(event.slot)
+                self.replay.order.append(("erase", event.slot))
+            elif event.what != "erased":
+                number = event.request
                 if number in self._running:
                     self._finish(number)
                     self._running.remove(number)
-                ended.append(moment.request)
+                ended.append(event.request)
             self._next += 1
             if self.progress is not None:
-                self.progress(moment.line)
+                self.progress(event.line)
         return ended
 
     def _lengths(self, request: Observed) -> Lengths:
@@ -405,7 +411,7 @@ class Rebuilder:
     def _finish(self, number: int) -> None:
         rebuilt = self.replay.requests[number]
         rebuilt.replayed = self.player.run_until(number)
-        if self.verbose and self.player.knows_messages:
+        if self.verbose and self.player.accepts_spans:
             refute_turn(self.replay, rebuilt)
         self.replay.order.append(("finish", number))
 
@@ -415,9 +421,9 @@ class Rebuilder:
 
     # --- launching
 
-    def _arrive(self, running: Sequence[int], moment: Moment) -> None:
+    def _arrive(self, running: Sequence[int], event: LogEvent) -> None:
         """Advance running requests to their logged progress at the next arrival."""
-        now = self.log.requests[moment.request].launched_at
+        now = self.log.requests[event.request].launched_at
         batch = int(self.settings.values.get("batch_size", 2048))
         for number in running:
             observed = self.log.requests[number]
@@ -425,7 +431,7 @@ class Rebuilder:
             lengths = self.replay.requests[number].lengths
             whole, cached = lengths.prompt.value, lengths.cached.value or 0
             if share is None or whole is None:
-                made = dict(moment.made).get(number, 0)
+                made = dict(event.made).get(number, 0)
                 if self.player.checkpoints_made_for(number, observed.slot) < made:
                     self.player.advance(turns=1, at_once=1)
                 continue
@@ -456,10 +462,10 @@ class Rebuilder:
             chosen = self._tried(rebuilt, candidates)
         rebuilt.candidates = len(candidates)
         note_prefixes(self.replay, request, chosen.prompt, *self.player.held())
-        asked = self._asked(rebuilt, chosen)
-        rebuilt.asked = replace(asked, file=file)
+        submitted = self._request_of(rebuilt, chosen)
+        rebuilt.submitted = replace(submitted, file=file)
         rebuilt.common, rebuilt.holder = chosen.common, chosen.holder
-        self.player.launch(asked)
+        self.player.launch(submitted)
         self.replay.order.append(("launch", request.number))
         return True
 
@@ -471,7 +477,7 @@ class Rebuilder:
         fallback: Candidate | None = None
         for candidate in candidates:
             twin = self.player.fork()
-            twin.launch(self._asked(rebuilt, candidate, trial=True))
+            twin.launch(self._request_of(rebuilt, candidate, trial=True))
             result = twin.run_until(rebuilt.observed.number)
             if result.cached == cached and result.slot == slot:
                 return candidate
@@ -479,25 +485,27 @@ class Rebuilder:
                 fallback = candidate
         return fallback or candidates[0]
 
-    def _asked(self, rebuilt: Rebuilt, candidate: Candidate, *, trial: bool = False) -> Asked:
+    def _request_of(
+        self, rebuilt: Rebuilt, candidate: Candidate, *, trial: bool = False
+    ) -> ReplayRequest:
         request = rebuilt.observed
         reply_length = self._reply_length(rebuilt, len(candidate.prompt))
         cancel = request.held_after if request.cancelled and not trial else None
         length = 1 if trial else max(1, reply_length, (cancel or 0) + 1)
         reply = self.new_text(request, REPLY, length)
         if not trial:
-            told = self.player.knows_messages
-            mark_states(self.replay, rebuilt, candidate.prompt, told=told)
-            shown = told and self.verbose and self.player.saves_every_turn
-            mark_turn(self.replay, rebuilt, candidate, told=shown)
-            if not told:
+            accepts_spans = self.player.accepts_spans
+            mark_states(self.replay, rebuilt, candidate.prompt, accepts_spans=accepts_spans)
+            shown = accepts_spans and self.verbose and self.player.saves_every_turn
+            mark_turn(self.replay, rebuilt, candidate, accepts_spans=shown)
+            if not accepts_spans:
                 mark_opening(self.replay, rebuilt, candidate)
-        silent = request.road == "unknown" and not request.started_before
-        return Asked(
+        silent = request.choice == "unknown" and not request.started_before
+        return ReplayRequest(
             number=request.number,
             prompt=candidate.prompt,
             reply=reply,
-            slot=(request.slot if request.road == "id" or silent else -1),
+            slot=(request.slot if request.choice == "id" or silent else -1),
             cache_prompt=candidate.cache_prompt,
             user_starts=starts_in(self.replay.marks, candidate.prompt),
             cancel_at=cancel,
@@ -538,24 +546,24 @@ class Rebuilder:
 
     def _candidates(self, rebuilt: Rebuilt) -> list[Candidate]:
         request = rebuilt.observed
-        slots, parked = self.player.held()
+        slots, entries = self.player.held()
         held = slots[request.slot] if 0 <= request.slot < len(slots) else Rope()
         if rebuilt.lengths.prompt.how == "bounded":
-            rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, parked)
+            rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, entries)
         whole = rebuilt.lengths.prompt.value or 0
         self._note_file(request, held_before(request, whole), len(held))
-        loads = request.search.found_keep is not None and len(parked) > 0
+        loads = request.search.found_keep is not None and len(entries) > 0
         if not len(held) and not loads and self._holds_something(request):
             held = self._invent(request, whole) or held
-            slots, parked = self.player.held()
+            slots, entries = self.player.held()
         exact = common_with_holder(request, whole, self.window, verbose=self.verbose)
         found: list[Possible] = []
-        found += with_entries(request, whole, parked, exact)
+        found += with_entries(request, whole, entries, exact)
         if request.search.found_keep is None:
             found += with_slot(request, whole, held, exact)
-        if not self.verbose and request.road != "unknown":
+        if not self.verbose and request.choice != "unknown":
             most = max((bounds.high for _, _, bounds, _ in found), default=0)
-            found += guessed(rebuilt, held, parked, known=most)
+            found += guessed(rebuilt, held, entries, known=most)
         if declined(request, found, prints_depth=prints_depth(self.log.styles)):
             found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
@@ -564,7 +572,7 @@ class Rebuilder:
         candidates = list(self._spelt_out(rebuilt, found))
         least = float(self.settings.values.get("slot_prompt_similarity", 0.1))
         candidates = [
-            each for each in candidates if is_of_road(request, each, held, least)
+            each for each in candidates if matches_choice(request, each, held, least)
         ] or candidates
         if not candidates:
             prompt = self._filled(request, Rope(), Rope(), whole)
@@ -576,7 +584,7 @@ class Rebuilder:
         return candidates[:MOST_CANDIDATES]
 
     def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:
-        if self.verbose or request.road != "age":
+        if self.verbose or request.choice != "age":
             return computed(0)
         most = int(least * whole) if least else whole
         return bounded(0, 0, min(most, len(held)))
@@ -609,17 +617,17 @@ class Rebuilder:
         if not length or self.player.dead:
             return None
         prompt = self.new_text(request, BEFORE, max(1, length))
-        asked = Asked(
+        submitted = ReplayRequest(
             number=-1 - len(self.replay.invented),
             prompt=prompt,
             reply=self.new_text(request, BEFORE_REPLY, 1),
             slot=request.slot,
         )
-        self.replay.invented.append(asked)
-        self.player.launch(asked)
-        if self.player.run_until(asked.number).error is not None:
+        self.replay.invented.append(submitted)
+        self.player.launch(submitted)
+        if self.player.run_until(submitted.number).error is not None:
             return None
-        self.replay.order += [("launch", asked.number), ("finish", asked.number)]
+        self.replay.order += [("launch", submitted.number), ("finish", submitted.number)]
         return prompt
 
     def _spelt_out(self, rebuilt: Rebuilt, found: Iterable[Possible]) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.evidence import Lengths
 from cachesim.lab.logs.known import UNKNOWN, Known
 from cachesim.lab.logs.observed import Observed, ServerLog
-from cachesim.lab.logs.player import FAILED, Asked, Replayed
+from cachesim.lab.logs.player import FAILED, Replayed, ReplayRequest
 from cachesim.lab.logs.settings import Settings
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
@@ -22,12 +22,12 @@ class Rebuilt:
 
     observed: Observed
     lengths: Lengths
-    asked: Asked | None = None
+    submitted: ReplayRequest | None = None
     common: Known = UNKNOWN
     holder: str = "nothing"
     replayed: Replayed = FAILED
     candidates: int = 1
-    is_told: bool = True  # the log's level prints what memory and checkpoints did
+    is_verbose: bool = True  # the log's level prints what memory and checkpoints did
     is_played: bool = True  # otherwise only the log's own lines are told
 
     @property
@@ -38,7 +38,7 @@ class Rebuilt:
     def agrees(self) -> bool:
         """True if the replay agrees with the log."""
         if not self.is_comparable:
-            return self.asked is not None
+            return self.submitted is not None
         return self.replayed.cached == self.lengths.cached.value
 
 
@@ -67,7 +67,7 @@ class Replay:
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
     no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
     openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
-    invented: list[Asked] = field(default_factory=list)  # what came before the log begins
+    invented: list[ReplayRequest] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
 
     @property

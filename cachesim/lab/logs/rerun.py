@@ -18,7 +18,14 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload
-from cachesim.lab.logs.player import FAILED, Asked, Player, Replayed, knows_messages, replayed
+from cachesim.lab.logs.player import (
+    FAILED,
+    Player,
+    Replayed,
+    ReplayRequest,
+    accepts_spans,
+    replayed,
+)
 from cachesim.lab.logs.prompts import Prompt
 from cachesim.lab.logs.segments import whole
 from cachesim.lab.logs.settings import RELEASES
@@ -43,7 +50,7 @@ def wrong_answers(
     workload: Workload, profile: str, options: dict[str, Any], *, most: int
 ) -> int | None:
     """Number of wrong answers on a server; None above a number of prompt tokens."""
-    if sum(len(each.prompt) for each in workload.asked.values()) > most:
+    if sum(len(each.prompt) for each in workload.submitted.values()) > most:
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
     engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
@@ -54,9 +61,9 @@ def wrong_answers(
         for what, number in workload.order:
             if what == "erase":
                 continue
-            asked = workload.asked[number]
+            request = workload.submitted[number]
             if what == "launch":
-                tickets[number] = engine.submit(_request(asked, profile))
+                tickets[number] = engine.submit(_request(request, profile))
             else:
                 wrong += _is_wrong(engine, tickets[number], oracle)
     except (UpstreamAbort, EndlessError):
@@ -64,20 +71,20 @@ def wrong_answers(
     return wrong
 
 
-def _request(asked: Asked, profile: str) -> Request:
-    options: dict[str, Any] = {} if len(asked.prompt) else {"prompt_string": True}
-    if asked.user_starts and knows_messages(profile):
-        spans = [{"role": "user", "start": at} for at in asked.user_starts]
+def _request(request: ReplayRequest, profile: str) -> Request:
+    options: dict[str, Any] = {} if len(request.prompt) else {"prompt_string": True}
+    if request.user_starts and accepts_spans(profile):
+        spans = [{"role": "user", "start": at} for at in request.user_starts]
         options["message_spans"] = spans
-    held = asked.cancel_at
-    most = len(asked.reply) if held is None else max(1, held - len(asked.prompt) + 1)
-    reply = numbered(asked.reply[:most])
+    held = request.cancel_at
+    most = len(request.reply) if held is None else max(1, held - len(request.prompt) + 1)
+    reply = numbered(request.reply[:most])
     return Request(
-        prompt=numbered(asked.prompt),
+        prompt=numbered(request.prompt),
         predict=max(1, len(reply)),
         reply=reply,
-        slot=asked.slot,
-        cache_prompt=asked.cache_prompt,
+        slot=request.slot,
+        cache_prompt=request.cache_prompt,
         options=options or None,
     )
 
@@ -213,7 +220,7 @@ class RopeServer:
 
     def launch(self, prompt: Prompt) -> None:
         """Submit a request."""
-        self.player.launch(asked_of(prompt))
+        self.player.launch(request_of(prompt))
 
     def finish(self, prompt: Prompt) -> Replayed:
         """Take turns until it is answered."""
@@ -237,11 +244,11 @@ class RopeServer:
         return self.player.held_bytes()
 
 
-def asked_of(prompt: Prompt) -> Asked:
+def request_of(prompt: Prompt) -> ReplayRequest:
     """A request for the player."""
     recorded = prompt.recorded
     slot = recorded.sampling.get("id_slot", -1)
-    return Asked(
+    return ReplayRequest(
         number=recorded.number,
         prompt=prompt.rope,
         reply=prompt.reply or Rope.of(2 * recorded.number + 1, 1),

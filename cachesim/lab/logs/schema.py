@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from cachesim.lab.logs.report import FORMAT
 from cachesim.lab.logs.slot_actions import ACTIONS
-from cachesim.lab.logs.telling import FORMAT
 
 HOWS: Final = ["printed", "computed", "bounded", "assumed", "unknown"]
 NUMBERS: Final = ("prompt_tokens", "cached", "processed", "slot")

@@ -97,7 +97,7 @@ def settings_of(
     """Settings from the log, else from the user, else assumed."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
     if log.engine != FAMILY.name:
-        return _told_only(log, build, profile, model, window)
+        return _printed_only(log, build, profile, model, window)
     release, patches = _release(log, build, profile)
     kind, seen = _model(log, model)
     settings = Settings(
@@ -121,7 +121,7 @@ def settings_of(
     return settings
 
 
-def _told_only(
+def _printed_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
     """Settings of another engine, whose lines have few flags and which is not replayed."""
@@ -361,7 +361,7 @@ def _threshold(log: ServerLog) -> dict[str, Setting]:
             return {"slot_prompt_similarity": Setting(float(request.threshold), "printed")}
     highest = 0.0
     for request in log.requests:
-        if request.road == "age" and request.search.sim is not None:
+        if request.choice == "age" and request.search.sim is not None:
             highest = max(highest, _ratio(request.search.sim))
     if highest > 0.1:
         return {"slot_prompt_similarity": Setting(0.0, "computed")}

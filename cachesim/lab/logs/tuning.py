@@ -20,7 +20,7 @@ from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import Rerun, known, options_in, spec_for, started
 from cachesim.lab.logs.settings import flag_of, matters
 from cachesim.lab.logs.sizes import ASSUMED, GIVEN, context_bytes, how_known
-from cachesim.lab.logs.whole import Wanted
+from cachesim.lab.logs.whole import UserSettings
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.play.session import Session
 from cachesim.scenario.checks import full_profile, spec_of
@@ -60,7 +60,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ServerRun:
     """Requests of a server from start to end, and its settings."""
 
     subject: Subject
@@ -69,16 +69,16 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Input of a sweep: server lives, source of byte sizes, assumptions."""
+    """Input of a sweep: server runs, source of byte sizes, assumptions."""
 
-    lives: tuple[Life, ...]  # the one with the most requests first
+    runs: tuple[ServerRun, ...]  # the one with the most requests first
     sizes: str
     assumed: tuple[str, ...] = ()
 
     @property
     def requests(self) -> int:
         """Total number of requests."""
-        return sum(each.subject.requests for each in self.lives)
+        return sum(each.subject.requests for each in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
         known_by = GIVEN
         for each in replays:
             each.settings.sizes = sizes
-    lives = (Life(workload_of(each), each.settings.values) for each in longest_first)
-    return Tuned(tuple(lives), known_by, tuple(uncompared(replays)))
+    runs = (ServerRun(workload_of(each), each.settings.values) for each in longest_first)
+    return Tuned(tuple(runs), known_by, tuple(uncompared(replays)))
 
 
 def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
@@ -172,9 +172,9 @@ def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
             return
 
 
-def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | None) -> Tuned:
     """Recorded requests in the order of arrivals and ends."""
-    live = Live(wanted)
+    live = Live(user)
     live.add_all(requests)
     if live.profile is None:
         msg = "the requests do not name their server; name its release, as in --profile b9538"
@@ -192,21 +192,21 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
     if not prompts or live.rerun is None:
         msg = "no request was answered: there is nothing to play"
         raise InputError(msg)
-    options = known(live.profile, options_in(requests[0])) | dict(wanted.options)
+    options = known(live.profile, options_in(requests[0])) | dict(user.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
     if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):
         assumed.append("lengths of prompts, from their characters")
-    assumed += [] if wanted.model else [f"a model like the preset {live.rerun.model}"]
+    assumed += [] if user.model else [f"a model like the preset {live.rerun.model}"]
     if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
         longest = max(len(each.rope) + len(each.reply) for each in prompts)
         options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
         assumed.append(f"ctx_size {options['ctx_size']}")
-    spec = spec_for(live.profile, live.rerun.model, window=wanted.window or None, sizes=sizes)
+    spec = spec_for(live.profile, live.rerun.model, window=user.window or None, sizes=sizes)
     subject = OfRequests(live.profile, spec, tuple(prompts))
-    return Tuned((Life(subject, options),), _given(spec), tuple(assumed))
+    return Tuned((ServerRun(subject, options),), _given(spec), tuple(assumed))
 
 
-def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
+def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> Tuned:
     """A scenario on the given profile, or on its first."""
     if scenario.engine.name != FAMILY.name:
         msg = f"{scenario.name}: tune sweeps the settings of llama.cpp, not {scenario.engine.name}"
@@ -214,13 +214,13 @@ def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tune
     if sizes is not None:
         model = replace(scenario.model, sizes={n: getattr(sizes, n) for n in sizes.__slots__})
         scenario = replace(scenario, model=model)
-    played = full_profile(FAMILY.name, wanted.profile or scenario.engine.profiles[0])
+    played = full_profile(FAMILY.name, user.profile or scenario.engine.profiles[0])
     FAMILY.rules(played)  # raises where there is none
-    options = {**scenario.engine.options, **wanted.options}
+    options = {**scenario.engine.options, **user.options}
     release = release_of(str(played))
     options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
     subject = OfScenario(scenario, played)
-    return Tuned((Life(subject, options),), _given(subject.spec))
+    return Tuned((ServerRun(subject, options),), _given(subject.spec))
 
 
 def _given(spec: ModelSpec) -> str:
@@ -232,7 +232,7 @@ NEARLY: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialResult:
     """A tried server: changed settings and results."""
 
     changes: Mapping[str, Any]
@@ -260,24 +260,24 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The task of a process: every life of a server under changed settings."""
+    """The task of a process: every run of a server under changed settings."""
 
-    lives: tuple[Life, ...]
+    runs: tuple[ServerRun, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
     is_alone: bool = True
 
 
-def tried(trial: Trial) -> Tried | None:
+def run_trial(trial: Trial) -> TrialResult | None:
     """Replay under some settings; None if the server refuses them."""
     outcomes, context = [], 0
-    for life in trial.lives:
-        options = {**life.options, **trial.changes}
+    for run in trial.runs:
+        options = {**run.options, **trial.changes}
         try:
-            outcomes.append(life.subject.outcome(options))
+            outcomes.append(run.subject.outcome(options))
         except InputError:
             return None
-        context = max(context, context_bytes(life.subject.spec, options))
-    return Tried(
+        context = max(context, context_bytes(run.subject.spec, options))
+    return TrialResult(
         changes=trial.changes,
         processed=sum(each.processed for each in outcomes),
         peak_bytes=max(each.peak_bytes for each in outcomes),
@@ -287,20 +287,20 @@ def tried(trial: Trial) -> Tried | None:
     )
 
 
-def alone(lives: Sequence[Life]) -> list[Trial]:
+def alone(runs: Sequence[ServerRun]) -> list[Trial]:
     """The user's own settings, and each other value by itself."""
-    subject, options = lives[0].subject, lives[0].options
-    trials = [Trial(tuple(lives))]
+    subject, options = runs[0].subject, runs[0].options
+    trials = [Trial(tuple(runs))]
     family = FAMILIES[subject.engine]
     for name, values in family.swept.items():
         if not matters(family, subject.release, subject.spec, name):
             continue
         own = options.get(name, family.default(family.option(name), subject.release))
         trials += [
-            Trial(tuple(lives), _change(options, name, value)) for value in values if value != own
+            Trial(tuple(runs), _change(options, name, value)) for value in values if value != own
         ]
     multiplied = {name: options.get(name, 0) * n for name, n in family.swept_factors.items()}
-    trials += [Trial(tuple(lives), {name: value}) for name, value in multiplied.items() if value]
+    trials += [Trial(tuple(runs), {name: value}) for name, value in multiplied.items() if value]
     return trials
 
 
@@ -313,10 +313,10 @@ def _change(options: Mapping[str, Any], name: str, value: object) -> dict[str, A
     return changes
 
 
-def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
+def together(first: Sequence[TrialResult], runs: Sequence[ServerRun]) -> list[Trial]:
     """Combinations of the settings that helped: pairs, and all together."""
     own = first[0]
-    best: dict[str, Tried] = {}
+    best: dict[str, TrialResult] = {}
     for each in first[1:]:
         name = next(iter(each.changes))
         better = each.processed < own.processed and each.failed <= own.failed
@@ -329,19 +329,19 @@ def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
         whole |= change
     if len(changes) > 2:
         pairs.append(whole)
-    return [Trial(tuple(lives), each, is_alone=False) for each in pairs]
+    return [Trial(tuple(runs), each, is_alone=False) for each in pairs]
 
 
-def front(found: Iterable[Tried]) -> list[Tried]:
+def front(found: Iterable[TrialResult]) -> list[TrialResult]:
     """The Pareto front, fewest tokens first."""
-    kept: list[Tried] = []
+    kept: list[TrialResult] = []
     for each in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
         if not kept or each.held < kept[-1].held:
             kept.append(each)
     return kept
 
 
-def recommended(found: Sequence[Tried]) -> Tried:
+def recommended(found: Sequence[TrialResult]) -> TrialResult:
     """The setting with the least memory among those with nearly the fewest tokens."""
     best = min(found, key=lambda each: (each.failed, each.processed))
     good = [
@@ -359,13 +359,13 @@ def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, 
     return " ".join([family.program, *filter(None, flags)])
 
 
-def summary(found: Sequence[Tried], life: Life) -> dict[str, Any]:
+def summary(found: Sequence[TrialResult], run: ServerRun) -> dict[str, Any]:
     """A sweep as JSON, with the command line of the best settings."""
     best = recommended(found)
     return {
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
-        "command": command_line(life.subject.engine, life.options, best.changes),
+        "command": command_line(run.subject.engine, run.options, best.changes),
         "front": [each.as_dict() for each in front(found)],
         "tried": [each.as_dict() for each in found],
     }

@@ -9,13 +9,13 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import InputError
 from cachesim.lab.logs.alternatives import workloads_of
-from cachesim.lab.logs.other import Otherwise, Workload, default_step, options_for, play_workload
+from cachesim.lab.logs.other import ServerResult, Workload, default_step, options_for, play_workload
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import wrong_answers
 from cachesim.lab.logs.settings import RELEASES, Settings, flag_of
 from cachesim.lab.logs.sizes import context_bytes
-from cachesim.lab.logs.tuning import Tried
+from cachesim.lab.logs.tuning import TrialResult
 from cachesim.scenario.labels import label_of_release
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
@@ -32,7 +32,7 @@ class Question:
     name: str
     profile: str = ""  # the log's own, if none is named
     options: Mapping[str, Any] = field(default_factory=dict)
-    is_asked: bool = False  # named by the user
+    is_requested: bool = False  # named by the user
 
     @property
     def is_own(self) -> bool:
@@ -48,20 +48,20 @@ def usual(settings: Settings) -> list[Question]:
     return [Question(own), *(Question(name, f"llama.cpp@{name}") for name in names)]
 
 
-def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
+def requested(settings: Settings, texts: Sequence[str]) -> list[Question]:
     """The log's own server, and those given by the user."""
     found = [Question(settings.profile.removeprefix("llama.cpp@"))]
     for text in texts:
         name, equals, value = text.partition("=")
         if equals:
-            found.append(Question(text, options={name: value_of(value)}, is_asked=True))
+            found.append(Question(text, options={name: value_of(value)}, is_requested=True))
         else:
             profile = f"llama.cpp@{text.removeprefix('llama.cpp@')}"
-            found.append(Question(text, profile, is_asked=True))
+            found.append(Question(text, profile, is_requested=True))
     return found
 
 
-def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dict[str, Any]]:
+def of_flags(found: Sequence[TrialResult], cause: str, settings: Settings) -> list[dict[str, Any]]:
     """Tried settings, the user's first, that a cause's remedy names."""
     own, *others = found
     named = remedy_of(cause, settings.engine).flags
@@ -123,7 +123,7 @@ def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterato
                 for replay, workloads in zip(replays, allowed, strict=True)
             ]
         except InputError:
-            if question.is_asked:
+            if question.is_requested:
                 raise
             continue
         counts = [
@@ -141,7 +141,9 @@ def summed(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> Iterator[Otherwise]:
+def _play(
+    replay: Replay, workloads: Sequence[Workload], question: Question
+) -> Iterator[ServerResult]:
     settings = replay.settings
     profile = question.profile or settings.profile
     release = profile.partition("@")[2]
@@ -156,7 +158,7 @@ def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> 
 
 
 def entry(
-    question: Question, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
+    question: Question, replays: Sequence[Replay], played: Sequence[Sequence[ServerResult]]
 ) -> dict[str, Any]:
     """A row: prefilled tokens, requests with reuse, peak bytes."""
     hits = failed = 0
@@ -170,7 +172,7 @@ def entry(
     ]
     return {
         "name": question.name,
-        "asked": question.is_asked,
+        "asked": question.is_requested,
         "processed": sum(each[0] for each in read),
         "processed_bounds": [sum(map(min, read)), sum(map(max, read))],
         "hits": hits,
@@ -185,8 +187,8 @@ def entry(
 
 
 def _numbers(replay: Replay) -> list[int]:
-    return [each.observed.number for each in replay.requests if each.asked is not None]
+    return [each.observed.number for each in replay.requests if each.submitted is not None]
 
 
-def _read(replay: Replay, other: Otherwise) -> int:
+def _read(replay: Replay, other: ServerResult) -> int:
     return sum(other.replayed[number].processed or 0 for number in _numbers(replay))

@@ -11,8 +11,8 @@ from cachesim.lab.logs.observed import ServerLog
 from cachesim.lab.logs.passes import rebuild, unplayed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.report import report_of
 from cachesim.lab.logs.settings import settings_of
-from cachesim.lab.logs.telling import told
 from cachesim.packed import HEAD_BYTES, unpacked
 
 MOST_REQUESTS: Final = 100_000
@@ -20,7 +20,7 @@ MOST_REQUESTS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class UserSettings:
     """Server settings given by the user."""
 
     profile: str | None = None
@@ -90,21 +90,21 @@ def _mixed(name: str, origins: Sequence[str]) -> str:
 
 
 def replays_of(
-    read: Read, wanted: Wanted, progress: Callable[[int], None] | None = None
+    read: Read, user: UserSettings, progress: Callable[[int], None] | None = None
 ) -> list[Replay]:
     """Replay parsed logs."""
     if not read.servers:
         raise InputError(_nothing_in(read))
     replays = []
     for server in read.servers:
-        if wanted.chats:
+        if user.chats:
             server.holds_chats()
         settings = settings_of(
             server,
-            profile=wanted.profile,
-            model=wanted.model,
-            window=wanted.window,
-            given=wanted.options,
+            profile=user.profile,
+            model=user.model,
+            window=user.window,
+            given=user.options,
         )
         if settings.is_played:
             try:
@@ -120,7 +120,7 @@ def replays_of(
 
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     """JSON of `cachesim why` for replayed logs."""
-    found = told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
+    found = report_of(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
     if read.wrapped_at:
         found["log"]["broken"] = _wrapped(read.wrapped_at)
     return found

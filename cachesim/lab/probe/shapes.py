@@ -17,8 +17,8 @@ from cachesim.lab.logs.dump import DumpReader, is_dump
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.other import workload_of
-from cachesim.lab.logs.rerun import asked_of
-from cachesim.lab.logs.whole import Wanted, open_log, read_files, replays_of
+from cachesim.lab.logs.rerun import request_of
+from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.lab.traces.reading import is_batch, open_trace
 from cachesim.scenario import load
 from cachesim.scenario.format import Step
@@ -114,15 +114,15 @@ def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], .
                 for each in islice(requests, MOST)
             )
         if is_dump(head) or has_bodies(head):
-            reader, live = DumpReader(), Live(Wanted())
+            reader, live = DumpReader(), Live(UserSettings())
             reader.read(str(path), as_dump(file) if has_bodies(head) else file)
             live.add_all(reader.requests[:MOST])
-            pairs = [(each.rope, asked_of(each).reply) for each in live.prompts]
+            pairs = [(each.rope, request_of(each).reply) for each in live.prompts]
         else:
             pairs = [
-                (asked.prompt, asked.reply)
-                for replay in replays_of(read_files([(str(path), file)]), Wanted())
-                for asked in workload_of(replay).asked.values()
+                (request.prompt, request.reply)
+                for replay in replays_of(read_files([(str(path), file)]), UserSettings())
+                for request in workload_of(replay).submitted.values()
             ]
     return tuple((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
 

@@ -15,7 +15,7 @@ from cachesim.lab.logs.other_settings import swept
 from cachesim.lab.logs.schema import HOWS, requests_schema, why_schema
 from cachesim.lab.logs.tuning import of_log
 from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, usual
-from cachesim.lab.logs.whole import Wanted, read_files, replays_of
+from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
@@ -194,10 +194,10 @@ def test_slots_that_are_added_bring_their_part_of_the_context(tmp_path: Path) ->
         for n in range(3)
     ))  # fmt: skip
     with log.open("rb") as file:
-        replays = replays_of(read_files([("two.log", file)]), Wanted(profile="b9538"))
-    tried = swept(of_log(replays, None).lives)
+        replays = replays_of(read_files([("two.log", file)]), UserSettings(profile="b9538"))
+    tried = swept(of_log(replays, None).runs)
 
-    (context,) = {each.options["ctx_size"] for each in of_log(replays, None).lives}
+    (context,) = {each.options["ctx_size"] for each in of_log(replays, None).runs}
     shown = [each["flag"] for each in of_flags(tried, "slot-busy", replays[0].settings)]
     assert [f"--parallel {n} --ctx-size {n * context}" for n in (2, 4)] == shown
 
@@ -325,7 +325,7 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
     def judged(tokens: int) -> set[bool]:
         lines = launched(1, "LRU, t_last = 7") + finished(1, read=tokens, said=2, held=tokens + 1)
         read = read_files([("a.log", BytesIO(lines.encode()))])
-        replays = replays_of(read, Wanted(model="hybrid", profile="b9538"))
+        replays = replays_of(read, UserSettings(model="hybrid", profile="b9538"))
         rows = answers(replays, usual(replays[0].settings))
         return {each["wrong_answers"] is not None for each in rows}
 

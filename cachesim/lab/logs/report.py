@@ -13,7 +13,7 @@ from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Rebuilt, Replay
 from cachesim.lab.logs.sizes import WHOSE, how_known
 
-ROADS: Final[Mapping[str, str]] = {
+CHOICES: Final[Mapping[str, str]] = {
     "age": "Slot {slot} was chosen because it was used least recently.",
     "id": "Slot {slot} was requested by number.",
 }
@@ -24,7 +24,7 @@ NEARLY: Final = 0.95
 """Share from which a part counts as all."""
 
 
-def says_of(
+def log_sentences(
     request: Observed, common: Known, lengths: Lengths, after: int | None = None
 ) -> list[str]:
     """Sentences of the log's lines in order; `after`: the request whose slot file was restored."""
@@ -50,8 +50,8 @@ def _choice(o: Observed) -> Iterator[str]:
         yield "Its launch is not in the log: what its slot held is unknown."
     if o.sim is not None:
         yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
-    elif o.road in ROADS:
-        yield ROADS[o.road].format(slot=o.slot)
+    elif o.choice in CHOICES:
+        yield CHOICES[o.choice].format(slot=o.slot)
     if o.search.found_keep is not None:
         yield (
             f"A prompt-cache entry was loaded: {o.search.found_keep} of it is kept, "
@@ -126,8 +126,10 @@ def losses_of(o: Observed, common: Known, lengths: Lengths) -> list[dict[str, An
         return []
     if equal is None:
         equal = _nearly_all(o, lengths)
-        told = equal is not None and cached < equal
-        return [_loss("state-missing", equal or 0, cached, _no_state(equal or 0))] if told else []
+        is_lost = equal is not None and cached < equal
+        return (
+            [_loss("state-missing", equal or 0, cached, _no_state(equal or 0))] if is_lost else []
+        )
     if cached >= equal:
         return []
     rule, words = _rule_of(o, equal, cached)
@@ -284,7 +286,7 @@ def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> It
 
 
 def _is_early(each: Rebuilt) -> bool:
-    early = each.observed.road == "age" and each.lengths.cached.value == 0
+    early = each.observed.choice == "age" and each.lengths.cached.value == 0
     return early and each.common.how == "bounded" and each.common.value == 0
 
 
@@ -323,7 +325,7 @@ class Group:
         }
 
 
-def told(
+def report_of(
     replays: Sequence[Replay], *, sources: Sequence[str], lines: int, known_lines: int
 ) -> dict[str, Any]:
     """The complete report, as `--format json` prints it."""
@@ -447,7 +449,7 @@ def _missing_of(replay: Replay) -> list[str]:
         missing.append(
             "The log does not begin with the server's start: what the server held then is unknown."
         )
-    quiet = not any(each.is_told for each in replay.requests)
+    quiet = not any(each.is_verbose for each in replay.requests)
     if quiet:
         missing.append(
             "This release prints restores, checkpoints and full re-processing only with `-lv 4`: "
@@ -479,7 +481,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
     why, equal = causes_of(each)
-    file = None if each.asked is None else each.asked.file
+    file = None if each.submitted is None else each.submitted.file
     numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
     return {
         "number": number,
@@ -516,7 +518,9 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
         "why": why,
-        "log_says": says_of(observed, each.common, lengths, (None if file is None else file[0])),
+        "log_says": log_sentences(
+            observed, each.common, lengths, (None if file is None else file[0])
+        ),
         "checkpoints": [
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],
@@ -531,7 +535,7 @@ def _slot_known(observed: Observed) -> str:
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
-    guessed = each.asked is not None and not each.asked.cache_prompt and not each.is_told
+    guessed = each.submitted is not None and not each.submitted.cache_prompt and not each.is_verbose
     if each.is_played and each.agrees and not guessed:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)
