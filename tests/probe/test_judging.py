@@ -6,7 +6,15 @@ from random import Random
 import pytest
 
 from cachesim.lab.probe.answers import Answer, distance
-from cachesim.lab.probe.judging import FLOOR, MATERIAL, STAKES, Judge, Noise, Wager, upper_bound
+from cachesim.lab.probe.judging import (
+    FLOOR,
+    MATERIAL,
+    STAKES,
+    Judge,
+    Noise,
+    SequentialTest,
+    upper_bound,
+)
 
 
 def answer(*rows: dict[int, float], tokens: tuple[int, ...] = ()) -> Answer:
@@ -48,10 +56,10 @@ def test_the_upper_bound_is_clopper_and_pearsons(hits: int, trials: int, bound: 
 def test_a_right_server_passes_the_threshold_as_seldom_as_promised() -> None:
     chance, passed = Random(1), 0
     for _ in range(4000):
-        wager = Wager(0.1)
-        while wager.replays < 60 and wager.value < 20:
-            wager.add(hit=chance.random() < 0.1)
-        passed += wager.value >= 20
+        test = SequentialTest(0.1)
+        while test.replays < 60 and test.value < 20:
+            test.add(hit=chance.random() < 0.1)
+        passed += test.value >= 20
     assert 0 < passed <= 4000 / 20
 
 
@@ -62,32 +70,32 @@ def test_each_stake_is_fair() -> None:
 
 def test_a_fault_in_every_replay_is_found_by_a_few() -> None:
     judge = Judge(Noise(alone=[0.0] * 30, reuse=[0.0] * 30), alpha=1e-3)
-    assert judge.see(0.1)
-    wager, threshold = judge.wager()
-    while wager.value < threshold:
-        wager.add(hit=True)
-    assert wager.replays <= 10
+    assert judge.add(0.1)
+    test, threshold = judge.next_test()
+    while test.value < threshold:
+        test.add(hit=True)
+    assert test.replays <= 10
 
 
 def test_a_wrong_server_does_not_spoil_the_measurement_of_its_rounding() -> None:
     judge = Judge(Noise(alone=[0.0] * 30, reuse=[0.0, 3.0] * 30), alpha=1e-3)
-    assert all(judge.see(2.0) for _ in range(50))
-    assert 0.2 > judge.wager()[0].chance
+    assert all(judge.add(2.0) for _ in range(50))
+    assert 0.2 > judge.next_test()[0].chance
 
 
 def test_a_race_in_one_of_four_replays_is_found() -> None:
     judge, chance = Judge(Noise(alone=[0.0] * 30, reuse=[0.0] * 300), alpha=1e-3), Random(2)
-    judge.see(2.0)
-    wager, threshold = judge.wager()
-    assert wager.chance == FLOOR
-    while wager.value < threshold and wager.replays < 100:
-        wager.add(hit=chance.random() < 0.25)
-    assert wager.value >= threshold
+    judge.add(2.0)
+    test, threshold = judge.next_test()
+    assert test.chance == FLOOR
+    while test.value < threshold and test.replays < 100:
+        test.add(hit=chance.random() < 0.25)
+    assert test.value >= threshold
 
 
 def test_the_shares_of_all_suspicions_add_up_to_the_alpha_of_the_run() -> None:
     judge = Judge(Noise(reuse=[0.0] * 30), alpha=1e-3)
-    shares = [1 / judge.wager()[1] for _ in range(2000)]
+    shares = [1 / judge.next_test()[1] for _ in range(2000)]
     assert 0.9e-3 == pytest.approx(sum(shares), rel=1e-3)
 
 
@@ -99,9 +107,9 @@ def test_the_stated_power_is_that_of_replayed_suspicions() -> None:
     for rate in (1 / replays, 1 / (replays + 1)):
         runs = 400
         for _ in range(runs):
-            wager, threshold = Judge(judge.noise, alpha=1e-3).wager()
-            while wager.value < threshold and not wager.dropped:
-                wager.add(hit=chance.random() < rate)
-            runs -= wager.value < threshold
+            test, threshold = Judge(judge.noise, alpha=1e-3).next_test()
+            while test.value < threshold and not test.dropped:
+                test.add(hit=chance.random() < rate)
+            runs -= test.value < threshold
         confirmed.append(runs / 400)
     assert confirmed[0] > 0.92 > confirmed[1]

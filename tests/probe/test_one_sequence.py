@@ -54,7 +54,7 @@ def test_an_unrelated_prompt_comes_first_instead_of_a_restart(
 def test_the_server_is_known_by_its_description(
     info: dict[str, Any], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(server: TextServer) -> bool:
+    def detect(server: TextServer) -> bool:
         server.facts = Facts(words=("a",))
         return True
 
@@ -62,8 +62,8 @@ def test_the_server_is_known_by_its_description(
         def query(self, *_: str) -> dict[str, Any]:
             return info
 
-    monkeypatch.setattr(TextServer, "look", look)
+    monkeypatch.setattr(TextServer, "detect", detect)
     server: Any = PythonServer(Connection())
 
-    assert (expected is not None) == server.look()
+    assert (expected is not None) == server.detect()
     assert (expected or "") == server.facts.version

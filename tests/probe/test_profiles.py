@@ -26,7 +26,7 @@ def test_rules_that_releases_share_are_one_candidate() -> None:
 
 def test_a_count_that_no_release_explains_is_named() -> None:
     found = Fingerprint.of("sglang", 1, 4096)
-    found.see(Query(prompt=(1, 2, 3), reply=(4,)), Answer(cached=2, tokens=(4,)))
+    found.add(Query(prompt=(1, 2, 3), reply=(4,)), Answer(cached=2, tokens=(4,)))
     assert [] == found.left
     assert "request 1 reports 2 of 3 tokens cached; the simulated servers that explained all " in (
         found.unexplained

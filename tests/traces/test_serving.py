@@ -97,8 +97,8 @@ def test_a_bounded_memory_knows_the_blocks_that_were_asked_for_last() -> None:
     known = Known(3)
     chats = [[(1, 16), (2, 16)], [(3, 16)], [(1, 16)], [(4, 16)]]
 
-    assert [0, 0, 16, 0] == [known.see(each) for each in chats]
-    assert 16 == known.see([(1, 16), (2, 16)])  # block 2 is the one that went
+    assert [0, 0, 16, 0] == [known.add(each) for each in chats]
+    assert 16 == known.add([(1, 16), (2, 16)])  # block 2 is the one that went
 
 
 def test_a_memory_that_is_large_enough_changes_nothing() -> None:

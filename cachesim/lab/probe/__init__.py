@@ -1,7 +1,7 @@
 """A live server's cache, tested over HTTP by its one law: an answer from cache is the cold answer.
 
 connection   requests and answers, bounded in number, rate, tokens and time
-dialects     request bodies and answers of each kind of server, and which kind one is
+dialects     request bodies and answers of each kind of server, and their detection
 process      a server's own process: start, restart, end
 target       warm requests, cold answers and resets of one server
 answers      answers, and the distance of two

@@ -15,7 +15,7 @@ LIKELY: Final = -7.0
 """Log probability below which a token is so unlikely that rounding of it means nothing."""
 
 
-GONE: Final = "the client left"
+DISCONNECTED: Final = "the client left"
 """The error of a request whose client did not wait."""
 
 
@@ -32,7 +32,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer, or the sentence that says why there is none."""
+    """An answer, or the error message in its place."""
 
     cached: int | None = None
     prompt_tokens: int | None = None

@@ -23,7 +23,7 @@ from cachesim.lab.probe.target import Target
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import is_loopback, upstream_of
 
-ELSEWHERE: Final = 5.0
+REMOTE_RATE: Final = 5.0
 """Requests a second to another machine."""
 
 FEWEST_WORDS: Final = 8
@@ -87,7 +87,7 @@ class Settings:
                 raise InputError(msg)
         rate = self.rate or 0.0
         if self.rate is None and not self._loopback(self.url):
-            rate = ELSEWHERE
+            rate = REMOTE_RATE
         return Limits(
             minutes=self.minutes,
             requests=self.requests,
@@ -143,7 +143,7 @@ class Finished:
 
 
 def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Finished:
-    """Probe a server; every process that was started is ended, whatever happens."""
+    """Probe a server; every started process is ended, even after an error."""
     meter = Meter(settings.limits())
     url, cold = settings.addresses()
     shapes = None if settings.like is None else Shapes.read(settings.like)

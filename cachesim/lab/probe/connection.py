@@ -45,14 +45,14 @@ class Meter:
     limits: Limits
     requests: int = 0
     tokens: int = 0
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     _lock: Lock = field(default_factory=Lock)
     _next: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The time since the start."""
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.started
 
     def take(self, tokens: int) -> None:
         """Count a request before it is sent; wait where the rate asks for it."""
@@ -131,7 +131,7 @@ class Connection:
                 self._close(link)
 
     def close(self) -> None:
-        """Hang up whatever is still open."""
+        """Close all open connections."""
         for link in tuple(self._open):
             if link.sock is not None:
                 with suppress(OSError):
@@ -167,14 +167,14 @@ def fault_of(error: Exception, url: str, seconds: float) -> FaultError:
 
 def _read(status: int, data: bytes, url: str) -> Json:
     if status >= 500:
-        said = printable(data.decode("utf-8", "replace"))[:120]
-        msg = f"{url} answered with status {status}: {said}"
+        message = printable(data.decode("utf-8", "replace"))[:120]
+        msg = f"{url} answered with status {status}: {message}"
         raise FaultError(msg)
     try:
         return json.loads(data or b"null")
     except ValueError:
         if status != 200:
             return None
-        said = printable(data.decode("utf-8", "replace"))[:60]
-        msg = f"{url} answered no JSON: {said}"
+        message = printable(data.decode("utf-8", "replace"))[:60]
+        msg = f"{url} answered no JSON: {message}"
         raise FaultError(msg) from None

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, ClassVar, Final
 
 from cachesim.errors import InputError
-from cachesim.lab.probe.answers import GONE, Answer, Query, Row, Word
+from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Row, Word
 from cachesim.lab.probe.connection import Connection, FaultError
 from cachesim.printable import printable
 from cachesim.typed import Json, JsonObject, mapping
@@ -23,7 +23,7 @@ TEXT_TOP: Final = (10, 5)
 """The same of servers that allow fewer."""
 
 WORDS: Final = 2000
-"""Tokens that prompts are drawn from; more would show nothing more."""
+"""Number of tokens that prompts are drawn from."""
 
 VOCABULARIES: Final = (32_000, 512, 64)
 """Sizes that are tried where a server does not report its own."""
@@ -58,11 +58,11 @@ class Dialect(ABC):
         self.connection = connection
         self.listed = words  # that whoever runs it named
         self.facts = Facts()
-        self.first: list[tuple[Query, Answer]] | None = []  # requests that `look` sent
+        self.first: list[tuple[Query, Answer]] | None = []  # requests sent by `detect`
 
     @abstractmethod
-    def look(self) -> bool:
-        """Read the facts; False if it is a server of another kind."""
+    def detect(self) -> bool:
+        """Read the facts; False for a server of another kind."""
 
     @abstractmethod
     def body(self, query: Query, *, cold: bool) -> JsonObject:
@@ -70,7 +70,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, answer: JsonObject) -> Answer:
-        """An answer with status 200; it may raise whatever damaged JSON leads to."""
+        """Parse an answer with status 200; damaged JSON may raise any exception."""
 
     def answer(self, query: Query, *, cold: bool = False) -> Answer:
         """Send a request and read its answer."""
@@ -84,7 +84,7 @@ class Dialect(ABC):
         try:
             if query.leaves:
                 self.connection.abandon(self.path, {**body, "stream": True}, tokens, query.leaves)
-                return Answer(error=GONE)
+                return Answer(error=DISCONNECTED)
             status, found = self.connection.post(self.path, body, tokens)
         except FaultError as fault:
             return Answer(error=str(fault), fatal=True)
@@ -106,7 +106,7 @@ class Dialect(ABC):
         return f'curl -s "$URL{self.path}" {head} -d {shlex.quote(body)}'
 
     def _try(self, words: tuple[Word, ...], *, forces: bool = False) -> bool:
-        """Read from an answer whether counts, probabilities and forced replies are there: True."""
+        """Detect counts, probabilities and forced replies in an answer; True if successful."""
         self.facts = replace(self.facts, words=words, forces=forces)
         query = Query(prompt=words[:5], reply=(words[7], words[3]))
         first = self.answer(query, cold=True)
@@ -131,8 +131,8 @@ class Dialect(ABC):
 
 def _message(found: Json) -> str:
     error = mapping(found).get("error", mapping(found).get("message", found))
-    said = mapping(error).get("message", error)
-    return printable(str(said))[:160]
+    message = mapping(error).get("message", error)
+    return printable(str(message))[:160]
 
 
 def _finite(row: Mapping[Word, float | None]) -> Row:
@@ -152,7 +152,7 @@ class LlamaServer(Dialect):
     }
     path = "/completion"
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         props = mapping(self.connection.query("GET", "/props"))
         settings = mapping(props.get("default_generation_settings"))
         if not settings:
@@ -221,7 +221,7 @@ class VllmServer(Dialect):
     path = "/v1/completions"
     _salts: ClassVar[Iterator[int]] = count()
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         version = mapping(self.connection.query("GET", "/version")).get("version")
         models = mapping(self.connection.query("GET", "/v1/models")).get("data") or ()
         if version is None or not models:
@@ -278,7 +278,7 @@ class SglangServer(Dialect):
     path = "/generate"
     _keys: ClassVar[Iterator[int]] = count()
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         info = self.connection.query("GET", "/get_model_info")
         if not isinstance(info, dict) or "model_path" not in info:
             return False
@@ -338,7 +338,7 @@ class TextServer(Dialect):
         self.more: JsonObject = {}
         self._texts: dict[str, None] = {}
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         models = mapping(self.connection.query("GET", "/v1/models")).get("data") or ()
         named = {"model": str(mapping(models[0]).get("id"))} if models else {}
         found = self._first_form(named)
@@ -349,7 +349,7 @@ class TextServer(Dialect):
             return False
         if version:
             self.facts = replace(self.facts, version=version[1], slots=4)
-        words = self.listed or self._harvest()
+        words = self.listed or self._collect_words()
         self._try(words)
         return self._try(words)  # a first answer has no count on some servers
 
@@ -369,7 +369,7 @@ class TextServer(Dialect):
                         return found
         return None
 
-    def _harvest(self) -> tuple[str, ...]:
+    def _collect_words(self) -> tuple[str, ...]:
         """Words of its vocabulary: those it finds likely, which are sent in turn."""
         prompt: Sequence[str] = ()
         for seed in SEEDS:
@@ -390,8 +390,8 @@ class TextServer(Dialect):
     def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
         text = " ".join(map(str, query.prompt))
         chat = {"messages": [{"role": "user", "content": text}]}
-        asked: JsonObject = chat if "chat" in self.path else {"prompt": text}
-        return {**asked, "max_tokens": len(query.reply), "temperature": 0, **self.more}
+        body: JsonObject = chat if "chat" in self.path else {"prompt": text}
+        return {**body, "max_tokens": len(query.reply), "temperature": 0, **self.more}
 
     def read(self, answer: JsonObject) -> Answer:
         choice, usage = answer["choices"][0], mapping(answer.get("usage"))
@@ -434,9 +434,9 @@ class PythonServer(TextServer):
     cold_flags = "--cache False"
     one_sequence = True
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         info = mapping(mapping(self.connection.query("GET", "/openapi.json")).get("info"))
-        if "llama.cpp Python API" not in str(info.get("title")) or not super().look():
+        if "llama.cpp Python API" not in str(info.get("title")) or not super().detect():
             return False
         version = printable(str(info.get("version", "")))[:60]
         self.facts = replace(self.facts, version=version)
@@ -466,7 +466,7 @@ def dialect_of(connection: Connection, words: tuple[str, ...] = ()) -> Dialect:
         raise InputError(str(fault)) from None
     for kind in DIALECTS:
         dialect = kind(connection, words)
-        if dialect.look():
+        if dialect.detect():
             return dialect
     msg = (
         f"{connection.url} answers as no server that is known here: it has none of "

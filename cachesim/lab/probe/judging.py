@@ -1,10 +1,10 @@
-"""Rounding and errors told apart: noise, the limit, and a sequential test that bounds false alarms.
+"""Rounding versus errors: noise, the limit, and a sequential test that bounds false alarms.
 
 A suspicion is an answer from cache further from the cold one than the limit. It is not evidence
-yet: many answers were looked at. Its workload is replayed in other words, so that the cache does
+yet: many answers were compared. Its workload is replayed in other words, so that the cache does
 the same and each replay draws fresh numbers. Under the null hypothesis a replay is beyond the
-limit with probability `chance` at most; the wager on each replay then is an e-process, which passes
-1/alpha with probability alpha at most, whenever one looks.
+limit with probability `chance` at most; the test then is an e-process, which passes 1/alpha with
+probability alpha at most, at any time.
 
     suspicion      1         2         3         ...      k
     its alpha      a/2       a/6       a/12      ...      a/(k (k+1))       all of them: a
@@ -27,19 +27,19 @@ MARGIN: Final = 4.0
 """The limit is so many times the largest rounding that was measured."""
 
 STAKES: Final = (0.05, 0.15, 0.35, 0.6, 0.9)
-"""Parts of the capital that are wagered; all of them are played, and their mean counts."""
+"""Fractions of the capital at stake in parallel bets; the e-value is the mean over them."""
 
 FLOOR: Final = 0.05
 """A lower chance is never assumed: rounding of one workload may be worse than that of most."""
 
 REPLAYS: Final = 200
-"""Replays of one suspicion at most: enough for what is wrong in one replay of five."""
+"""Most replays of a suspicion: enough for a fault in one replay of five."""
 
-HOPEFUL: Final = 24, 16
+DROP_RULE: Final = 24, 16
 """After so many replays a suspicion is dropped if less than one of so many is wrong."""
 
-SURE: Final = 0.95
-"""The probability with which a fault is found that the run states as its power."""
+POWER: Final = 0.95
+"""Statistical power: the probability with which a stated fault is found."""
 
 CALIBRATION: Final = 0.1
 """Part of alpha that the measurement of the chance may cost."""
@@ -88,7 +88,7 @@ def _at_most(hits: int, trials: int, chance: float) -> float:
 
 
 @dataclass(slots=True)
-class Wager:
+class SequentialTest:
     """Evidence against the null hypothesis that replays are beyond the limit by this chance."""
 
     chance: float
@@ -105,8 +105,8 @@ class Wager:
 
     @property
     def dropped(self) -> bool:
-        """True if replays were too seldom wrong, or are used up."""
-        after, part = HOPEFUL
+        """True if too few replays were wrong, or the replays are used up."""
+        after, part = DROP_RULE
         few = self.replays >= after and self.hits * part < self.replays
         return few or self.replays >= REPLAYS
 
@@ -125,18 +125,18 @@ class Judge:
     suspicions: int = 0
     rounded: list[float] = field(default_factory=list)  # distances that rounding may be
 
-    def see(self, distance: float) -> bool:
+    def add(self, distance: float) -> bool:
         """Keep the distance of an answer from cache; True if it is suspicious."""
         if distance <= self.noise.error:
             self.rounded.append(distance)
         return distance > self.noise.limit
 
-    def wager(self) -> tuple[Wager, float]:
+    def next_test(self) -> tuple[SequentialTest, float]:
         """The test of the next suspicion, and the e-value that it needs."""
         self.suspicions += 1
         return self._test(self.suspicions)
 
-    def _test(self, number: int) -> tuple[Wager, float]:
+    def _test(self, number: int) -> tuple[SequentialTest, float]:
         """The test of one suspicion.
 
         The chance is an upper bound of how often rounding is beyond the limit, from all answers so
@@ -148,24 +148,24 @@ class Judge:
         rounded += noise.alone + noise.company
         hits = sum(each > noise.limit for each in rounded)
         chance = max(FLOOR, upper_bound(hits, len(rounded), share * CALIBRATION))
-        return Wager(chance), 1 / (share * (1 - CALIBRATION))
+        return SequentialTest(chance), 1 / (share * (1 - CALIBRATION))
 
     def rarest(self) -> int:
         """The largest N with which a fault in one of N replays is confirmed; 0 if none is."""
-        wager, threshold = self._test(self.suspicions + 1)
-        sure = (n for n in range(8, 0, -1) if _power(wager.chance, threshold, 1 / n) >= SURE)
+        test, threshold = self._test(self.suspicions + 1)
+        sure = (n for n in range(8, 0, -1) if _power(test.chance, threshold, 1 / n) >= POWER)
         return next(sure, 0)
 
 
 def _power(chance: float, threshold: float, rate: float) -> float:
     """The probability that replays which are wrong at this rate pass the threshold."""
-    open_, found = {0: (1.0, Wager(chance))}, 0.0
+    open_, found = {0: (1.0, SequentialTest(chance))}, 0.0
     while open_:
-        after: dict[int, tuple[float, Wager]] = {}
-        for hits, (share, wager) in open_.items():
+        after: dict[int, tuple[float, SequentialTest]] = {}
+        for hits, (share, test) in open_.items():
             for hit, part in ((1, rate), (0, 1 - rate)):
                 before, _ = after.get(hits + hit, (0.0, None))
-                more = deepcopy(wager)
+                more = deepcopy(test)
                 more.add(hit=bool(hit))
                 after[hits + hit] = before + share * part, more
         found += sum(share for share, each in after.values() if each.value >= threshold)

@@ -10,9 +10,9 @@ from typing import Final, Literal, TypeAlias
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, InputError
-from cachesim.lab.probe.answers import GONE, Answer, Query, Word, distance
+from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Word, distance
 from cachesim.lab.probe.connection import BudgetError, Meter
-from cachesim.lab.probe.judging import ERROR, FLOOR, Judge, Noise, Wager, upper_bound
+from cachesim.lab.probe.judging import ERROR, FLOOR, Judge, Noise, SequentialTest, upper_bound
 from cachesim.lab.probe.playing import Played, distances, joined, play, query_of, up_to, words_for
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
 from cachesim.lab.probe.shapes import Shapes
@@ -161,7 +161,7 @@ class Probe:
         first, target.dialect.first = target.dialect.first or [], None
         found.fresh = target.restart()
         for query, answer in () if found.fresh else first:
-            found.see(query, answer)
+            found.add(query, answer)
         while len(found.left) > 1 and found.requests < IDENTIFYING:
             named = words_for(self.facts.words, self._chance)
             drawn = [self._draw(together=False) for _ in range(DRAWN)]
@@ -172,7 +172,7 @@ class Probe:
             if self.outcome.finding is not None:
                 return
             for query, answer in zip(played.queries, played.answers, strict=True):
-                found.see(query, answer)
+                found.add(query, answer)
             self._watch(self.outcome)
         models = dict.fromkeys(each.model for each in found.ranked)
         self._guided = [next(e for e in found.ranked if e.model == one) for one in models][:2]
@@ -229,16 +229,16 @@ class Probe:
             return
         for kind, samples, what in laws:
             error = 1 / (4 * self.plan.alarms)
-            wager = Wager(max(FLOOR, upper_bound(alone, len(noise.alone), error)))
+            test = SequentialTest(max(FLOOR, upper_bound(alone, len(noise.alone), error)))
             far = [each for each in samples if each > noise.error]
             for each in samples:
-                wager.add(hit=each > noise.error)
-            if wager.value >= 4 * self.plan.alarms:
+                test.add(hit=each > noise.error)
+            if test.value >= 4 * self.plan.alarms:
                 sentence = (
                     f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
                     f"off by {median(far):.2g}"
                 )
-                self._found(kind, sentence, evidence=wager.value, distances=samples)
+                self._found(kind, sentence, evidence=test.value, distances=samples)
                 return
             if far:
                 self.outcome.note(
@@ -267,35 +267,35 @@ class Probe:
         for at, far, _ in list(distances(self.target, played)):
             self.outcome.compared += 1
             self.outcome.reused += bool(played.answers[at].cached) or not self.facts.counts
-            if not self.judge.see(far):
+            if not self.judge.add(far):
                 continue
             self.outcome.suspicions += 1
             if self._confirm(scenario, played, at):
                 return
 
     def _confirm(self, scenario: Scenario, played: Played, at: int) -> bool:
-        """Replay a suspicious workload in other words until the wager is decided.
+        """Replay a suspicious workload with other tokens until the test is decided.
 
         A server that takes two buffers in turn may be wrong at each second reuse only, so half of
         the replays follow one reuse more.
         """
         number = played.steps[at]
-        asked = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
-        wager, threshold = self.judge.wager()
+        workload = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
+        test, threshold = self.judge.next_test()
         seen: list[float] = []
-        while wager.value < threshold and not wager.dropped:
-            if wager.replays % 2:
+        while test.value < threshold and not test.dropped:
+            if test.replays % 2:
                 text = self._text(self._longest, self._longest)
                 for prompt in (text[:-1], text):
                     self.target.together([Query(prompt=prompt, reply=self._text(1, 1))])
-            far = self._replayed(asked, number)
+            far = self._replayed(workload, number)
             if far is None:
                 return False
             seen.append(far)
-            wager.add(hit=far > self.judge.noise.limit)
-        if wager.value < threshold:
+            test.add(hit=far > self.judge.noise.limit)
+        if test.value < threshold:
             self.outcome.note(
-                f"a suspicion was not confirmed: {wager.hits} of {wager.replays} replays are off "
+                f"a suspicion was not confirmed: {test.hits} of {test.replays} replays are off "
                 f"by more than {self.judge.noise.limit:.2g}"
             )
             return False
@@ -307,12 +307,12 @@ class Probe:
             f"off by {median(hits):.2g} in {len(hits)} of {len(seen)} replays"
         )
         finding = self._found(
-            "answer", sentence, evidence=wager.value, distances=seen, scenario=asked
+            "answer", sentence, evidence=test.value, distances=seen, scenario=workload
         )
-        finding.hits, finding.replays = wager.hits, wager.replays
+        finding.hits, finding.replays = test.hits, test.replays
         finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
         try:
-            self._simplify(finding, asked)
+            self._simplify(finding, workload)
         except BudgetError as error:
             self.outcome.ended = f"{error} while the workload was made smaller"
         self._explain(finding)
@@ -352,7 +352,7 @@ class Probe:
     def _check_alive(self, played: Played, scenario: Scenario | None) -> None:
         fatal = [each.error for each in played.answers if each.fatal]
         for each in played.answers:
-            if each.error and not each.fatal and each.error != GONE:
+            if each.error and not each.fatal and each.error != DISCONNECTED:
                 self.outcome.refused[each.error] += 1
         if not fatal:
             return
@@ -420,7 +420,7 @@ class Probe:
         return played, [each for each in far if each[1] > self.judge.noise.limit]
 
     def _explain(self, finding: Finding) -> None:
-        """Causes of the same wrong answer in the simulated servers that are left."""
+        """Causes of the same wrong answer in the remaining simulated servers."""
         if finding.scenario is None:
             return
         found: dict[str, list[str]] = {}

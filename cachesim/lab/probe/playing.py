@@ -110,7 +110,7 @@ def _with_real_replies(
     prompt: tuple[Word, ...],
     quoted: Sequence[tuple[tuple[int, ...], int, tuple[Word, ...]]],
 ) -> tuple[Word, ...]:
-    """The prompt, in which the reply that it goes on from is what was really replied.
+    """The prompt with the real reply in place of the drawn one that it continues.
 
     drawn    p0 p1 p2 r0 r1 q0       p: an earlier prompt, r: its drawn reply
     sent     P0 P1 P2 R0 R1 Q0       R: what the server replied

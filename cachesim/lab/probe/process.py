@@ -20,7 +20,7 @@ READY_SECONDS: Final = 300.0
 """A model may take minutes to load."""
 
 PATIENCE: Final = 10.0
-"""Seconds in which a process ends when it is told to; then it is killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 GUARD: Final = (
     'trap "" HUP INT TERM; read -r _; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
@@ -34,7 +34,7 @@ PATHS: Final = ("/health", "/v1/models")
 
 
 class ServerProcess:
-    """A process in a group of its own, so that nothing of it is left running."""
+    """A process group, ended as a whole."""
 
     def __init__(self, command: str, more: str = "") -> None:
         self.command = f"{command} {more}".strip()

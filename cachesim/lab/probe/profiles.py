@@ -101,7 +101,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Fingerprint:
-    """The candidates that are left, and the first count that none of them explains."""
+    """The remaining candidates, and the first count that none of them explains."""
 
     left: list[Candidate]
     first: int = 0
@@ -112,12 +112,12 @@ class Fingerprint:
 
     @classmethod
     def of(cls, engine: str, slots: int, context: int) -> "Fingerprint":
-        """Every release, kind of model and set of flags that can be told apart at all."""
+        """Every distinguishable release, kind of model and set of flags."""
         found = list(_candidates(engine, slots, context)) if engine else []
         return cls(found, first=len(found))
 
-    def see(self, query: Query, answer: Answer) -> None:
-        """Rule out what reports another count."""
+    def add(self, query: Query, answer: Answer) -> None:
+        """Rule out candidates with another count."""
         if answer.error or answer.cached is None or not self.left:
             return
         self.requests += 1
@@ -173,7 +173,7 @@ class Fingerprint:
 
 
 def _copied(engine: Engine) -> Engine:
-    """A copy of what changes; network, family and rules are shared."""
+    """A copy of the mutable state; network, family and rules are shared."""
     shared = (engine.network, engine.family, engine.profile, engine.family.rules(engine.profile))
     return deepcopy(engine, {id(each): each for each in shared})
 
@@ -211,7 +211,7 @@ def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
 
 
 class Guide:
-    """The choice of the next workload: what it reaches in a candidate was seldom reached before."""
+    """Choice of the next workload by coverage: events that were rare in candidates so far."""
 
     def __init__(self, candidates: Sequence[Candidate], tries: int = 8) -> None:
         self._candidates = candidates

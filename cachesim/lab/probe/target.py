@@ -26,7 +26,7 @@ NOT_COLD: Final = (
 
 
 class Target:
-    """The server under test, and whatever answers cold."""
+    """The server under test, and the source of cold answers."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Target:
         return any(not self.dialect.answer(each).fatal for each in queries)
 
     def close(self) -> None:
-        """Hang up, empty what was filled, and end the processes that were started."""
+        """Close connections, erase filled slots, and end the started processes."""
         for connection in self._connections:
             connection.close()
         self._pool.shutdown(wait=True, cancel_futures=True)

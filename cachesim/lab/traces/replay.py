@@ -307,7 +307,7 @@ def _pending(found: Iterable[TraceRequest], unit: int, source: Source) -> Iterat
         yield PendingRequest(
             number=number,
             time=request.time,
-            known=known.see(_blocks_of(request, unit, scale), _fed(request)),
+            known=known.add(_blocks_of(request, unit, scale), _fed(request)),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
             trace=request,
@@ -380,7 +380,7 @@ class Known:
         self._longest: dict[int, int] = {}
         self._most = most
 
-    def see(self, blocks: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]] = ()) -> int:
+    def add(self, blocks: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]] = ()) -> int:
         """Count the known leading tokens, then add all of them."""
         equal = 0
         for block, size in blocks:
@@ -403,7 +403,7 @@ def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Itera
     for request in requests:
         blocks = _blocks_of(request, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
-        equal = known.see(blocks, request.kept)
+        equal = known.add(blocks, request.kept)
         found.add_trace(request)
         found.prompt_tokens += length
         found.cached += min(equal, length - 1)
