@@ -572,7 +572,7 @@ def hunt(
                 number = len(reports) + 1
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
 
-        bag = hunt_by(wanted, seed=seed, models=models, going=going, told=write_report)
+        bag = hunt_by(wanted, seed=seed, models=models, going=going, report=write_report)
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
     return _print_proven(title, bag, reports, where, printed)

@@ -15,7 +15,7 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import WAYS, Agents, Sizes, Talk, read_row
+from cachesim.lab.real.prompts import WAYS, Agents, Conversation, Sizes, read_row
 from cachesim.lab.real.sglang import workloads as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
@@ -27,7 +27,7 @@ from cachesim.units import as_tokens
 LONGEST = 4000
 
 
-def played(seed: int, turns: int = 60) -> list[tuple[str, tuple[Talk, ...]]]:
+def played(seed: int, turns: int = 60) -> list[tuple[str, tuple[Conversation, ...]]]:
     """How one user's agents go on, and what they ask."""
     rng = Random(seed)
     agents = Agents(rng, lambda count: [rng.randrange(10**6) for _ in range(count)], SIZES)
@@ -62,7 +62,7 @@ def test_sub_agents_share_their_beginning_and_part_where_their_tasks_begin() -> 
 def test_a_date_in_the_system_prompt_changes_one_token_of_it() -> None:
     changed = []
     for seed in range(8):
-        before = Talk((), ())
+        before = Conversation((), ())
         for way, (talk, *_) in played(seed):
             if way == "with_clock" and before.head and before.head[1:] == talk.head[1:]:
                 pairs = zip(before.head[0], talk.head[0], strict=True)

@@ -4,14 +4,14 @@ from itertools import pairwise
 from random import Random
 
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.chats import ChatTree, Said, as_messages, text_of
+from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages, text_of
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Step, Turn
 from cachesim.units import as_tokens
 
 CHAT = (
-    Said(role="system", content=as_tokens([300])),
-    Said(role="user", content=as_tokens([301, 302])),
+    Message(role="system", content=as_tokens([300])),
+    Message(role="user", content=as_tokens([301, 302])),
 )
 
 

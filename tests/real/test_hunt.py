@@ -92,10 +92,10 @@ def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_show
 ) -> None:
     told: list[ProvenFinding] = []
 
-    bag = hunt(OCTOBER, models=("hybrid",), going=limited(10), told=told.append)
+    bag = hunt(OCTOBER, models=("hybrid",), going=limited(10), report=told.append)
 
     assert [False, True] == [each.word.confirmed for each in told]
-    assert ["erase-equal"] == [each.cure for each in bag.trophies]
+    assert ["erase-equal"] == [each.cure for each in bag.proven]
     assert {} == bag.missed
     assert bag.workloads > 2 == len(caught)
     assert all("hunt-llama.cpp-b11549" in each.scenario.name for each in caught)

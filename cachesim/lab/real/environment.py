@@ -151,16 +151,16 @@ def _problem_of(
 ) -> str:
     """Run a command; the last line it complained with, or nothing when it went well."""
     set_up = os.environ | dict(variables)
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         try:
             subprocess.run(
-                command, check=True, stdout=said, stderr=said, timeout=seconds, env=set_up
+                command, check=True, stdout=output, stderr=output, timeout=seconds, env=set_up
             )
         except subprocess.TimeoutExpired:
             return f"not done after {seconds} seconds"
         except (OSError, subprocess.CalledProcessError) as error:
-            said.seek(0)
-            lines = [line.strip() for line in said if line.strip()]
+            output.seek(0)
+            lines = [line.strip() for line in output if line.strip()]
             return lines[-1] if lines else str(error)
     return ""
 
@@ -184,15 +184,15 @@ def versions_of(project: str) -> tuple[str, ...]:
         msg = f"cannot look up the versions of {project}: no answer after {SECONDS} seconds"
         raise EnvironmentUnavailableError(msg) from error
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        msg = f"cannot look up the versions of {project}: {said.strip().splitlines()[-1]}"
+        output = getattr(error, "stderr", "") or str(error)
+        msg = f"cannot look up the versions of {project}: {output.strip().splitlines()[-1]}"
         raise EnvironmentUnavailableError(msg) from error
     return read_versions(project, done.stdout)
 
 
-def read_versions(project: str, said: str) -> tuple[str, ...]:
-    """The versions in what pip said."""
-    found = _LIST.search(said)
+def read_versions(project: str, output: str) -> tuple[str, ...]:
+    """The versions in pip's output."""
+    found = _LIST.search(output)
     if found is None:
         msg = f"cannot look up the versions of {project}: pip named none"
         raise EnvironmentUnavailableError(msg)
@@ -247,6 +247,6 @@ class UnpackedWheel(Environment):
             msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
             raise EnvironmentUnavailableError(msg) from error
         except (OSError, subprocess.CalledProcessError) as error:
-            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-            msg = f"cannot download {wanted}: {said[-1] if said else error}"
+            output = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            msg = f"cannot download {wanted}: {output[-1] if output else error}"
             raise EnvironmentUnavailableError(msg) from error

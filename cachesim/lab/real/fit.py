@@ -349,9 +349,9 @@ def explain(
         exhausted = not steps
         if exhausted:
             break
-    out, asked = console(), sum(each.requests for each in played)
+    out, requests = console(), sum(each.requests for each in played)
     if found:
-        out.print(_table(found, version, release, known, asked - first))
+        out.print(_table(found, version, release, known, requests - first))
     left = sum(play_under(each, rules) is not None for each in played)
     agree = f"{len(played) - left} of {counted(len(played), 'workload')} agree"
     if not found:
@@ -394,8 +394,8 @@ def _table(
         for change, value in zip(each.changes, each.values, strict=True):
             holding = [name for name, rules in known.items() if change.holds(rules)]
             last = change == each.changes[-1]
-            told = share if last else "with the next"
-            table.add_row(change.name, shown(value), shown(change.value), _span(holding), told)
+            part = share if last else "with the next"
+            table.add_row(change.name, shown(value), shown(change.value), _span(holding), part)
     return table
 
 

@@ -16,12 +16,12 @@ Row: TypeAlias = tuple[int, ...]
 Fresh: TypeAlias = Callable[[int], Sequence[int]]
 
 MOST_WORKERS: Final = 3
-MOST_TALKS: Final = 12
+MOST_CONVERSATIONS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Token counts of the parts; a session never asks for more than `longest`."""
+    """Token counts of the parts; a request never has more than `longest`."""
 
     longest: int
     system: tuple[int, int] = (600, 2400)
@@ -48,147 +48,149 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A message: `user`, `tool` or `assistant` says it."""
+class Message:
+    """A message of `user`, `tool` or `assistant`."""
 
     role: str
     tokens: Row
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     """A conversation: system prompt and tools, then its messages, the replies among them."""
 
     head: tuple[Row, ...]
-    messages: tuple[Said, ...]
+    messages: tuple[Message, ...]
 
     @property
     def tokens(self) -> Row:
-        """The prompt that asks for its next reply."""
+        """The prompt of its next reply."""
         rows = (*self.head, *(each.tokens for each in self.messages))
         return tuple(token for row in rows for token in row)
 
-    def with_more(self, *messages: Said) -> "Talk":
+    def with_more(self, *messages: Message) -> "Conversation":
         return replace(self, messages=(*self.messages, *messages))
 
 
 class Agents:
-    """The talks of one user's agents, and what is asked next."""
+    """The conversations of one user's agents, and their next requests."""
 
     def __init__(self, rng: Random, fresh: Fresh, sizes: Sizes) -> None:
         self._rng, self._fresh, self._sizes = rng, fresh, sizes
         system, tools = self._row(sizes.system), self._tools()
-        self._talks = [Talk((system, *tools), (self._user(),))]  # answered, newest last
-        self._asked: tuple[Talk, ...] = ()
-        self._workers: tuple[Talk, ...] = ()  # sub-agents at work
-        self.way = "first"  # how the last talks came about
+        self._conversations = [Conversation((system, *tools), (self._user(),))]
+        self._requested: tuple[Conversation, ...] = ()
+        self._workers: tuple[Conversation, ...] = ()  # sub-agents at work
+        self.way = "first"  # the origin of the last conversations
 
     @property
     def head(self) -> Row:
-        return tuple(token for row in self._talks[-1].head for token in row)
+        return tuple(token for row in self._conversations[-1].head for token in row)
 
-    def next(self) -> tuple[Talk, ...]:
+    def next(self) -> tuple[Conversation, ...]:
         """The next requests: of one agent, or of several sub-agents."""
-        self._asked = self._drawn() if self._asked else (self._talks[-1],)
-        if any(len(each.tokens) > self._sizes.longest for each in self._asked):
+        self._requested = self._drawn() if self._requested else (self._conversations[-1],)
+        if any(len(each.tokens) > self._sizes.longest for each in self._requested):
             self._workers, self.way = (), "compacted"
-            self._asked = self.compacted(self._talks[-1])
-        return self._asked
+            self._requested = self.compacted(self._conversations[-1])
+        return self._requested
 
     def learn(self, replies: Sequence[Sequence[int]]) -> None:
-        """Take the replies; clients that hide the thoughts send half of a reply back."""
+        """Add the replies; clients that hide the reasoning send half of a reply back."""
         answered = []
-        for talk, reply in zip(self._asked, replies, strict=True):
-            said = tuple(reply)
-            kept = said[len(said) // 2 :] if self._one_in(5) else said
-            answered.append(talk.with_more(Said("assistant", kept)))
+        for conversation, reply in zip(self._requested, replies, strict=True):
+            whole = tuple(reply)
+            kept = whole[len(whole) // 2 :] if self._one_in(5) else whole
+            answered.append(conversation.with_more(Message("assistant", kept)))
         if self.way == "sent_out":
             self._workers = tuple(answered)
         elif self.way != "title":
-            self._talks = [*self._talks, *answered][-MOST_TALKS:]
+            self._conversations = [*self._conversations, *answered][-MOST_CONVERSATIONS:]
 
     # -- how it goes on ----------------------------------------------------------------------------
 
-    def _drawn(self) -> tuple[Talk, ...]:
-        rng, talk = self._rng, self._talks[-1]
+    def _drawn(self) -> tuple[Conversation, ...]:
+        rng, conversation = self._rng, self._conversations[-1]
         if self._workers and not self._one_in(3):
             return tuple(each.with_more(self._result()) for each in self._workers)
         if self._workers:  # what they found goes to who sent them
             found = tuple(token for each in self._workers for token in each.messages[-1].tokens)
             self._workers, self.way = (), "more_results"
-            return (talk.with_more(Said("tool", found)),)
+            return (conversation.with_more(Message("tool", found)),)
         ways = rng.choices([way for way, _ in WAYS], [often for _, often in WAYS])
         self.way = ways[0].__name__
-        return ways[0](self, talk)
+        return ways[0](self, conversation)
 
-    def more_results(self, talk: Talk) -> tuple[Talk, ...]:
-        """A tool was called, and this came of it."""
-        return (talk.with_more(self._result()),)
+    def more_results(self, conversation: Conversation) -> tuple[Conversation, ...]:
+        """The result of a tool call."""
+        return (conversation.with_more(self._result()),)
 
-    def more_questions(self, talk: Talk) -> tuple[Talk, ...]:
-        """The user goes on."""
-        return (talk.with_more(self._user()),)
+    def more_questions(self, conversation: Conversation) -> tuple[Conversation, ...]:
+        """The next question of the user."""
+        return (conversation.with_more(self._user()),)
 
-    def again(self, talk: Talk) -> tuple[Talk, ...]:
-        """The last reply was not liked."""
-        return (replace(talk, messages=talk.messages[:-1] or talk.messages),)
+    def again(self, conversation: Conversation) -> tuple[Conversation, ...]:
+        """The last reply is regenerated."""
+        return (
+            replace(conversation, messages=conversation.messages[:-1] or conversation.messages),
+        )
 
-    def title(self, talk: Talk) -> tuple[Talk, ...]:
+    def title(self, conversation: Conversation) -> tuple[Conversation, ...]:
         """A short question beside it, as for a title: no system prompt, no tools."""
-        about = self._user().tokens + talk.messages[0].tokens[:40]
-        return (Talk((), (Said("user", about),)),)
+        about = self._user().tokens + conversation.messages[0].tokens[:40]
+        return (Conversation((), (Message("user", about),)),)
 
-    def parked(self, _: Talk) -> tuple[Talk, ...]:
-        """A talk that was left comes back."""
-        return (self._rng.choice(self._talks).with_more(self._user()),)
+    def resumed(self, _: Conversation) -> tuple[Conversation, ...]:
+        """An earlier conversation is resumed."""
+        return (self._rng.choice(self._conversations).with_more(self._user()),)
 
-    def edited(self, talk: Talk) -> tuple[Talk, ...]:
+    def edited(self, conversation: Conversation) -> tuple[Conversation, ...]:
         """Shorten or rewrite a message in the middle; the others stay."""
-        at = self._rng.randrange(len(talk.messages))
-        old = talk.messages[at]
+        at = self._rng.randrange(len(conversation.messages))
+        old = conversation.messages[at]
         cut = old.tokens[: self._rng.randint(0, len(old.tokens))]
-        new = Said(old.role, cut + tuple(self._fresh(self._rng.choice((1, 5, 40)))))
-        messages = (*talk.messages[:at], new, *talk.messages[at + 1 :])
-        return (replace(talk, messages=messages).with_more(self._user()),)
+        new = Message(old.role, cut + tuple(self._fresh(self._rng.choice((1, 5, 40)))))
+        messages = (*conversation.messages[:at], new, *conversation.messages[at + 1 :])
+        return (replace(conversation, messages=messages).with_more(self._user()),)
 
-    def branched(self, _: Talk) -> tuple[Talk, ...]:
+    def branched(self, _: Conversation) -> tuple[Conversation, ...]:
         """Back to an earlier turn, and another question there."""
-        talk = self._rng.choice(self._talks)
-        kept = talk.messages[: self._rng.randint(0, len(talk.messages))]
-        return (replace(talk, messages=(*kept, self._user())),)
+        conversation = self._rng.choice(self._conversations)
+        kept = conversation.messages[: self._rng.randint(0, len(conversation.messages))]
+        return (replace(conversation, messages=(*kept, self._user())),)
 
-    def sent_out(self, talk: Talk) -> tuple[Talk, ...]:
-        """Sub-agents: under the same head, or with all that was said so far."""
+    def sent_out(self, conversation: Conversation) -> tuple[Conversation, ...]:
+        """Sub-agents: under the same head, or with all messages so far."""
         whole = self._one_in(3)
-        base = talk if whole else replace(talk, messages=())
+        base = conversation if whole else replace(conversation, messages=())
         tasks = range(self._rng.randint(2, MOST_WORKERS))
         return tuple(base.with_more(self._user()) for _ in tasks)
 
-    def compacted(self, talk: Talk) -> tuple[Talk, ...]:
-        """A summary in place of what was said, but for the last messages."""
-        kept = talk.messages[-2:] if self._one_in(2) else ()
+    def compacted(self, conversation: Conversation) -> tuple[Conversation, ...]:
+        """A summary in place of all messages but the last."""
+        kept = conversation.messages[-2:] if self._one_in(2) else ()
         while sum(len(each.tokens) for each in kept) > self._sizes.longest // 3:
             kept = kept[1:]
-        summary = Said("user", self._row(self._sizes.summary))
-        return (replace(talk, messages=(summary, *kept, self._user())),)
+        summary = Message("user", self._row(self._sizes.summary))
+        return (replace(conversation, messages=(summary, *kept, self._user())),)
 
-    def with_clock(self, talk: Talk) -> tuple[Talk, ...]:
+    def with_clock(self, conversation: Conversation) -> tuple[Conversation, ...]:
         """A date in the system prompt is another one now: as many tokens, one of them new."""
-        system = talk.head[0] if talk.head else ()
+        system = conversation.head[0] if conversation.head else ()
         if not system:
-            return self.more_questions(talk)
+            return self.more_questions(conversation)
         at = self._rng.randrange(len(system))
-        head = (system[:at] + tuple(self._fresh(1)) + system[at + 1 :], *talk.head[1:])
-        return (replace(talk, head=head).with_more(self._user()),)
+        head = (system[:at] + tuple(self._fresh(1)) + system[at + 1 :], *conversation.head[1:])
+        return (replace(conversation, head=head).with_more(self._user()),)
 
-    def with_other_tools(self, talk: Talk) -> tuple[Talk, ...]:
+    def with_other_tools(self, conversation: Conversation) -> tuple[Conversation, ...]:
         """The tools come in another order, or one is new."""
-        tools = list(talk.head[1:])
+        tools = list(conversation.head[1:])
         if self._one_in(2):
             self._rng.shuffle(tools)
         else:
             tools.insert(self._rng.randint(0, len(tools)), self._row((5, 60)))
-        return (replace(talk, head=(*talk.head[:1], *tools)),)
+        return (replace(conversation, head=(*conversation.head[:1], *tools)),)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -198,11 +200,11 @@ class Agents:
         pairs = zip([0, *cuts], [*cuts, len(whole)], strict=True)
         return tuple(whole[first:last] for first, last in pairs)
 
-    def _user(self) -> Said:
-        return Said("user", self._row(self._sizes.user))
+    def _user(self) -> Message:
+        return Message("user", self._row(self._sizes.user))
 
-    def _result(self) -> Said:
-        return Said("tool", self._row(self._sizes.result))
+    def _result(self) -> Message:
+        return Message("tool", self._row(self._sizes.result))
 
     def _row(self, bounds: tuple[int, int]) -> Row:
         low, high = bounds
@@ -213,14 +215,14 @@ class Agents:
         return self._rng.randrange(count) == 0
 
 
-WAYS: Final[Sequence[tuple[Callable[[Agents, Talk], tuple[Talk, ...]], int]]] = (
+WAYS: Final[Sequence[tuple[Callable[[Agents, Conversation], tuple[Conversation, ...]], int]]] = (
     (Agents.more_results, 8),
     (Agents.more_questions, 3),
     (Agents.sent_out, 3),
     (Agents.again, 2),
     (Agents.edited, 2),
     (Agents.branched, 2),
-    (Agents.parked, 2),
+    (Agents.resumed, 2),
     (Agents.compacted, 1),
     (Agents.title, 1),
     (Agents.with_clock, 1),
@@ -234,7 +236,7 @@ REPLIES: Final = (1, 2, 5, 20, 60, 150)
 
 
 class Writer:
-    """Prompts that grow out of what was asked before."""
+    """Prompts that extend earlier ones."""
 
     def __init__(self, rng: Random, unit: int, longest: int) -> None:
         self.rng, self.unit, self.longest = rng, unit, longest
@@ -276,7 +278,7 @@ class Writer:
         prompt = self.prompt()[: 2 * self.longest]
         reply = self.fresh(self.rng.choice(counts))
         self.known.append((prompt, reply))
-        return asked(prompt, reply)
+        return request_of(prompt, reply)
 
 
 class Office:
@@ -291,24 +293,24 @@ class Office:
         """Requests of one user, or of several who do not wait for one another."""
         rng, users = self.rng, self._users
         chosen = rng.sample(users, len(users)) if rng.random() < 0.4 else [rng.choice(users)]
-        return [wanted for user in chosen for wanted in self._asked(user)]
+        return [request for user in chosen for request in self._requests_of(user)]
 
-    def _asked(self, user: Agents) -> list[dict[str, Any]]:
-        talks = user.next()
-        replies = [self._fresh(self.rng.choice(REPLIES)) for _ in talks]
+    def _requests_of(self, user: Agents) -> list[dict[str, Any]]:
+        conversations = user.next()
+        replies = [self._fresh(self.rng.choice(REPLIES)) for _ in conversations]
         user.learn(replies)
-        pairs = zip(talks, replies, strict=True)
-        return [self.request(talk.tokens, reply) for talk, reply in pairs]
+        pairs = zip(conversations, replies, strict=True)
+        return [self.request(conversation.tokens, reply) for conversation, reply in pairs]
 
     def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
-        wanted = asked(prompt, reply)
+        request = request_of(prompt, reply)
         if self.rng.random() < 0.05:
-            wanted["salt"] = "a"
-        return wanted
+            request["salt"] = "a"
+        return request
 
 
-def asked(prompt: Sequence[int], reply: Sequence[int]) -> dict[str, Any]:
-    """A request as the workloads write it."""
+def request_of(prompt: Sequence[int], reply: Sequence[int]) -> dict[str, Any]:
+    """A request in the notation of workloads."""
     return {"prompt": spell(prompt), "generate": len(reply), "reply": spell(reply)}
 
 

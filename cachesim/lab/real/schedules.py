@@ -1,6 +1,6 @@
 """Workloads and scenarios on a release's own scheduler, with the simulated one beside it.
 
-A scenario is played by the simulator first, network and all; the real scheduler is told the same
+A scenario is played by the simulator first, network and all; the real scheduler gets the same
 tokens, for no kernel runs there, and must take the same decisions.
 """
 
@@ -79,9 +79,9 @@ def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, 
 class RealScheduler(Generic[R]):
     """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
 
-    `config_of` is what it is told of a simulated server, `hurdles` why it is not led through a
-    scenario, `group_of` what is asked of it in steps that come together, and `shared` names what
-    it tells of all of them. `visible` reduces the results of both to what this form of the release
+    `config_of` is its configuration by a simulated server, `hurdles` why it does not play a
+    scenario, `group_of` the requests of steps that come together, and `shared` names results
+    common to all of them. `visible` reduces the results of both to what this form of the release
     shows. `configured` adds the configuration of a server's start to each workload.
     """
 
@@ -255,17 +255,17 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     if record.step.do != "complete":
         return {"reset": True}
     generated = record.reply.generated if record.reply else ()
-    asked = {
+    request = {
         "prompt": spell(record.prompt),
         "generate": max(1, (record.error and record.step.predict) or len(generated)),
         "reply": spell(generated),
     }
-    return asked | dict(more)
+    return request | dict(more)
 
 
-def _entry(told: Sequence[Result], group: int, number: int, shared: tuple[str, ...]) -> Result:
-    if group >= len(told) or "requests" not in told[group]:
-        return told[group] if group < len(told) else {"error": NOT_PLAYED}
-    whole = told[group]
+def _entry(results: Sequence[Result], group: int, number: int, shared: tuple[str, ...]) -> Result:
+    if group >= len(results) or "requests" not in results[group]:
+        return results[group] if group < len(results) else {"error": NOT_PLAYED}
+    whole = results[group]
     entry: dict[str, Any] = dict(whole["requests"][number])
     return entry | {key: whole[key] for key in shared}

@@ -81,8 +81,8 @@ class WorkerProcess(JsonProcess):
 
     def play(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Results of a workload, group by group."""
-        told = self.order(workload)
-        if "raised" in told:
-            return [{"error": told["raised"]}]
-        results: list[dict[str, Any]] = told["results"]
+        answer = self.order(workload)
+        if "raised" in answer:
+            return [{"error": answer["raised"]}]
+        results: list[dict[str, Any]] = answer["results"]
         return results

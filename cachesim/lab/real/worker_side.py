@@ -29,7 +29,7 @@ class Bag:
 
 
 class Told(Bag):
-    """Somebody who is only told things."""
+    """An object whose methods ignore every call."""
 
     def __getattr__(self, name: str) -> Real:
         if name.startswith("__"):
@@ -50,11 +50,11 @@ def own_output() -> TextIO:
     return answers
 
 
-def answer_lines(answers: TextIO, told: Callable[[Json], Json]) -> None:
+def answer_lines(answers: TextIO, play: Callable[[Json], Json]) -> None:
     """Answer each line of JSON with a line, until the input ends."""
     for line in sys.stdin:
         try:
-            answer = {"results": told(json.loads(line))}
+            answer = {"results": play(json.loads(line))}
         except Exception as error:
             answer = {"raised": words_of(error)}
         answers.write(json.dumps(answer) + "\n")

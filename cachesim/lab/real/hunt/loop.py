@@ -66,7 +66,7 @@ SHAPE: Final = Shape(alike=True)
 ARRIVALS: Final = 2
 """Workloads with requests that arrive during another prefill; they are long."""
 
-SAID: Final = (300, 301, 302, 303)
+REPLY: Final = (300, 301, 302, 303)
 """The beginning of every reply in these: nothing quotes it."""
 
 MOST_TRIES: Final = 3
@@ -91,7 +91,7 @@ class ProvenFinding:
 class Findings:
     """The findings of a hunt so far."""
 
-    trophies: dict[Cause, ProvenFinding] = field(default_factory=dict)
+    proven: dict[Cause, ProvenFinding] = field(default_factory=dict)
     missed: dict[Cause, ProvenFinding] = field(default_factory=dict)
     tries: Counter[Cause] = field(default_factory=Counter)
     counts: Counter[Cause] = field(default_factory=Counter)
@@ -99,15 +99,15 @@ class Findings:
     requests: int = 0
 
     def wanted(self, cause: Cause) -> bool:
-        """True if a sighting of a cause is worth a proof."""
-        return cause not in self.trophies and self.tries[cause] < MOST_TRIES
+        """True if a cause has no proof and tries are left."""
+        return cause not in self.proven and self.tries[cause] < MOST_TRIES
 
-    def put(self, trophy: ProvenFinding) -> None:
-        self.tries[trophy.cause] += 1
-        kept = self.trophies if trophy.word.confirmed else self.missed
-        kept[trophy.cause] = trophy
-        if trophy.word.confirmed:
-            self.missed.pop(trophy.cause, None)
+    def put(self, finding: ProvenFinding) -> None:
+        self.tries[finding.cause] += 1
+        kept = self.proven if finding.word.confirmed else self.missed
+        kept[finding.cause] = finding
+        if finding.word.confirmed:
+            self.missed.pop(finding.cause, None)
 
 
 def hunt(
@@ -116,28 +116,30 @@ def hunt(
     seed: int = 0,
     models: Sequence[str] = (),
     going: Callable[[Findings], bool],
-    told: Callable[[ProvenFinding], None] = lambda _: None,
+    report: Callable[[ProvenFinding], None] = lambda _: None,
 ) -> Findings:
-    """Search a release until told to stop; what is found is proven on its real engine."""
+    """Search a release while `going`; findings are proven on its real engine."""
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
     playable = [each for each in models or prover.models if _takes(profile, each)]
-    known, bag = known_causes(profile), Findings()
-    for target, found in _seen(profile, playable, prover, seed=seed, bag=bag, going=going):
-        bag.workloads += found.report.workloads
-        bag.requests += found.report.requests
-        bag.counts.update(found.counts)
+    known, findings = known_causes(profile), Findings()
+    for target, found in _seen(
+        profile, playable, prover, seed=seed, findings=findings, going=going
+    ):
+        findings.workloads += found.report.workloads
+        findings.requests += found.report.requests
+        findings.counts.update(found.counts)
         for cause, sighting in found.first.items():
-            if not bag.wanted(cause) or not going(bag):
+            if not findings.wanted(cause) or not going(findings):
                 continue
-            trophy = _brought_home(cause, sighting, target, profile, prover)
-            if trophy is None:
-                bag.tries[cause] += 1
+            finding = _reduced(cause, sighting, target, profile, prover)
+            if finding is None:
+                findings.tries[cause] += 1
                 continue
-            trophy = replace(trophy, known=known.get(cause, ""))
-            bag.put(trophy)
-            told(trophy)
-    return bag
+            finding = replace(finding, known=known.get(cause, ""))
+            findings.put(finding)
+            report(finding)
+    return findings
 
 
 def _seen(
@@ -146,7 +148,7 @@ def _seen(
     prover: Prover,
     *,
     seed: int,
-    bag: Findings,
+    findings: Findings,
     going: Callable[[Findings], bool],
 ) -> Iterator[tuple[Profile, Survey]]:
     """Round after round, what each target shows; arrivals in between.
@@ -155,9 +157,9 @@ def _seen(
     """
     for turn in count():
         for number, target in enumerate(targets(profile, models)):
-            if not going(bag):
+            if not going(findings):
                 return
-            if target.seeks in {each.cure for each in bag.trophies} - {""} or _refused(target):
+            if target.seeks in {each.cure for each in findings.proven} - {""} or _refused(target):
                 continue
             windowed = "window" in preset(target.model).layers
             window, longest = prover.sizes[turn % len(prover.sizes)]
@@ -179,7 +181,7 @@ def _seen(
                     first=turn * WORKLOADS,
                     seed=seed,
                     shape=shape,
-                    going=lambda _: going(bag),
+                    going=lambda _: going(findings),
                 ),
             )
             if family_of(profile.engine).has_slots and number % 3 == 0:
@@ -192,7 +194,7 @@ def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range)
     for number in numbers if profile.engine == LLAMA_CPP.name else ():  # whose clock is known
         draw = draw_arrival if number % 2 else draw_pinned
         drawn = draw(seed, number, release=profile.release, presets=tuple(models))
-        steps = (replace(each, reply=SAID[: each.predict]) for each in drawn.step)
+        steps = (replace(each, reply=REPLY[: each.predict]) for each in drawn.step)
         scenario = replace(drawn, about=f"Drawn for {profile}.", step=tuple(steps))
         found.report.add(scenario, play(scenario, profile, stop_early=False))
         for cause, (step, detail) in causes(scenario, profile, "ring", "wrong").items():
@@ -200,7 +202,7 @@ def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range)
     return found
 
 
-def _brought_home(
+def _reduced(
     cause: Cause, sighting: Sighting, target: Profile, profile: Profile, prover: Prover
 ) -> ProvenFinding | None:
     """Make a sighting small and prove it; None where the release itself does not show it."""

@@ -46,25 +46,25 @@ SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
 """Fields of an answer that are printed; of a request that only fills the cache, the first."""
 
 
-def write(trophy: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:
+def write(finding: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:
     """Write the report, and the scenario beside it; the report's path."""
-    scenario = free_name(folder / f"{number:02}-{trophy.found.scenario.name}.toml")
-    scenario.write_text(to_toml(trophy.found.scenario), encoding="utf-8")
+    scenario = free_name(folder / f"{number:02}-{finding.found.scenario.name}.toml")
+    scenario.write_text(to_toml(finding.found.scenario), encoding="utf-8")
     report = free_name(scenario.with_suffix(".md"))
-    lines = _lines(trophy, profile, scenario, where)
+    lines = _lines(finding, profile, scenario, where)
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return report
 
 
-def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> Iterator[str]:
-    scenario, found = trophy.found.scenario, trophy.found
-    yield f"# {profile.engine} {profile.release}: {trophy.cause}"
+def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> Iterator[str]:
+    scenario, found = finding.found.scenario, finding.found
+    yield f"# {profile.engine} {profile.release}: {finding.cause}"
     yield ""
     release = family_of(profile.engine).release(profile.release)
     package = f" ({release.package.name} {release.package.version})" if release.package else ""
     yield f"Release: {profile.engine} {profile.release}{package}, {release.about}."
-    if trophy.known:
-        yield f"Known: the shipped scenario `{trophy.known}` shows the same cause."
+    if finding.known:
+        yield f"Known: the shipped scenario `{finding.known}` shows the same cause."
     yield ""
     yield "What a client does:"
     yield ""
@@ -73,19 +73,19 @@ def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> I
     crash = found.finding.kind == "crash"
     wanted = "an answer to every request" if crash else "the answer of a server without a cache"
     yield f"Expected: {wanted}."
-    yield f"Seen on {where}: {trophy.word.seen}."
-    if found.finding.detail != trophy.word.seen:
+    yield f"Seen on {where}: {finding.word.seen}."
+    if found.finding.detail != finding.word.seen:
         yield f"Simulated: {found.finding.detail}."
-    yield f"Evidence: {trophy.word.evidence}."
+    yield f"Evidence: {finding.word.evidence}."
     yield ""
-    if trophy.cause.cure:
-        patch = family_of(profile.engine).patch(trophy.cause.cure)
+    if finding.cause.cure:
+        patch = family_of(profile.engine).patch(finding.cause.cure)
         yield f"Cause: {patch.cures}. It is gone with `{profile}+{patch.name}`: {patch.about}."
     else:
-        marks = f" Branches taken: {'; '.join(trophy.cause.marks)}." if trophy.cause.marks else ""
+        marks = f" Branches taken: {'; '.join(finding.cause.marks)}." if finding.cause.marks else ""
         yield f"Cause: unknown.{marks}"
-    if trophy.target != profile:
-        yield f"Found with other known defects fixed: `{trophy.target}`."
+    if finding.target != profile:
+        yield f"Found with other known defects fixed: `{finding.target}`."
     yield ""
     if profile.engine == LLAMA_CPP.name:
         wrong = None if crash else found.finding.step
@@ -99,15 +99,15 @@ def _lines(trophy: ProvenFinding, profile: Profile, file: Path, where: str) -> I
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
-    if profile.engine == PYTHON.name and trophy.word.evidence == CONFIRMED and not crash:
+    if profile.engine == PYTHON.name and finding.word.evidence == CONFIRMED and not crash:
         yield from report_lines(scenario, profile.release, found.finding.step)
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"
     proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
-    if trophy.word.evidence == DERIVED:
+    if finding.word.evidence == DERIVED:
         proof = f"cachesim real {profile.engine} --runner --scenario {file.name}"
-    if trophy.word.evidence != SOURCE and proof:
+    if finding.word.evidence != SOURCE and proof:
         yield f"    {proof}"
 
 
@@ -135,8 +135,8 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
     yield from (curl(COLD, [step]) for step in steps[: wrong or 0] if step.do == "set-lora")
     for numbers, after in zip(calls, [*calls[1:], []], strict=True):
         meanwhile = " &" if after and steps[after[0]].turns else ""
-        asked = [steps[number] for number in numbers]
-        yield curl(WARM, asked, shown=wrong in numbers, patience=patience) + meanwhile
+        group = [steps[number] for number in numbers]
+        yield curl(WARM, group, shown=wrong in numbers, patience=patience) + meanwhile
     if any(steps[call[0]].turns for call in calls):
         yield "wait $!"
     if wrong is None:
@@ -152,8 +152,8 @@ def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str
     body = call["body"]
     if "response_fields" in body:
         probabilities = {"n_probs": LIKELIEST} if shown else {}
-        asked = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
-        body = asked | {"response_fields": SHOWN if shown else SHOWN[:1]}
+        plain = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
+        body = plain | {"response_fields": SHOWN if shown else SHOWN[:1]}
     words = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
     return f"curl -s{patience} -w '\\n' {words}"
 

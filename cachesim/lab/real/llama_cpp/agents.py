@@ -14,7 +14,7 @@ from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, draw_preset
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting
-from cachesim.lab.real.prompts import Agents, Row, Said, Sizes, Talk
+from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
 
@@ -38,11 +38,11 @@ def draw_arrival(
         options["kv_unified"] = True
     if rng.random() < 0.2:
         options["cache_ram"] = 0
-    talk = _Talk(rng)
-    steps = [talk.step(f"r{index}") for index in range(rng.randint(1, 3))]
-    steps.append(talk.reading(rng.choice((-1, -1, 0))))
-    steps.append(talk.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
-    steps.append(talk.step("after"))
+    prompts = _Prompts(rng)
+    steps = [prompts.step(f"r{index}") for index in range(rng.randint(1, 3))]
+    steps.append(prompts.reading(rng.choice((-1, -1, 0))))
+    steps.append(prompts.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
+    steps.append(prompts.step("after"))
     return workload(
         name=f"{preset}-arrival-{seed}-{number}",
         release=release,
@@ -64,12 +64,12 @@ def draw_pinned(
     """
     rng = Random(f"pinned {release} {seed} {number}")
     preset, window = draw_preset(rng, abilities=Abilities(release), presets=presets)
-    talk = _Talk(rng)
-    parked = talk.words(rng.choice(EARLIER[2:]))
-    lengths = (len(parked) - 300, len(parked), len(parked), rng.randint(*READING))
-    reading = talk.words(max(READING[0], rng.choice(lengths)))
+    prompts = _Prompts(rng)
+    before = prompts.words(rng.choice(EARLIER[2:]))
+    lengths = (len(before) - 300, len(before), len(before), rng.randint(*READING))
+    reading = prompts.words(max(READING[0], rng.choice(lengths)))
     slot = rng.choice((0, 0, -1))
-    asked = (parked, reading, parked + talk.words(rng.choice((1, 5, 300))))
+    rows = (before, reading, before + prompts.words(rng.choice((1, 5, 300))))
     return workload(
         name=f"{preset}-pinned-{seed}-{number}",
         release=release,
@@ -77,11 +77,11 @@ def draw_pinned(
         window=window,
         options={"ctx_size": ROOM},
         steps=(
-            Step(name="parked", prompt=asked[0], predict=1),
-            Step(name="reading", prompt=asked[1], predict=1),
+            Step(name="parked", prompt=rows[0], predict=1),
+            Step(name="reading", prompt=rows[1], predict=1),
             Step(
                 name="arriving",
-                prompt=asked[2],
+                prompt=rows[2],
                 predict=1,
                 slot=slot,
                 with_previous=True,
@@ -91,7 +91,7 @@ def draw_pinned(
     )
 
 
-class _Talk:
+class _Prompts:
     """A few conversations, and prompts that go on from them."""
 
     def __init__(self, rng: Random) -> None:
@@ -143,8 +143,8 @@ SHARE: Final = 8_192
 
 REQUESTS: Final = (8, 18)
 
-SAID_MEANWHILE: Final = 2000
-"""Tokens of reply until a client is gone; one slot of a pool has not the whole of it."""
+TOKENS_MEANWHILE: Final = 2000
+"""Tokens of a reply until a client disconnects; one slot of a pool has fewer cells."""
 
 REPLIES: Final = (1, 2, 4, 8, 20, 40)
 
@@ -221,7 +221,7 @@ class _Session:
         users = range(self._rng.choice((1, 1, 2, 3)))
         self._users = [Agents(self._rng, self._words, Sizes.within(longest)) for _ in users]
         self._files: list[str] = []
-        self._speaks = self._rng.random() < 0.3  # all that is asked are chats
+        self._is_chat = self._rng.random() < 0.3  # all requests are chats
 
     def go_on(self) -> None:
         """Ask for the next turn of a user's agents, now and then after a slot action."""
@@ -229,15 +229,15 @@ class _Session:
         if self.steps and rng.random() < 0.12:
             self._ask(self._slot_action())
         user, predict = rng.choice(self._users), rng.choice(REPLIES)
-        talks = user.next()
-        asked = [self._step(talk, predict) for talk in talks]
-        together = sum(len(each.tokens) + predict for each in talks)
-        if len(asked) == 1:
-            asked = [self._placed(asked[0])]
+        conversations = user.next()
+        steps = [self._step(conversation, predict) for conversation in conversations]
+        together = sum(len(each.tokens) + predict for each in conversations)
+        if len(steps) == 1:
+            steps = [self._placed(steps[0])]
         elif self._one_by_one(together):
-            user.learn([self._ask(each)[0] for each in asked])
+            user.learn([self._ask(each)[0] for each in steps])
             return
-        first, *others = asked
+        first, *others = steps
         group = [first, *(replace(each, with_previous=True) for each in others)]
         if self._can_arrive(group, together) and rng.random() < 0.25:
             late = replace(first, slot=-1, with_previous=True, turns=1)
@@ -256,14 +256,15 @@ class _Session:
         self.outcomes += answers
         return [each.reply for each in answers]
 
-    def _step(self, talk: Talk, predict: int) -> Step:
-        if not self._speaks:
-            return self._plain(talk.tokens, predict)
-        system = (Said("system", talk.head[0]),) if talk.head else ()
+    def _step(self, conversation: Conversation, predict: int) -> Step:
+        if not self._is_chat:
+            return self._plain(conversation.tokens, predict)
+        system = (Message("system", conversation.head[0]),) if conversation.head else ()
         messages = tuple(
-            Turn(role=each.role, content=text_of(each.tokens)) for each in (*system, *talk.messages)
+            Turn(role=each.role, content=text_of(each.tokens))
+            for each in (*system, *conversation.messages)
         )
-        tools = tuple(text_of(each) for each in talk.head[1:])
+        tools = tuple(text_of(each) for each in conversation.head[1:])
         options = {"tools": tools} if tools else {}
         return Step(name="", messages=messages, predict=predict, options=options)
 
@@ -276,19 +277,19 @@ class _Session:
         if rng.random() < 0.1:
             step = replace(step, slot=rng.randrange(self._slots))
         shifts = options.get("context_shift", False)
-        waits = shifts or drafting(options) or len(step.ids) + SAID_MEANWHILE > self._room
-        if waits or self._speaks or rng.random() > 0.1:
+        waits = shifts or drafting(options) or len(step.ids) + TOKENS_MEANWHILE > self._room
+        if waits or self._is_chat or rng.random() > 0.1:
             return step
         slot = max(0, step.slot)  # of which is known afterwards what it holds
         leaves = "reading" if rng.random() < 0.6 else "replying"
         return replace(step, slot=slot, predict=ABANDONED, leaves=leaves)
 
     def _one_by_one(self, together: int) -> bool:
-        alone = self._slots == 1 or self._speaks
+        alone = self._slots == 1 or self._is_chat
         return alone or together > self._room or self._rng.random() < 0.4
 
     def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
-        plain = not (group[0].leaves or self._speaks)
+        plain = not (group[0].leaves or self._is_chat)
         usual = "batch_size" not in self._options and plain
         room = together + 2 * READING[1] < self._room
         return usual and room and len(group) < self._slots

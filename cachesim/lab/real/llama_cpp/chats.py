@@ -12,14 +12,14 @@ from cachesim.units import Token, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Message:
     """A message, as tokens."""
 
     role: str
     content: Tokens
 
 
-Chat: TypeAlias = tuple[Said, ...]
+Chat: TypeAlias = tuple[Message, ...]
 
 SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "ipython")
 """Roles of later messages; no template knows the last ones."""
@@ -71,14 +71,14 @@ class ChatTree:
 
     def next(self) -> tuple[Turn, ...]:
         ways = (self._new, self._on, self._on, self._on, self._again, self._edited, self._stripped)
-        asked = (self._asked,) * 2 if self._share else ()
-        way = self._rng.choice((*ways, self._continued, *asked))
+        questions = (self._question,) * 2 if self._share else ()
+        way = self._rng.choice((*ways, self._continued, *questions))
         chat = way() if self._turns else self._new()
         return self._noted(chat if _length(chat) < self._longest else self._new())
 
     def refused(self) -> tuple[Turn, ...]:
         """A chat that ends with two messages of the assistant."""
-        answer = Said(role="assistant", content=self._says("assistant").content[:5])
+        answer = Message(role="assistant", content=self._message("assistant").content[:5])
         return self._noted((*self._new(), answer, answer))
 
     def _noted(self, chat: Chat) -> tuple[Turn, ...]:
@@ -88,16 +88,19 @@ class ChatTree:
 
     def _new(self) -> Chat:
         role = self._rng.choice(INSTRUCTORS)
-        return (*((self._says(role),) if self._rng.random() < 0.5 else ()), self._says("user"))
+        return (
+            *((self._message(role),) if self._rng.random() < 0.5 else ()),
+            self._message("user"),
+        )
 
-    def _asked(self) -> Chat:
+    def _question(self) -> Chat:
         """A new question under the instructions of an earlier chat, as applications ask it."""
         first = self._turn()[0][0]
-        return (*((first,) if first.role in INSTRUCTORS else ()), self._says("user"))
+        return (*((first,) if first.role in INSTRUCTORS else ()), self._message("user"))
 
     def _on(self) -> Chat:
         chat, reply = self._answered()
-        return (*chat, Said(role="assistant", content=reply), self._says(self._speaker()))
+        return (*chat, Message(role="assistant", content=reply), self._message(self._speaker()))
 
     def _again(self) -> Chat:
         return self._turn()[0]
@@ -106,18 +109,24 @@ class ChatTree:
         chat = self._turn()[0]
         last = chat[-1]
         kept = last.content[: self._rng.randint(0, len(last.content))]
-        return (*chat[:-1], Said(role=last.role, content=kept + self._says("user").content))
+        return (
+            *chat[:-1],
+            Message(role=last.role, content=kept + self._message("user").content),
+        )
 
     def _stripped(self) -> Chat:
         """A client that drops the reasoning: only the end of the reply comes back."""
         chat, reply = self._answered()
-        answer = Said(role="assistant", content=reply[len(reply) // 2 :])
-        return (*chat, answer, self._says(self._speaker()))
+        answer = Message(role="assistant", content=reply[len(reply) // 2 :])
+        return (*chat, answer, self._message(self._speaker()))
 
     def _continued(self) -> Chat:
         """A client that has the server go on from what it said, or from nothing."""
         chat, reply = self._answered()
-        return (*chat, Said(role="assistant", content=reply[: self._rng.randint(0, len(reply))]))
+        return (
+            *chat,
+            Message(role="assistant", content=reply[: self._rng.randint(0, len(reply))]),
+        )
 
     def _answered(self) -> tuple[Chat, Tokens]:
         """A turn; where the reply went on from the last message, the two are one."""
@@ -132,13 +141,13 @@ class ChatTree:
     def _speaker(self) -> str:
         return self._rng.choice(SPEAKERS)
 
-    def _says(self, role: str) -> Said:
+    def _message(self, role: str) -> Message:
         count = min(self._rng.choice((1, 3, 10, 30, 70, 150)), self._longest // 4)
         words = (Token(FIRST_WORD + self._rng.randrange(self._words)) for _ in range(count))
         content = tuple(words)
         if self._lines and count > 1 and self._rng.random() < 0.15:
             content = (*content[: count // 2], NEWLINE, *content[count // 2 :])
-        return Said(role=role, content=content)
+        return Message(role=role, content=content)
 
 
 def _length(chat: Chat) -> int:

@@ -103,9 +103,9 @@ def compare_drafts(
 def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
     """Play the loop: propose one token where there is room, and go on behind what was right."""
     reply, _ = generate(network, prompt, predict + 2)
-    told = (*prompt, *reply)
-    guesses = head_guesses(network, told[:-1])
-    right = [guess == token for guess, token in zip(guesses, told[1:], strict=True)]
+    tokens = (*prompt, *reply)
+    guesses = head_guesses(network, tokens[:-1])
+    right = [guess == token for guess, token in zip(guesses, tokens[1:], strict=True)]
     emitted, at, drafted, accepted = 1, len(prompt), 0, 0
     while emitted < predict:
         room = predict - emitted > 1

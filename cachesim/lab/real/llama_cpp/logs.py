@@ -158,7 +158,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
     def count(self, seed: int, number: int) -> None:
         """Play one workload, replay its log, predict the other release; count what agrees."""
         log, workload, outcomes = self.play(seed, number)
-        replay = replay_of(log, workload, told=self.agreement.verbosity == DEFAULT)
+        replay = replay_of(log, workload, has_user_flags=self.agreement.verbosity == DEFAULT)
         counts = self.agreement.counts
         counts["requests"] += len(replay.requests)
         for each in replay.requests:
@@ -208,22 +208,22 @@ class LogMaker(AbstractContextManager["LogMaker"]):
                 counts["within"] += settled.low <= answer.cached <= settled.high
 
 
-def replay_of(log: bytes, workload: Scenario, *, told: bool) -> Replay:
+def replay_of(log: bytes, workload: Scenario, *, has_user_flags: bool) -> Replay:
     """Read a log and play it.
 
-    Where a level prints no flags the reader is `told` what a user knows: the command line, the
-    model, and whether the client sends chats.
+    With `has_user_flags`, for levels that print no flags, it gets a user's settings: the command
+    line, the model, and chats as the client's requests.
     """
     servers = Reader().take(lines_of(BytesIO(log))).servers
     server = max(servers, key=lambda each: len(each.requests))
-    if told and any(step.messages for step in workload.step):
+    if has_user_flags and any(step.messages for step in workload.step):
         server.holds_chats()
     given: Mapping[str, Any] = {}
     model: str | None = None
     window: int | None = None
-    if told and not prints_checkpoints(server.styles):
+    if has_user_flags and not prints_checkpoints(server.styles):
         given = {k: v for k, v in workload.engine.options.items() if k != "spec_type"}
-    if told:
+    if has_user_flags:
         model, window = workload.model.preset, workload.model.window
     release = release_of(workload)
     styled = release in BY_NAME  # the wheels print no build; other releases look like one

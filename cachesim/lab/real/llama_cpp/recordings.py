@@ -1,6 +1,6 @@
 """Answers of a wheel's servers to random workloads, kept on disk and played once.
 
-A recording is a line of JSON. It is used again as long as the generator still asks what was asked
+A recording is a line of JSON. It is used again as long as the generator still sends what was sent
 then; from the first workload on that it would ask otherwise, the wheel is played again. Rules that
 the recorded workloads leave open are decided by others, on which the simulator's answers under
 both values part:
@@ -32,7 +32,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.typed import Value, there_is
 from cachesim.units import as_tokens
 
-UNSAID: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
+UNRECORDED: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
 """Fields of an outcome that no comparison reads."""
 
 
@@ -62,7 +62,7 @@ class Recording:
 
     def line(self) -> str:
         outcomes = [
-            {name: value for name, value in asdict(each).items() if name not in UNSAID}
+            {name: value for name, value in asdict(each).items() if name not in UNRECORDED}
             for each in self.outcomes
         ]
         return json.dumps({"workload": to_toml(self.workload), "outcomes": outcomes})
@@ -71,13 +71,13 @@ class Recording:
 def _outcome(plain: dict[str, Any]) -> Outcome:
     drafts = plain.pop("drafts")
     reply = as_tokens(plain.pop("reply"))
-    said = None if drafts is None else tuple(as_tokens(each) for each in drafts)
-    return Outcome(reply=reply, drafts=said, **plain)
+    proposed = None if drafts is None else tuple(as_tokens(each) for each in drafts)
+    return Outcome(reply=reply, drafts=proposed, **plain)
 
 
 @dataclass(slots=True)
 class _Recorded:
-    """Answers as the recording says, while it is asked the same."""
+    """Recorded answers, as long as the requests are the recorded ones."""
 
     recording: Recording
     at: int = 0
@@ -86,14 +86,14 @@ class _Recorded:
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         end = self.at + len(group)
         if tuple(group) != self.recording.workload.step[self.at : end]:
-            raise _AskedOtherwiseError
+            raise _RequestMismatchError
         outcomes, self.at = self.recording.outcomes[self.at : end], end
         self.lost = end == len(self.recording.outcomes)
         return outcomes
 
 
-class _AskedOtherwiseError(Exception):
-    """The generator asks something else than when the recording was made."""
+class _RequestMismatchError(Exception):
+    """The generator sends another request than the recorded one."""
 
 
 class Recordings:
@@ -130,7 +130,7 @@ class Recordings:
     def play(self, number: int) -> Recording:
         """A workload by its number: from disk, or played now and kept."""
         kept = next((each for at, each in self._singles() if at == number), None)
-        if kept is not None and self._still_asked(kept, number):
+        if kept is not None and self._is_current(kept, number):
             return kept
         with SideBySide(self.release, version=self.version) as pair:
             recording = self._played(pair, number)
@@ -158,18 +158,18 @@ class Recordings:
                 recording = Recording.from_line(line)
             except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
                 break
-            if not self._still_asked(recording, len(found)):
+            if not self._is_current(recording, len(found)):
                 break
             found.append(recording)
         return found
 
-    def _still_asked(self, recording: Recording, number: int) -> bool:
+    def _is_current(self, recording: Recording, number: int) -> bool:
         setting = draw_setting(self.seed, number, release=self.release)
         if not recording.outcomes:
             return False
         try:
             workload, _ = grow(setting, _Recorded(recording))
-        except _AskedOtherwiseError:
+        except _RequestMismatchError:
             return False
         return workload == recording.workload
 
@@ -205,18 +205,18 @@ PLAYED: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """A rule that was open, and what the wheel said of it."""
+    """A rule that was open, and its recording on the wheel."""
 
     change: Change  # the other value
     turned: int = 0  # workloads on which the simulator's answers depend on it
-    told: Recording | None = None  # the wheel's answers on which the two values part
+    recording: Recording | None = None  # the wheel's answers that differ between the values
 
     def value(self, trial: Trial) -> Value | None:
-        """The value that agrees with the wheel for longer; None where nothing tells them apart."""
-        if self.told is None:
+        """The value that agrees with the wheel for longer; None if both agree."""
+        if self.recording is None:
             return None
-        ours = self.told.agreeing(play_under(self.told, trial))
-        theirs = self.told.agreeing(play_under(self.told, self.change.of(trial)))
+        ours = self.recording.agreeing(play_under(self.recording, trial))
+        theirs = self.recording.agreeing(play_under(self.recording, self.change.of(trial)))
         own = self.change.value_in(trial)
         return self.change.value if theirs > ours else own
 
@@ -250,12 +250,12 @@ def parts(recording: Recording, ours: Difference | None, trial: Trial) -> bool:
 def probe(
     rules: Sequence[Change], trial: Trial, recordings: Recordings, *, most: int = DRAWN
 ) -> tuple[Probed, ...]:
-    """Draw workloads for open rules; play those on which one turns, until the wheel tells."""
+    """Draw workloads for open rules; play those on which one turns, until the wheel decides."""
     turned: Counter[Change] = Counter()
-    told: dict[Change, Recording] = {}
+    decisive: dict[Change, Recording] = {}
     plays = 0
     for number in range(most):
-        waiting = [each for each in rules if each not in told and turned[each] < PLAYED]
+        waiting = [each for each in rules if each not in decisive and turned[each] < PLAYED]
         if not waiting or plays > PLAYS:
             break
         drawn = _simulated(number, trial, recordings)
@@ -264,10 +264,11 @@ def probe(
         if not turning:
             continue
         turned.update(turning)
-        heard = recordings.play(number)
-        ours = play_under(heard, trial)
-        told |= {each: heard for each in turning if parts(heard, ours, each.of(trial))}
-    return tuple(Probed(change=each, turned=turned[each], told=told.get(each)) for each in rules)
+        recording = recordings.play(number)
+        ours = play_under(recording, trial)
+        decisive |= {each: recording for each in turning if parts(recording, ours, each.of(trial))}
+    found = ((each, turned[each], decisive.get(each)) for each in rules)
+    return tuple(Probed(change=c, turned=n, recording=recording) for c, n, recording in found)
 
 
 def _simulated(number: int, trial: Trial, recordings: Recordings) -> Recording:

@@ -55,8 +55,8 @@ def overrides(name: str) -> list[Override]:
         "verbosity": QUIET,
         "slot_save_path": "slots/",
     }
-    told = _configurations(release, values)
-    started, used = told["started"], told["used"]
+    configurations = _configurations(release, values)
+    started, used = configurations["started"], configurations["used"]
     rows = [
         (field, started.get(field, "-"), used.get(field, "-"))
         for field in sorted(started | used)
@@ -77,8 +77,8 @@ def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str
         env=clean,
         timeout=120,
     )
-    told: dict[str, dict[str, str]] = json.loads(done.stdout)
-    return told
+    configurations: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return configurations
 
 
 def _of_simulator(release: str, started: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -167,8 +167,9 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     fit = Search(recordings, known, play_under, say).run()
     others = Recordings(wheel.release, seed=seed + ANOTHER, version=wheel.version)
     probed = probe(_open(fit, wheel, known, recordings), fit.trial, others)
-    told = tuple({each.told.workload.name: each.told for each in probed if each.told}.values())
-    first, fit = fit, Search((*recordings, *told), known, play_under, say).run() if told else fit
+    found = [each.recording for each in probed if each.recording]
+    more = tuple({each.workload.name: each for each in found}.values())
+    first, fit = fit, Search((*recordings, *more), known, play_under, say).run() if more else fit
     out.print(f"{wheel}: {fit.requests:,} requests in {len(recordings):,} workloads, seed {seed}")
     out.print(_table(fit, known))
     if probed:

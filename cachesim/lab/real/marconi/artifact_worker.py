@@ -74,15 +74,15 @@ def play(module: Real, workload: Json) -> Json:
         eff_weight=workload["weight"],
         bootstrap_multiplier=workload["multiplier"],
     )
-    told: list[Json] = []
+    results: list[Json] = []
     for number, (prompt, tokens) in enumerate(workload["requests"]):
         try:
             reused, _, branches, agreed = tree.match_prefix(prompt)
             tree.insert(tokens, number, number)
         except Exception as error:
-            told.append({"raised": f"{type(error).__name__}: {error}"[:200]})
+            results.append({"raised": f"{type(error).__name__}: {error}"[:200]})
             break
-        told.append(
+        results.append(
             {
                 "reused": len(reused),
                 "agreed": agreed,
@@ -91,7 +91,7 @@ def play(module: Real, workload: Json) -> Json:
                 "tree": tree_of(tree.root_node),
             }
         )
-    return told
+    return results
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
 from cachesim.lab.real.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
-from cachesim.lab.real.prompts import Agents, Row, Sizes, Talk
+from cachesim.lab.real.prompts import Agents, Conversation, Row, Sizes
 from cachesim.units import as_tokens
 
 Workload: TypeAlias = dict[str, Any]
@@ -102,8 +102,12 @@ class Drawer:
 
     def _leave(self, request: Request) -> None:
         """A client that reads a stream of plain words goes away: the next one finds it gone."""
-        said = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
-        request |= {"leaves_after": self.random.choice((0, 1, 2, 4)), "stream": True, "reply": said}
+        reply = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
+        request |= {
+            "leaves_after": self.random.choice((0, 1, 2, 4)),
+            "stream": True,
+            "reply": reply,
+        }
 
     def request(self) -> Request:
         """A turn of a conversation, or a text to complete."""
@@ -123,26 +127,26 @@ class Drawer:
         """The reply: up to the end mark, a stop word or the limit."""
         stops = {self.tokenizer.encode(word)[0] for word in request.get("stop_words", ())}
         thinks = self.tokenizer.think_end
-        said: list[int] = []
-        while len(said) < request["max_tokens"]:
-            said.append(self.random.randrange(10, VOCABULARY))
+        reply: list[int] = []
+        while len(reply) < request["max_tokens"]:
+            reply.append(self.random.randrange(10, VOCABULARY))
             if thinks is not None and self.random.random() < 0.2:
-                said[-1] = thinks
+                reply[-1] = thinks
             if self.random.random() < 0.2:
-                said[-1] = END_MARK
-            if said[-1] == END_MARK or said[-1] in stops:
+                reply[-1] = END_MARK
+            if reply[-1] == END_MARK or reply[-1] in stops:
                 break
-        self._remember(request, said)
-        return said
+        self._remember(request, reply)
+        return reply
 
-    def _remember(self, request: Request, said: Sequence[int]) -> None:
-        without_end = as_tokens([token for token in said if token != END_MARK])
+    def _remember(self, request: Request, reply: Sequence[int]) -> None:
+        without_end = as_tokens([token for token in reply if token != END_MARK])
         if "text" in request:
-            whole = self.tokenizer.decode(as_tokens(list(said)))
+            whole = self.tokenizer.decode(as_tokens(list(reply)))
             self.texts.append(f"{request['text']} {whole}")
         else:
-            reply = self.tokenizer.decode(without_end)
-            self.dialogs.append(Dialog(list(request["messages"]), reply))
+            text = self.tokenizer.decode(without_end)
+            self.dialogs.append(Dialog(list(request["messages"]), text))
 
     def text(self) -> Request:
         """Fresh, an earlier one again, its beginning, or it with its completion and more."""
@@ -218,14 +222,14 @@ def _joins_by_chance(release: str, family: str) -> bool:
 
 def drawn_drafts(random: Random, request: Request, most: int) -> list[list[int]]:
     """Drafts of every step: right in part."""
-    reply, said, steps = request["reply"], 0, []
-    while said < len(reply):
-        count = max(0, min(request["max_tokens"] - said, most))
-        truth = [*reply, *[NO_MARK] * most][said : said + count]
+    reply, done, steps = request["reply"], 0, []
+    while done < len(reply):
+        count = max(0, min(request["max_tokens"] - done, most))
+        truth = [*reply, *[NO_MARK] * most][done : done + count]
         draft = [token if random.random() < 0.6 else NO_MARK + 1 for token in truth]
         wrong = [i for i, (one, two) in enumerate(zip(draft, truth, strict=True)) if one != two]
         steps.append(draft)
-        said += (wrong[0] if wrong else count) + 1
+        done += (wrong[0] if wrong else count) + 1
     return steps
 
 
@@ -314,13 +318,13 @@ class AgentDrawer(Drawer):
             self.users = [Agents(self.random, self._fresh, sizes) for _ in range(count)]
         crowd = self.random.random() < 0.4
         users = self.users if crowd else [self.random.choice(self.users)]
-        requests = [request for user in users for request in self._asked(user)]
+        requests = [request for user in users for request in self._requests_of(user)]
         if len(requests) > 1:
             self._disturb(requests)
         return requests
 
-    def _asked(self, user: Agents) -> list[Request]:
-        requests = [self._of(talk) for talk in user.next()]
+    def _requests_of(self, user: Agents) -> list[Request]:
+        requests = [self._of(conversation) for conversation in user.next()]
         user.learn([request["reply"] for request in requests])
         return requests
 
@@ -330,12 +334,13 @@ class AgentDrawer(Drawer):
     def _text(self, row: Row) -> str:
         return self.tokenizer.decode(as_tokens([each for each in row if each != END_MARK]))
 
-    def _of(self, talk: Talk) -> Request:
-        said = [{"role": each.role, "content": self._text(each.tokens)} for each in talk.messages]
-        system = [{"role": "system", "content": self._text(row)} for row in talk.head[:1]]
-        request: Request = {"messages": [*system, *said]}
-        if talk.head[1:]:
-            request["tools"] = [self._text(row) for row in talk.head[1:]]
+    def _of(self, conversation: Conversation) -> Request:
+        messages = conversation.messages
+        turns = [{"role": each.role, "content": self._text(each.tokens)} for each in messages]
+        system = [{"role": "system", "content": self._text(row)} for row in conversation.head[:1]]
+        request: Request = {"messages": [*system, *turns]}
+        if conversation.head[1:]:
+            request["tools"] = [self._text(row) for row in conversation.head[1:]]
         request["max_tokens"] = self.random.choice((1, 2, 5, 12, 40))
         request["stream"] = self.random.random() < 0.5
         request["reply"] = self.reply(request)

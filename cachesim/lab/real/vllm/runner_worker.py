@@ -403,7 +403,7 @@ def _unpinned(made: Real) -> Real:
     return plain
 
 
-def told(release: Release, wanted: Json) -> list[Json]:
+def results_of(release: Release, wanted: Json) -> list[Json]:
     """All groups of a workload up to the first that ends in an error."""
     return play_groups(wanted["steps"], Runs(release, wanted["config"]).play)
 
@@ -415,7 +415,7 @@ def main() -> None:
     root, version, kernels = sys.argv[1:]
     interpret_kernels(kernels, version)
     pin_nothing()
-    answer_lines(answers, partial(told, Release(root)))
+    answer_lines(answers, partial(results_of, Release(root)))
 
 
 if __name__ == "__main__":

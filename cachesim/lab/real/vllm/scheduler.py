@@ -109,9 +109,9 @@ def _wanted(record: Record) -> dict[str, Any]:
         if isinstance(each, DraftsVerified) and each.task == record.ticket
     ]
     wanted: dict[str, Any] = {"accept": accepted}
-    asked = record.step.options
-    wanted |= {"salt": asked["cache_salt"]} if asked.get("cache_salt") else {}
-    wanted |= {"priority": asked["priority"]} if asked.get("priority") else {}
+    options = record.step.options
+    wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
+    wanted |= {"priority": options["priority"]} if options.get("priority") else {}
     return wanted_of(record, wanted)
 
 

@@ -83,9 +83,9 @@ class Server(Groups):
         self.reset = self.manager.reset_prefix_cache
         self.busy = self.scheduler.has_unfinished_requests
         self.blocks = self.manager.block_pool
-        self.groups_apart = self._looks_groups_up_apart(config)
+        self.groups_apart = self._has_lookup_per_group(config)
         self.labels: dict[bytes, tuple[int, int]] = {}
-        self.looking = False
+        self._in_lookup = False
         self._watch_evictions()
 
     # -- configuration -----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Server(Groups):
             log_stats=False,
         )
 
-    def _looks_groups_up_apart(self, config: Json) -> bool:
+    def _has_lookup_per_group(self, config: Json) -> bool:
         """True if this release looks each group up alone beside a store (#44243)."""
         manager = self.manager
         since = hasattr(manager.coordinator, "find_longest_cache_hit_per_group")
@@ -134,11 +134,11 @@ class Server(Groups):
         """A look-up that is written down, if it is none within another one."""
 
         def lookup(request: Real, *given: Real, **named: Real) -> Real:
-            within, self.looking = self.looking, True
+            within, self._in_lookup = self._in_lookup, True
             found = inner(request, *given, **named)
-            self.looking = within
+            self._in_lookup = within
             if not within:
-                self.told[request.request_id]["lookups"].append([found[1], *found[2:3]])
+                self.results[request.request_id]["lookups"].append([found[1], *found[2:3]])
             return found
 
         return lookup
@@ -227,17 +227,17 @@ class Server(Groups):
         params = self.release.params(max_tokens=1, ignore_eos=True, temperature=0)
         make, hasher, manager = self.release.request, self.hasher, self.manager
         fixed = {"sampling_params": params, "pooling_params": None, "block_hasher": hasher}
-        begun = time.process_time()
+        started = time.process_time()
         for number, text in enumerate(texts):
             request = make(request_id=str(number), prompt_token_ids=text, **fixed)
             blocks, count, *_ = manager.get_computed_blocks(request)
             manager.allocate_slots(request, len(text) - count, count, blocks)
             manager.free(request)
             manager.new_step_starts()
-        return time.process_time() - begun
+        return time.process_time() - started
 
 
-def told(release: Release, wanted: Json) -> list[Json]:
+def results_of(release: Release, wanted: Json) -> list[Json]:
     """Seconds for prompts, or all groups of a workload up to the first that ends in an error."""
     if "settings" in wanted:
         return [release.start.differences(config) for config in wanted["settings"]]
@@ -251,7 +251,7 @@ def main() -> None:
     """Play workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.WARNING)
-    answer_lines(answers, partial(told, Release(sys.argv[1])))
+    answer_lines(answers, partial(results_of, Release(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Store:
         """Tokens beyond the local hit, loaded before the step runs."""
         size = self.server.sizes[0]
         if self.server.groups_apart:
-            self.server.told[request.request_id]["lookups"].append([local])
+            self.server.results[request.request_id]["lookups"].append([local])
         stored = self.server.wanted[request.request_id].get("stored", 0)
         return max(0, min(stored, request.num_tokens - 1) // size * size - local), False
 
