@@ -94,9 +94,9 @@ def test_requests_that_are_sent_together_are_let_in_together() -> None:
 def test_a_thread_that_turns_and_never_looks_again_is_stuck() -> None:
     gate = Gate(Turns())
     for _ in range(NEVER - 1):
-        gate.turned(said=False)
+        gate.turned(has_output=False)
     before = gate.stuck
-    gate.turned(said=False)
+    gate.turned(has_output=False)
 
     assert (False, True) == (before, gate.stuck)
 
@@ -104,7 +104,7 @@ def test_a_thread_that_turns_and_never_looks_again_is_stuck() -> None:
 def test_a_look_at_the_queue_shows_that_the_thread_is_not_stuck() -> None:
     gate = Gate(Turns())
     for _ in range(2 * NEVER):
-        gate.turned(said=False)
+        gate.turned(has_output=False)
         with pytest.raises(Empty):
             gate.get_nowait()
 

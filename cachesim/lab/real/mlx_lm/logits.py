@@ -36,7 +36,7 @@ WORKER: Final = Path(__file__).parent / "logits_worker.py"
 TOLERANCE: Final = 1e-3
 """Largest accepted difference of logits."""
 
-SAID: Final = 4
+STEPS: Final = 4
 """Tokens that a batch decodes."""
 
 
@@ -46,7 +46,7 @@ class Planted:
 
     past: tuple[Tokens, ...]
     rests: tuple[Tokens, ...]
-    said: tuple[Tokens, ...]  # per step, one token for each sequence
+    decoded: tuple[Tokens, ...]  # per step, one token for each sequence
     step: int  # with it all rests take as many pieces
 
     def calls(self, *, before_1072: bool) -> tuple[list[int] | None, list[tuple[Any, ...]]]:
@@ -67,8 +67,8 @@ class Planted:
             pieces = [rest[start : start + self.step] for rest in self.rests]
             lengths = [len(piece) for piece in pieces]
             padding = [max(lengths) - length for length in lengths]
-            told = (lengths, padding) if any(padding) else (None, None)
-            found.append((right_padded(pieces), *told))
+            padded = (lengths, padding) if any(padding) else (None, None)
+            found.append((right_padded(pieces), *padded))
         return None, found
 
 
@@ -176,14 +176,14 @@ def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
         if lengths is not None or left is not None:
             for layer in batch:
                 layer.finalize()
-    return np.stack([forward(_column(said), batch) for said in planted.said])
+    return np.stack([forward(_column(tokens), batch) for tokens in planted.decoded])
 
 
 def _cold(spec: ModelSpec, planted: Planted) -> Array:
     network, rows = build(spec), []
     for index, (past, rest) in enumerate(zip(planted.past, planted.rests, strict=True)):
-        said = tuple(step[index] for step in planted.said)
-        rows.append(cold_logits(network, (*past, *rest, *said))[-len(said) :])
+        tokens = tuple(step[index] for step in planted.decoded)
+        rows.append(cold_logits(network, (*past, *rest, *tokens))[-len(tokens) :])
     return np.stack(rows, axis=1)
 
 
@@ -192,9 +192,9 @@ def _as_order(planted: Planted, *, old: bool) -> dict[str, Any]:
     return {
         "past": [list(past) for past in planted.past],
         "left_padding": left,
-        "calls": [[columns.tolist(), *told] for columns, *told in calls],
+        "calls": [[columns.tolist(), *padded] for columns, *padded in calls],
         "step": planted.step,
-        "said": [list(said) for said in planted.said],
+        "said": [list(tokens) for tokens in planted.decoded],
     }
 
 
@@ -223,7 +223,7 @@ def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) ->
     return Planted(
         past=tuple(words(count) for count in pasts),
         rests=tuple(words(whole + rest) for rest in rests),
-        said=tuple(words(rows) for _ in range(SAID)),
+        decoded=tuple(words(rows) for _ in range(STEPS)),
         step=step,
     )
 

@@ -85,8 +85,8 @@ def _batch(mx: Real, caches: Real, model: Real, order: Json) -> Json:
             for layer in batch:
                 layer.finalize()
     rows = []
-    for said in order["said"]:
-        out = model(mx.array(said)[:, None], cache=batch)[:, -1].astype(mx.float32)
+    for row in order["said"]:
+        out = model(mx.array(row)[:, None], cache=batch)[:, -1].astype(mx.float32)
         mx.eval(out)
         rows.append(out.tolist())
     return rows

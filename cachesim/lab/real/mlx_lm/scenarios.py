@@ -142,23 +142,23 @@ class Words:
 
     def request(self, record: Record, session: Session) -> dict[str, Any]:
         """A step as a request to the real server, with the simulator's reply."""
-        asked = session.request(record)
-        said = () if record.reply is None else record.reply.generated
-        limit = max(asked.predict, len(said))
+        step = session.request(record)
+        reply = () if record.reply is None else record.reply.generated
+        limit = max(step.predict, len(reply))
         request: dict[str, Any] = {
             "max_tokens": limit,
-            "reply": self.ids([*said, *[FILLER] * (limit - len(said))]),
-            **(asked.options or {}),
+            "reply": self.ids([*reply, *[FILLER] * (limit - len(reply))]),
+            **(step.options or {}),
         }
         if "tools" in request:
             request["tools"] = [self.text(self.tokenizer.encode("\n".join(request["tools"])))]
         if "draft_model" in session.scenario.engine.options:
-            request["drafts"] = [self.ids(draft) for draft in asked.drafts or ()]
-        if asked.messages:
+            request["drafts"] = [self.ids(draft) for draft in step.drafts or ()]
+        if step.messages:
             request["messages"] = [
                 {"role": each.role, "content": self.text(self.tokenizer.encode(each.content))}
-                for each in asked.messages
+                for each in step.messages
             ]
         else:
-            request["text"] = self.text(asked.prompt)
+            request["text"] = self.text(step.prompt)
         return request

@@ -23,11 +23,11 @@ FILLER = 20
 
 
 NEVER = 60
-"""So many turns with nothing to say and no look at the queue: the thread will not look again."""
+"""Turns without output and without a poll of the queue after which the thread counts as stuck."""
 
 
 class Turns:
-    """The budget of a slice between two looks at the queue: one turn, and they are counted.
+    """The budget of a slice between two polls of the queue: one turn, and they are counted.
 
     Before #741 a slice took half a second: there a turn takes one second of this clock.
     """
@@ -63,7 +63,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         self.stuck = False
         self.arrived: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        self._looked: int | None = None  # the turn of the last look at an empty queue
+        self._polled: int | None = None  # the turn of the last poll of an empty queue
         self._idling = 0
         self._deciding = threading.Lock()  # who comes in: nobody opens the gate meanwhile
         self.later: list[tuple[int, Any]] = []
@@ -78,9 +78,9 @@ class Gate(Queue):  # type: ignore[type-arg]
     def number_of(self, request: Real) -> int:
         return self._numbers[id(request)]
 
-    def turned(self, *, said: bool) -> None:
-        """The release called its batch generator, which had something to say or not."""
-        if said:
+    def turned(self, *, has_output: bool) -> None:
+        """A call of the batch generator ended, with or without output."""
+        if has_output:
             self.turns.pass_one()
             self._idling = 0
             return
@@ -97,7 +97,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         """
         with self._deciding:
             self.turns.count = 0
-            self._looked = None
+            self._polled = None
             self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
             self.later.sort(key=lambda each: each[0])
             with self.mutex:
@@ -110,7 +110,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         with self._deciding:
             shut = self.shut
             if not shut:
-                self._let_in(waits=timeout is not None or self._looked == self.turns.count)
+                self._let_in(waits=timeout is not None or self._polled == self.turns.count)
         if shut:
             time.sleep(0.001)
             raise Empty
@@ -123,7 +123,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         while self.later and (bored or self.later[0][0] <= self.turns.count):
             super().put(self.later.pop(0)[1])
             bored = False
-        self._looked = self.turns.count if self.empty() else None
+        self._polled = self.turns.count if self.empty() else None
         self.idle = self.idle or (waits and self.empty() and not self.later)
 
 
@@ -176,7 +176,7 @@ class Inbox(Queue):  # type: ignore[type-arg]
         return item
 
 
-def asking(request: Json, number: int, *, tells_tokens: bool) -> tuple[str, Json]:
+def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, Json]:
     """Endpoint and body of a request; its number is in a field that no sampler reads."""
     chat = "messages" in request
     body = {
@@ -185,7 +185,7 @@ def asking(request: Json, number: int, *, tells_tokens: bool) -> tuple[str, Json
         "stream": request.get("stream", False),
         "stream_options": {"include_usage": True},
     }
-    body |= {"logprobs": True} if tells_tokens else {}
+    body |= {"logprobs": True} if reports_tokens else {}
     body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
     if "seed" in request:
         body["seed"] = request["seed"]
@@ -207,16 +207,16 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self.status: int | None = None
         self.answer: list[Json] = []
-        self._leave, self.gone = threading.Event(), threading.Event()
+        self._leave, self.closed = threading.Event(), threading.Event()
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
         self._request = head.encode() + content
         self._port = port
 
     def leave(self) -> None:
-        """Hang up at once, and wait until that has been done."""
+        """Disconnect at once, and wait until the socket is closed."""
         self._leave.set()
-        self.gone.wait(PATIENCE)
+        self.closed.wait(PATIENCE)
 
     def run(self) -> None:
         received = b""
@@ -231,7 +231,7 @@ class Client(threading.Thread):
                 received += piece
             if self._leave.is_set():  # at once, so that the next write to it fails
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.gone.set()
+        self.closed.set()
         self._understand(received)
 
     @staticmethod
@@ -259,8 +259,8 @@ class Client(threading.Thread):
         return ((self.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
 
     @property
-    def told(self) -> Json:
-        """The counts and tokens that came over the wire; nothing where no counts came."""
+    def wire(self) -> Json:
+        """Counts and tokens of the HTTP answer; empty without counts."""
         usage = self.usage
         return usage and {
             "status": self.status,
@@ -272,9 +272,10 @@ class Client(threading.Thread):
 
     @property
     def tokens(self) -> list[int] | None:
-        """The tokens of an answer that came in one piece; streams do not tell them."""
+        """The tokens of an answer without a stream; streams have none."""
         choices = self.answer[0].get("choices") if len(self.answer) == 1 else None
-        told = (choices or [{}])[0].get("logprobs")
-        if told is None:
+        logprobs = (choices or [{}])[0].get("logprobs")
+        if logprobs is None:
             return None
-        return told["tokens"] if "tokens" in told else [each["id"] for each in told["content"]]
+        content = logprobs.get("content")
+        return logprobs["tokens"] if "tokens" in logprobs else [each["id"] for each in content]

@@ -41,7 +41,7 @@ def _random(mx: Real, model: Mapping[str, Any]) -> dict[str, Real]:
 
 
 def watch_calls(name: str, on_call: Callable[[int, int], None]) -> None:
-    """Have every call of a model of this module told."""
+    """Report every call of a model of this module."""
     module = importlib.import_module(f"mlx_lm.models.{name}")
     kind: Real = module.Model
     call = getattr(kind, "unwatched", kind.__call__)

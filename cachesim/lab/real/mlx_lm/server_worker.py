@@ -3,7 +3,7 @@
 One line of JSON in, one line out: a workload goes in (model, template, options, groups of requests
 with the tokens to say), what the server did comes out, in the form of the vector files. Everything
 is the release's own, from `main` and its flags over the loader, the handler of requests and the
-threads to the store; replaced are the sampler, which says what it is told to, and the queues
+threads to the store; replaced are the sampler, which follows a script, and the queues
 between the threads, which put in order what would come down to chance (`server_http.py`).
 """
 
@@ -19,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cachesim.lab.real.mlx_lm.server_http import Client, Gate, Inbox, Turns, asking, number_of
+from cachesim.lab.real.mlx_lm.server_http import Client, Gate, Inbox, Turns, call_of, number_of
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
 from cachesim.lab.real.worker_side import own_output
 
@@ -34,7 +34,7 @@ TOLERANCE = 1e-5
 """Largest deviation of a right state, relative to its largest value; wrong ones are far off."""
 
 FILLER = 20
-NEVER_SAID = 21
+UNUSED_TOKEN = 21
 """Proposed token after the end of a workload's proposals."""
 
 ROUNDING = 3e-5
@@ -117,8 +117,8 @@ def play(workload: Json, folders: Real) -> list[Json]:
     return results
 
 
-class Asked:
-    """A request: its client, its queue, what becomes of it."""
+class PendingRequest:
+    """A request: its client, its queue, its result."""
 
     def __init__(self, client: Real, script: Real, request: Json) -> None:
         self.client = client
@@ -138,7 +138,7 @@ class Server:
         self.calls: list[list[int]] = []
         self.death: str | None = None
         self.current: Json = {}
-        self.asked: list[Asked] = []
+        self.pending: list[PendingRequest] = []
         self.turns = Turns()
         self.batch_scripts = BatchScripts(self.mx)
         self.current_script: Real = None
@@ -157,7 +157,7 @@ class Server:
             watch_calls(workload["draft"]["module"], self._called)
             draft = str(folders.of(workload["draft"], *shape))
         known = Path(str(self.module.__file__)).read_text()
-        self.tells_tokens = 'get("top_logprobs"' in known  # before #829 a number was asked for
+        self.reports_tokens = 'get("top_logprobs"' in known  # before #829 it is a number
         arguments = arguments_of(str(folder), self.options, known, draft)
         sys.argv = ["mlx_lm.server", *arguments]
         self._thread = threading.Thread(target=self.module.main, daemon=True)
@@ -178,7 +178,7 @@ class Server:
         names: Json = self.module.__dict__
         own = names.setdefault("_own", dict(names))
         if "_make_sampler" in own:
-            names["_make_sampler"] = lambda args, _tokenizer: self._asked(args).script
+            names["_make_sampler"] = lambda args, _tokenizer: self._pending_of(args).script
             names["_make_logits_processors"] = lambda _args: []
         else:
             names["make_sampler"] = lambda *_, **__: self.batch_scripts
@@ -199,8 +199,8 @@ class Server:
             host, port, what, server_class=self._listening(own["ThreadingHTTPServer"])
         )
 
-    def _asked(self, args: Real) -> Asked:
-        return self.asked[number_of(args)]
+    def _pending_of(self, args: Real) -> PendingRequest:
+        return self.pending[number_of(args)]
 
     def _counted(self, kind: Real) -> Real:
         server = self
@@ -210,7 +210,7 @@ class Server:
 
             def next(self) -> Real:
                 responses = super().next()
-                server.gate.turned(said=bool(responses))
+                server.gate.turned(has_output=bool(responses))
                 return responses
 
         return Counted
@@ -265,14 +265,14 @@ class Server:
                     raise
 
             def _tokenize(self, tokenizer: Real, request: Real, *args: Real) -> Real:
-                asked = server.asked[server.gate.number_of(request)]
-                server.current, server.current_script = asked.record, asked.script
+                pending = server.pending[server.gate.number_of(request)]
+                server.current, server.current_script = pending.record, pending.script
                 result = super()._tokenize(tokenizer, request, *args)
                 server.tokenized(server.current, result)
                 return result
 
             def _serve_single(self, request: Real, *rest: Real) -> None:
-                server.batch_scripts.alone = server._asked(request[2]).script
+                server.batch_scripts.alone = server._pending_of(request[2]).script
                 super()._serve_single(request, *rest)
                 server.batch_scripts.alone = None
 
@@ -296,36 +296,36 @@ class Server:
         if self.watch is not None:
             self.watch.inserted.clear()
         self.gate.shut = True
-        first = len(self.asked)
-        asked = [self._ask(request) for request in group]
-        self._gather(asked, first)
-        for each in asked:
+        first = len(self.pending)
+        pending = [self._submit(request) for request in group]
+        self._gather(pending, first)
+        for each in pending:
             self._await(each)
         self._settle()
-        for each in asked:
-            self._look(each)
+        for each in pending:
+            self._record(each)
         result = {
-            "requests": [each.record for each in asked],
+            "requests": [each.record for each in pending],
             "inserted": list(self.watch.inserted),
             "forwards": list(self.calls),
         }
         return result | ({} if self.death else {"store": self.watch.stored()})
 
-    def _ask(self, request: Json) -> Asked:
-        path, body = asking(request, len(self.asked), tells_tokens=self.tells_tokens)
+    def _submit(self, request: Json) -> PendingRequest:
+        path, body = call_of(request, len(self.pending), reports_tokens=self.reports_tokens)
         client = Client(self.httpd.server_address[1], path, body)
         script = Script(self.mx, request["reply"])
         if "drafts" in request:
             script = DraftScript(self.mx, request, self.options["num_draft_tokens"])
-        asked = Asked(client, script, request)
-        self.asked.append(asked)
+        pending = PendingRequest(client, script, request)
+        self.pending.append(pending)
         client.start()
-        return asked
+        return pending
 
-    def _gather(self, asked: Sequence[Asked], first: int) -> None:
+    def _gather(self, pending: Sequence[PendingRequest], first: int) -> None:
         """Wait until every request is in the server's queue or refused; then let them in."""
         ends, order = time.monotonic() + PATIENCE, []
-        for number, each in enumerate(asked, first):
+        for number, each in enumerate(pending, first):
             while number not in self.gate.arrived and each.client.is_alive():
                 if time.monotonic() > ends:
                     break
@@ -337,26 +337,26 @@ class Server:
                 order.append((number, each.request.get("at", 0)))
         self.gate.open(order)
 
-    def _await(self, asked: Asked) -> None:
-        """Until the client has its answer, or nobody is left to give one."""
+    def _await(self, pending: PendingRequest) -> None:
+        """Wait until the client has its answer, or no thread can send one."""
         ends = time.monotonic() + PATIENCE
-        while asked.client.is_alive() and time.monotonic() < ends:
+        while pending.client.is_alive() and time.monotonic() < ends:
             if self.death is not None or self.gate.stuck:
-                asked.client.join(0.05)
-                asked.client.leave()
-            asked.client.join(0.005)
+                pending.client.join(0.05)
+                pending.client.leave()
+            pending.client.join(0.005)
 
     def _settle(self) -> None:
-        """Let the thread come to the end of what it does after the last answer."""
+        """Wait until the thread is idle after the last answer."""
         self.gate.idle = False
         ends = time.monotonic() + PATIENCE
         while self.death is None and not self.gate.idle and time.monotonic() < ends:
             time.sleep(0.002)
 
-    def _look(self, asked: Asked) -> None:
-        record, context = asked.record, None
+    def _record(self, pending: PendingRequest) -> None:
+        record, context = pending.record, None
         record.update(generated=[], progress=[])
-        items = [] if asked.inbox is None else asked.inbox.items
+        items = [] if pending.inbox is None else pending.inbox.items
         for item in items:
             if isinstance(item, Exception):
                 record["error"] = type(item).__name__
@@ -367,35 +367,36 @@ class Server:
                 record["finish"] = item.finish_reason
             elif item is not None:
                 context = item
-        if asked.inbox is None:
+        if pending.inbox is None:
             record["error"] = "refused"
         elif record["error"] is None and not (items and items[-1] is None):
-            self._unfinished(asked)
+            self._unfinished(pending)
         count = getattr(context, "prompt_cache_count", -1)
         record["reported"] = None if count < 0 else count
-        record["wire"] = asked.client.told
-        record["answer"] = self._answer(record, asked.script)
+        record["wire"] = pending.client.wire
+        record["answer"] = self._answer(record, pending.script)
         if self.gives_rows:
-            record["logprobs"] = asked.script.rows[: len(record["generated"])]
+            record["logprobs"] = pending.script.rows[: len(record["generated"])]
 
-    def _unfinished(self, asked: Asked) -> None:
-        context = next((each for each in asked.inbox.items if hasattr(each, "_should_stop")), None)
+    def _unfinished(self, pending: PendingRequest) -> None:
+        items = (each for each in pending.inbox.items if hasattr(each, "_should_stop"))
+        context = next(items, None)
         if context is not None and context._should_stop:
-            asked.record["finish"] = "disconnected" if asked.inbox.noticed else "stop"
-        elif any(asked.inbox is item[0] for _, item in self.gate.later):
-            asked.record["error"] = "came too late"
+            pending.record["finish"] = "disconnected" if pending.inbox.noticed else "stop"
+        elif any(pending.inbox is item[0] for _, item in self.gate.later):
+            pending.record["error"] = "came too late"
         else:
             died = f"worker died: {self.death}"
-            asked.record["error"] = "no answer" if self.gate.stuck else died
+            pending.record["error"] = "no answer" if self.gate.stuck else died
 
     def _answer(self, record: Json, script: Real) -> str | None:
-        said, prompt = record["generated"], record.get("prompt")
-        if record["error"] is not None or not said or not prompt:
+        generated, prompt = record["generated"], record.get("prompt")
+        if record["error"] is not None or not generated or not prompt:
             return None
         mx = self.mx
-        cold = self.watch.cold([*prompt, *said[:-1]])[len(prompt) - 1 :]
+        cold = self.watch.cold([*prompt, *generated[:-1]])[len(prompt) - 1 :]
         cold = cold - mx.logsumexp(cold, axis=-1, keepdims=True)
-        distance = mx.abs(mx.array(script.rows[: len(said)]) - cold).max().item()
+        distance = mx.abs(mx.array(script.rows[: len(generated)]) - cold).max().item()
         record["distance"] = distance
         return "same" if distance < ROUNDING else "diverged"
 
@@ -408,7 +409,7 @@ class Server:
 
 
 class Script:
-    """A sampler that says what it is told to, whatever the logits are."""
+    """A sampler that returns scripted tokens for any logits."""
 
     def __init__(self, mx: Real, tokens: Sequence[int]) -> None:
         self._mx = mx
@@ -416,15 +417,15 @@ class Script:
         self.rows: list[list[float]] = []
 
     def __call__(self, logprobs: Real) -> Real:
-        """The next token for one row of the batch; the row it was asked for is kept."""
+        """The next token for one row of the batch; the logits are recorded."""
         at = len(self.rows)
         self.rows.append(logprobs[0].tolist())  # at once: arrays belong to their thread
-        said = self._tokens[at] if at < len(self._tokens) else FILLER
-        return self._mx.array([said], dtype=self._mx.uint32)
+        token = self._tokens[at] if at < len(self._tokens) else FILLER
+        return self._mx.array([token], dtype=self._mx.uint32)
 
 
 class DraftScript(Script):
-    """The same with a draft model: what it proposes step by step, and what the model says."""
+    """The same with a draft model: its proposals step by step, and the model's tokens."""
 
     def __init__(self, mx: Real, request: Json, count: int) -> None:
         super().__init__(mx, request["reply"])
@@ -432,14 +433,14 @@ class DraftScript(Script):
         self._proposed: list[int] = []
 
     def __call__(self, logprobs: Real) -> Real:
-        said = len(self.rows)
-        if len(self._proposed) < min(self._limit - said, self._count):
+        done = len(self.rows)
+        if len(self._proposed) < min(self._limit - done, self._count):
             step = self._drafts[0] if self._drafts else []
             at = len(self._proposed)
-            self._proposed.append(step[at] if at < len(step) else NEVER_SAID)
+            self._proposed.append(step[at] if at < len(step) else UNUSED_TOKEN)
             return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
         whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
-        tokens = whole[said : said + logprobs.shape[0]]
+        tokens = whole[done : done + logprobs.shape[0]]
         equal = zip(tokens, self._proposed, strict=False)
         accepted = next((i for i, (a, b) in enumerate(equal) if a != b), len(self._proposed))
         self.rows += logprobs[: accepted + 1].tolist()
@@ -448,7 +449,7 @@ class DraftScript(Script):
 
 
 class BatchScripts:
-    """A sampler for a whole batch, as releases before #635 have it: each row says its own."""
+    """A sampler for a whole batch, as in releases before #635: each row has its own script."""
 
     def __init__(self, mx: Real) -> None:
         self._mx = mx
@@ -460,8 +461,8 @@ class BatchScripts:
         """The next token of every row, or those of a request that is served alone."""
         if self.alone is not None:
             return self.alone(logprobs)
-        said = [self.by_uid[uid](logprobs[i : i + 1]) for i, uid in enumerate(self.uids)]
-        return self._mx.concatenate(said)
+        tokens = [self.by_uid[uid](logprobs[i : i + 1]) for i, uid in enumerate(self.uids)]
+        return self._mx.concatenate(tokens)
 
     def watched(self, kind: Real, current: Callable[[], Script]) -> Real:
         """`BatchGenerator`, whose rows are known whenever it samples."""
@@ -518,7 +519,7 @@ class StoreWatch:
         return len(self._numbers)
 
     def fetch(self, model: Real, tokens: Real) -> Real:
-        """The store's own lookup; the cached count is told."""
+        """The store's own lookup; the cached count is recorded."""
         found = self._fetch(model, tokens)
         self._on_fetch(len(tokens) - len(found[1]))
         return found

@@ -204,7 +204,7 @@ class MemoryPlayer:
         )
         result: JsonObject = {"ret": ret}
         if ret not in {NO_SLOT, INVALID}:
-            result["ubatches"] = [told(ubatch, store) for ubatch, store in self.context.reached]
+            result["ubatches"] = [ubatch_shown(*each) for each in self.context.reached]
         if ret not in {0, NO_SLOT, INVALID}:
             result["ubatches"][-1]["failed"] = True
             result["cleanup"] = [
@@ -300,8 +300,8 @@ def named_parts(memory: Memory) -> Parts:
     return Parts(caches=named, recurrent=recurrent)
 
 
-def told(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
-    """A ubatch that was reached."""
+def ubatch_shown(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
+    """A processed ubatch."""
     entry: JsonObject = {
         "n_tokens": ubatch.n_tokens,
         "n_seqs": ubatch.n_seqs,

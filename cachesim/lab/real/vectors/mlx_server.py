@@ -128,7 +128,7 @@ VOCABULARY: Final = 64
 FILLER: Final = 20
 """Filler token after the worker's death, where the recording ends."""
 
-NEVER_SAID: Final = 21
+UNUSED_TOKEN: Final = 21
 MOST_DRAFTED: Final = 3
 
 TOLERANCE: Final = 1e-3
@@ -256,17 +256,17 @@ class ServerPlayer:
         return [tickets.get(index) for index in range(len(pairs))]
 
     def _request(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> Request:
-        said = read_row(result["generated"] or "")
+        reply = read_row(result["generated"] or "")
         if result.get("error") or result.get("finish") == DISCONNECTED:
-            said += [FILLER] * (max(1, request["max_tokens"]) - len(said))
+            reply += [FILLER] * (max(1, request["max_tokens"]) - len(reply))
         options = {name: request[name] for name in FIELDS if name in request}
         tokenizer = self.engine.tokenizer
         return Request(
             prompt=tokenizer.encode(request["text"]) if "text" in request else (),
             messages=tuple(Message(**each) for each in request.get("messages", ())),
             predict=request["max_tokens"],
-            reply=as_tokens(said),
-            drafts=_drafts(request["drafts"], len(said)) if "drafts" in request else None,
+            reply=as_tokens(reply),
+            drafts=_drafts(request["drafts"], len(reply)) if "drafts" in request else None,
             options=options,
         )
 
@@ -297,15 +297,15 @@ class ServerPlayer:
         elif "answer" in recorded:
             result["answer"] = None if reply is None else self._answer(reply)
         if recorded.get("wire") is not None and reply is not None:
-            told = reply.generated[: len(reply.generated) - self.engine.trimmed(ticket)]
+            sent = reply.generated[: len(reply.generated) - self.engine.trimmed(ticket)]
             result["wire"] = recorded["wire"] | {
                 "status": HTTPStatus.OK,
                 "prompt_tokens": len(reply.prompt),
                 "cached_tokens": result["reported"],
             }
             if self.rules.server.tells_marks:
-                tokens = None if recorded["wire"]["tokens"] is None else list(told)
-                result["wire"] |= {"completion_tokens": len(told), "tokens": tokens}
+                tokens = None if recorded["wire"]["tokens"] is None else list(sent)
+                result["wire"] |= {"completion_tokens": len(sent), "tokens": tokens}
         if admitted is not None and self.rules.server.segments:
             result["segments"] = [list(each) for each in admitted.segments]
         if admitted is not None and admitted.checkpoint is not None:
@@ -342,9 +342,9 @@ class ServerPlayer:
 
 
 def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
-    rest = [[NEVER_SAID] * MOST_DRAFTED] * count
+    rest = [[UNUSED_TOKEN] * MOST_DRAFTED] * count
     return tuple(
-        as_tokens([*step, *[NEVER_SAID] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
+        as_tokens([*step, *[UNUSED_TOKEN] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
     )
 
 
@@ -367,7 +367,7 @@ def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Differen
         expected = _as_compared(recorded, without=BY_SIZE if family in OTHERS else ())
         if family == "falcon_h1":
             expected["inserted"] = [_without_attention(each) for each in expected["inserted"]]
-        actual = asked(expected, player.play(group, recorded["requests"]))
+        actual = recorded_part(expected, player.play(group, recorded["requests"]))
         if expected != actual:
             pairs = zip(expected["requests"], actual["requests"], strict=True)
             wrong = next((i for i, (one, two) in enumerate(pairs) if one != two), 0)
@@ -435,10 +435,10 @@ def _as_real(
     return "as real"
 
 
-def asked(recorded: Json, played: Json) -> Json:
-    """Of what was played, the fields that were recorded."""
+def recorded_part(recorded: Json, played: Json) -> Json:
+    """The played results, reduced to the recorded fields."""
     if isinstance(recorded, Mapping) and isinstance(played, Mapping):
-        return {key: asked(value, played.get(key)) for key, value in recorded.items()}
+        return {key: recorded_part(value, played.get(key)) for key, value in recorded.items()}
     if isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):
-        return [asked(one, two) for one, two in zip(recorded, played, strict=True)]
+        return [recorded_part(one, two) for one, two in zip(recorded, played, strict=True)]
     return played
