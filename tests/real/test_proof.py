@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from cachesim.lab.real.llama_cpp.calls import call_for
-from cachesim.lab.real.llama_cpp.scenarios import Proof, alone_of, parted
+from cachesim.lab.real.llama_cpp.scenarios import Proof, alone_of, divergence_of
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
@@ -18,14 +18,14 @@ def outcome(reply: list[int], *rows: float) -> Outcome:
 def test_every_token_is_compared_and_the_first_of_the_farthest_is_named() -> None:
     cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
 
-    assert (0.5, 2) == parted(outcome([1, 2, 3, 4], 0.0, 0.25, 0.5, -0.5), cold)
-    assert (0.0, 0) == parted(cold, cold)
+    assert (0.5, 2) == divergence_of(outcome([1, 2, 3, 4], 0.0, 0.25, 0.5, -0.5), cold)
+    assert (0.0, 0) == divergence_of(cold, cold)
 
 
 def test_rows_behind_the_first_token_that_differs_belong_to_other_texts() -> None:
     cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
 
-    assert (0.25, 1) == parted(outcome([1, 9, 3, 4], 0.0, 0.25, 8.0, 8.0), cold)
+    assert (0.25, 1) == divergence_of(outcome([1, 9, 3, 4], 0.0, 0.25, 8.0, 8.0), cold)
 
 
 def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
@@ -39,8 +39,8 @@ def test_a_token_without_a_row_is_not_compared() -> None:
     cold = outcome([1, 2, 3], 0.0, 0.0, 0.0)
     drafted = replace(cold, top=(cold.top[0], {}, cold.top[2]))
 
-    assert (0.0, 0) == parted(drafted, cold)
-    assert (math.inf, 1) == parted(replace(cold, top=(cold.top[0], {900: 0.0})), cold)
+    assert (0.0, 0) == divergence_of(drafted, cold)
+    assert (math.inf, 1) == divergence_of(replace(cold, top=(cold.top[0], {900: 0.0})), cold)
 
 
 def test_a_cold_prompt_is_made_as_the_warm_one() -> None:

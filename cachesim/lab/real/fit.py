@@ -180,14 +180,14 @@ class Search(Generic[R, T, D]):
     recordings: Sequence[R]
     known: Mapping[str, T]
     play: Callable[[R, T], D | None]
-    say: Callable[[str], None] = field(default=lambda _: None)
+    log: Callable[[str], None] = field(default=lambda _: None)
 
     def run(self, begin: tuple[str, T] | None = None) -> Fit[T, D]:
         """Climb until nothing gains: from named rules, or from the nearest known release."""
         first = self.known if begin is None else dict([begin])
         scores = {name: self._score(trial) for name, trial in first.items()}
         for name, score in scores.items():
-            self.say(f"{name}: {score.total} of {self._requests} requests")
+            self.log(f"{name}: {score.total} of {self._requests} requests")
         nearest = max(scores, key=lambda name: scores[name].total)
         best, steps = scores[nearest], []
         while best.differences:
@@ -197,7 +197,7 @@ class Search(Generic[R, T, D]):
                 break
             made, best = found
             steps.append(Step(changes=made, agreeing=best.total))
-            self.say(f"{' and '.join(map(str, made))}: {best.total}")
+            self.log(f"{' and '.join(map(str, made))}: {best.total}")
         return Fit(
             nearest=nearest,
             trial=best.trial,

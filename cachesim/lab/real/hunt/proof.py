@@ -16,7 +16,7 @@ from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import CachesimError, InputError
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.llama_cpp.flags import PRESETS, drafting
-from cachesim.lab.real.llama_cpp.scenarios import GONE, play_scenario
+from cachesim.lab.real.llama_cpp.scenarios import ENDED, play_scenario
 from cachesim.lab.real.llama_cpp.server import environment_for as llama_environment
 from cachesim.lab.real.llama_cpp.workload import hurdle
 from cachesim.lab.real.llama_cpp_python import compare as python
@@ -97,7 +97,7 @@ def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> ProofResult
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
     at = played[min(found.finding.step, len(played) - 1)]
-    if at.real.error in GONE:
+    if at.real.error in ENDED:
         same = found.finding.kind == "crash" and at.agrees
         return ProofResult(confirmed=same, seen=f"{at.name}: {at.real.error}")
     differing = next((each for each in played if not each.agrees), None)

@@ -72,7 +72,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         gap = {"input_prefix": text_of(first.ids), "input_suffix": text_of(after)}
         return {"path": "/infill", "body": body | gap}
     if first.forced and isinstance(first.reply, tuple):
-        body["grammar"] = _saying(first.reply)
+        body["grammar"] = _grammar_of(first.reply)
     if first.leaves:
         body["stream"] = True
     if first.slot >= 0:
@@ -123,7 +123,7 @@ def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
     }
 
 
-def _saying(reply: Sequence[int]) -> str:
+def _grammar_of(reply: Sequence[int]) -> str:
     """A grammar that allows these tokens and no others; log probabilities ignore it."""
     return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
 

@@ -72,7 +72,7 @@ def _of_step(step: Step) -> Iterator[str]:
         yield "slot file" if step.do in {"slot-save", "slot-restore"} else step.do
         return
     endpoint = step.options.get("endpoint", "completion")
-    said = {
+    uses = {
         endpoint: endpoint != "completion",
         "chat": bool(step.messages),
         "tools": "tools" in step.options,
@@ -89,7 +89,7 @@ def _of_step(step: Step) -> Iterator[str]:
         "slot named": step.slot >= 0,
         "empty prompt": not step.prompt and not step.messages,
     }
-    yield from (name for name, stands in said.items() if stands)
+    yield from (name for name, stands in uses.items() if stands)
 
 
 ARRIVALS: Final = 0.03

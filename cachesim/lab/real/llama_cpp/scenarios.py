@@ -68,7 +68,7 @@ class Proof:
         return f"same {self.distance:.0g}"
 
 
-def parted(one: Outcome, other: Outcome) -> tuple[float, int]:
+def divergence_of(one: Outcome, other: Outcome) -> tuple[float, int]:
     """The largest difference of a log probability, and before which token it is.
 
     Rows are compared as long as both replies have said the same.
@@ -111,8 +111,8 @@ def proven(
     )
     if not cold.top:
         return None
-    distance, token = parted(answer, cold)
-    noise, _ = parted(again, cold) if again.top else (0.0, 0)
+    distance, token = divergence_of(answer, cold)
+    noise, _ = divergence_of(again, cold) if again.top else (0.0, 0)
     return Proof(distance=distance, token=token, noise=noise)
 
 
@@ -129,7 +129,7 @@ def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path)
         return server.ask([step])[0]
 
 
-GONE: Final = (CRASH, ENDLESS, SILENT)
+ENDED: Final = (CRASH, ENDLESS, SILENT)
 """Errors of a server that is asked no more."""
 
 ROOM: Final = (1, 2)
@@ -166,7 +166,7 @@ def step_played(
         real=real,
         simulated=ours,
         agrees=agrees,
-        confirmed=agrees if real.error in GONE else None if proof is None else proof.wrong,
+        confirmed=agrees if real.error in ENDED else None if proof is None else proof.wrong,
         cells=(
             real.error or _count(real.cached),
             _count(real.processed),
@@ -211,7 +211,7 @@ def play_scenario(
         except NotStartedError as error:
             msg = f"{scenario.name} on {release}: the simulated server starts; {error}"
             raise ScenarioError(msg) from None
-        if not proves or (played and played[-1].real.error in GONE):
+        if not proves or (played and played[-1].real.error in ENDED):
             return tuple(step_played(each, expected=each.expected) for each in played)
         for times in ROOM:
             exact = _with_flags(scenario, times)
@@ -247,9 +247,9 @@ def _steps(
 ) -> Iterator[Answered]:
     """Each step on the real server, then on the simulator with the real replies."""
     flags = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
-    asked = replace(scenario, engine=replace(scenario.engine, options=flags))
+    variant = replace(scenario, engine=replace(scenario.engine, options=flags))
     try:
-        simulated = SimulatedServer(asked, "ring", release=release)
+        simulated = SimulatedServer(variant, "ring", release=release)
     except SimulatedEndsError as ended:
         abort, starts = ended.abort, _starts(real, scenario.engine.options, model)
         msg = (
@@ -263,10 +263,10 @@ def _steps(
     steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
     written = tuple(
         replace(step, prompt=each.prompt, predict=each.predict, reply=each.reply, forced=True)
-        for step, each in zip(asked.step, steps, strict=False)
+        for step, each in zip(variant.step, steps, strict=False)
     )
     at = 0
-    for group in grouped(observed(replace(asked, step=written), answers).step):
+    for group in grouped(observed(replace(variant, step=written), answers).step):
         for our, record in zip(simulated.ask(group), simulated.records, strict=True):
             answered = record.step.do == "complete" and not record.step.leaves
             reply = record.reply if answered else None
@@ -299,9 +299,9 @@ def on_the_wheels(scenario: Scenario) -> Play:
 
     def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
         options = {**flags, **scenario.engine.options}
-        asked = replace(scenario, engine=replace(scenario.engine, options=options))
+        variant = replace(scenario, engine=replace(scenario.engine, options=options))
         try:
-            steps = play_scenario(asked, release)
+            steps = play_scenario(variant, release)
         except (EnvironmentUnavailableError, InputError) as error:
             return Played(profile=release, refused=str(error))
         return Played(profile=release, steps=tuple(_seen(each) for each in steps))

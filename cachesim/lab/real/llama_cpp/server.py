@@ -89,11 +89,11 @@ def calls_of(log: Path) -> list[list[str]]:
         if line.startswith(CALL_MARK):
             calls.append([])
         elif calls:
-            calls[-1].extend(_telling(line))
+            calls[-1].extend(_matches(line))
     return calls
 
 
-def _telling(line: str) -> Iterator[str]:
+def _matches(line: str) -> Iterator[str]:
     lowered = line.lower()
     if any(phrase.lower() in lowered for phrase in PHRASES) and "launching slot" not in line:
         plain = _STAMP.sub("", line)
@@ -117,31 +117,31 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
     A step begins with the room there is for a draft. Where the companion's memory is full it may
     propose nothing at all, and the log says no more of that step.
     """
-    begun: set[int] = set()
+    started: set[int] = set()
     refused: set[int] = set()
-    said: dict[int, list[Token]] = {}
+    decoded: dict[int, list[Token]] = {}
     drafts: dict[int, list[Tokens]] = {}
     for line in lines:
         if found := _BEST.search(line):
             slot, position, token = (int(each) for each in found.groups())
             if position == 0:
-                said[slot] = []
-            said.setdefault(slot, []).append(Token(token))
+                decoded[slot] = []
+            decoded.setdefault(slot, []).append(Token(token))
         elif found := _DRAFT.search(line):
             slot, task, count = (int(each) for each in found.groups())
-            if count and slot not in said:
+            if count and slot not in decoded:
                 continue  # what was accepted before a restore, read once more
-            drafts.setdefault(task, []).append(tuple(said.pop(slot, [])[:count]))
-            begun.discard(task)
+            drafts.setdefault(task, []).append(tuple(decoded.pop(slot, [])[:count]))
+            started.discard(task)
             refused.discard(task)
         elif found := _ROOM.search(line):
             task = int(found[1])
             if task in refused:
                 drafts.setdefault(task, []).append(())
                 refused.discard(task)
-            begun.add(task)
+            started.add(task)
         elif _FULL in line:
-            refused |= begun
+            refused |= started
         elif found := _LAUNCH.search(line):
             drafts.setdefault(int(found[1]), [])
     return [tuple(drafts[task]) for task in sorted(drafts)]
@@ -322,7 +322,7 @@ class Played:
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
         if group[0].do in {"restart", "sleep"}:
-            return (self._begin_anew(group[0]),)
+            return (self._restart(group[0]),)
         if group[0].leaves:
             return (self._given_up(group[0]),)
         arrivals = tuple(arriving(group))
@@ -338,7 +338,7 @@ class Played:
             self._worker.lost = True
         return outcomes
 
-    def _begin_anew(self, step: Step) -> Outcome:
+    def _restart(self, step: Step) -> Outcome:
         if step.do == "restart":
             answer = self._worker.order({"restart": self._values})
         else:
@@ -356,21 +356,21 @@ class Played:
         prompt is being read leaves a part of it: `processed` says how much.
         """
         seconds, call = self._call([step])
-        begun = call | {"begun": step.leaves != "reading"}
-        order = {"calls": [(seconds, begun)], "held": max(0, step.slot)}
+        pending = call | {"begun": step.leaves != "reading"}
+        order = {"calls": [(seconds, pending)], "held": max(0, step.slot)}
         answer = self._worker.order(order)
         if isinstance(answer, str):
             self._worker.lost = True
             return Outcome(error=answer)
         held = as_tokens(answer[-1]["held"])
-        said = held[len(step.ids) :]
+        reply = held[len(step.ids) :]
         if step.leaves == "reading" and held == step.ids[: len(held)]:
             part = Outcome(processed=len(held), slot=None, truncated=None, error=CANCELLED)
             self._worker.lost = not held
             return part
         if held[: len(step.ids)] != step.ids:
             self._worker.lost = True  # it was refused
-        return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)
+        return Outcome(reply=reply, slot=None, truncated=None, error=CANCELLED)
 
     def _call(self, steps: Sequence[Step]) -> tuple[float, JsonObject]:
         seconds = WHILE_AT_WORK if steps[0].turns else 0.0
@@ -390,7 +390,7 @@ class Played:
         if len(drafts) != len(outcomes):
             return outcomes
         both = zip(outcomes, drafts, strict=True)
-        return tuple(replace(outcome, drafts=said) for outcome, said in both)
+        return tuple(replace(outcome, drafts=proposed) for outcome, proposed in both)
 
 
 class Worker:
@@ -458,8 +458,8 @@ class Worker:
             user, system = books.read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
             return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
         command = ["ps", "-o", "time=", "-p", str(self._process.pid)]
-        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        parts = [float(each) for each in re.split("[-:]", said) if each]
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        parts = [float(each) for each in re.split("[-:]", output) if each]
         return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
 
     def end(self) -> None:

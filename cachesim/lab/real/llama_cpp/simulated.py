@@ -30,7 +30,7 @@ class Trial:
     rules: ServerRules
     defaults: Defaults
 
-    def asked(self, workload: Scenario) -> Scenario:
+    def with_defaults(self, workload: Scenario) -> Scenario:
         """The workload with the defaults written out, where the server has such flags."""
         if not Abilities(release_of(workload)).has("checkpoint_min_step"):
             return workload
@@ -83,7 +83,7 @@ class SimulatedServer:
         release = release or release_of(workload)
         drafts = drafting(workload.engine.options)
         self.session = Session(
-            trial.asked(workload) if trial else workload,
+            trial.with_defaults(workload) if trial else workload,
             Profile(FAMILY.name, nearest_release(release)),
             arithmetic=arithmetic or ("float" if drafts else "ring"),
             reads_state=False,
@@ -140,17 +140,17 @@ def observed_step(step: Step, outcome: Outcome) -> Step:
     """
     if step.do != "complete":
         return step
-    drafts, asked = outcome.drafts or None, step.reply if step.forced else None
+    drafts, forced = outcome.drafts or None, step.reply if step.forced else None
     if step.leaves is not None:
         prompt = step.prompt if isinstance(step.prompt, tuple) else ()
-        reply = asked or outcome.reply + (outcome.reply or prompt)[-1:] * SPARE
+        reply = forced or outcome.reply + (outcome.reply or prompt)[-1:] * SPARE
         read = len(prompt) if outcome.processed is None else outcome.processed
         held = read + len(outcome.reply)
-        free = not asked and bool(reply)
+        free = not forced and bool(reply)
         return replace(step, reply=reply or None, forced=not free, held=held)
     spoken = () if outcome.error is not None else outcome.reply + swallowed(outcome)
-    reply = asked or spoken + spoken[-1:] * SPARE
-    free = not asked and bool(reply or drafts)
+    reply = forced or spoken + spoken[-1:] * SPARE
+    free = not forced and bool(reply or drafts)
     return replace(step, reply=reply or None, drafts=drafts, forced=not free)
 
 
@@ -163,7 +163,7 @@ def swallowed(real: Outcome) -> Tokens:
     for draft in real.drafts or ():
         known = real.reply[at:]
         pairs = zip(draft, known, strict=False)
-        count = next((n for n, (said, sent) in enumerate(pairs) if said != sent), None)
+        count = next((n for n, (token, sent) in enumerate(pairs) if token != sent), None)
         if count is None:
             count = min(len(draft), len(known))
             if count == len(known):

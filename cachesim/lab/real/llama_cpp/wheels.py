@@ -161,15 +161,15 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     known = known_trials()
     aside = console(stderr=True)
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         aside.print(f"  {line}")
 
-    fit = Search(recordings, known, play_under, say).run()
+    fit = Search(recordings, known, play_under, log).run()
     others = Recordings(wheel.release, seed=seed + ANOTHER, version=wheel.version)
     probed = probe(_open(fit, wheel, known, recordings), fit.trial, others)
     found = [each.recording for each in probed if each.recording]
     more = tuple({each.workload.name: each for each in found}.values())
-    first, fit = fit, Search((*recordings, *more), known, play_under, say).run() if more else fit
+    first, fit = fit, Search((*recordings, *more), known, play_under, log).run() if more else fit
     out.print(f"{wheel}: {fit.requests:,} requests in {len(recordings):,} workloads, seed {seed}")
     out.print(_table(fit, known))
     if probed:

@@ -317,9 +317,9 @@ class _Tree:
 
     def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
         for step, outcome in zip(group, outcomes, strict=True):
-            said = outcome.error is None or step.leaves
-            asked = step.options.get("endpoint", "completion") == "completion"
-            if step.do != "complete" or not said or not asked:
+            answered = outcome.error is None or step.leaves
+            completes = step.options.get("endpoint", "completion") == "completion"
+            if step.do != "complete" or not answered or not completes:
                 continue
             if step.messages:
                 self._chats.learn(step.messages, outcome.reply)

@@ -47,7 +47,7 @@ DRAWN: Final = tuple(name for name, spec in PRESETS.items() if not spec.mtp_dept
 """Presets to draw from; the binding has no use for an MTP head."""
 
 ACTIONS: Final = ("slot-save", "slot-save", "slot-restore", "slot-restore", "slot-erase", "restart")
-OTHERWISE: Final[tuple[Mapping[str, Any], ...]] = (
+OPTION_SETS: Final[tuple[Mapping[str, Any], ...]] = (
     {},
     {},
     {"n_ctx": 100},
@@ -115,7 +115,7 @@ def draw(release: str, preset: str, seed: int, number: int) -> Scenario:
         if do in {"slot-save", "slot-restore"}:
             step = replace(step, file="s")
         elif do == "restart":
-            step = replace(step, options=draws.one_of(OTHERWISE[: None if embeds else -2]))
+            step = replace(step, options=draws.one_of(OPTION_SETS[: None if embeds else -2]))
         elif do == "complete":
             text = draws.tokens(draws.one_of(TEXTS), FIRST_PLAIN, FIRST_PLAIN + SYMBOLS)
             step = replace(step, prompt=text, options={"endpoint": "embedding"})
@@ -234,12 +234,12 @@ def _call(record: Record, session: Session, *, proves: bool) -> Json:
     step = record.step
     if step.do != "complete":
         return {"do": step.do, "file": step.file, "options": dict(step.options)}
-    asked = session.request(record)
-    prompt = list(map(int, asked.prompt))
+    request = session.request(record)
+    prompt = list(map(int, request.prompt))
     if step.options.get("endpoint") == "embedding":
         return {"do": "embed", "text": text_of(prompt)}
-    reply = None if asked.reply is None else list(map(int, asked.reply))
-    most = asked.predict if reply is None else len(reply)
+    reply = None if request.reply is None else list(map(int, request.reply))
+    most = request.predict if reply is None else len(reply)
     call = {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
     if step.messages:
         messages = [asdict(each) for each in session.vocabulary.messages(step.messages)]

@@ -206,8 +206,8 @@ def _reads_beyond(release: str, family: str) -> bool:
     them looks for its last row there, past the columns of the step.
     """
     rules = FAMILIES[family].rules
-    told = rules.chunked and rules.scan_at_lengths
-    return told and not FAMILY.release(release).rules.server.segments
+    reads_past = rules.chunked and rules.scan_at_lengths
+    return reads_past and not FAMILY.release(release).rules.server.segments
 
 
 def _joins_by_chance(release: str, family: str) -> bool:
