@@ -219,7 +219,7 @@ class Place:
 
 
 def place_of(segment: Segment) -> str:
-    """The message that a part belongs to."""
+    """The message of a part."""
     return f"{segment.part} ({segment.role})" if segment.role else segment.part
 
 

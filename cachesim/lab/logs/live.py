@@ -276,7 +276,7 @@ class Live:
     def __init__(
         self, about: UserSettings, *, forgets: bool = False, model_how: str = "given"
     ) -> None:
-        """`forgets`: keep only what the next requests need."""
+        """`forgets`: keep only the state for the next requests."""
         self.about = about
         self._model_how = model_how
         self.profile: str | None = about.profile and full_name(about.profile)

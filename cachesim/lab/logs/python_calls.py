@@ -56,7 +56,7 @@ class Calls:
         return call
 
     def on_cache(self, call: Observed, fields: Fields) -> None:
-        """The lookup before a completion: what it loads is as long as no line says."""
+        """The lookup before a completion; no line has the length of a loaded state."""
         if fields["what"] == "hit":
             self.held, self._added, self._top, self._risk = None, 0, 0, None
         call.notes.append(LOADED if fields["what"] == "hit" else MISSES)
@@ -129,7 +129,7 @@ class Calls:
             call.processed = 1
 
     def on_end(self, call: Observed, fields: Fields) -> None:
-        """What the instance holds now, unless drafts were rejected."""
+        """The content of the instance now, unless drafts were rejected."""
         del fields
         call.ended, self._call, self.held = True, None, None
         if self.server.mixed:

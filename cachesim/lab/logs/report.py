@@ -362,7 +362,7 @@ def _places(replays: Sequence[Replay]) -> list[Place]:
 
 
 def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
-    """Calls of an instance that begin with another token than what it held."""
+    """Calls of an instance whose first token differs from that of its content."""
     first = 0
     for replay in replays:
         numbers = range(first, first + len(replay.requests))

@@ -55,7 +55,7 @@ class Meter:
         return time.monotonic() - self.started
 
     def take(self, tokens: int) -> None:
-        """Count a request before it is sent; wait where the rate asks for it."""
+        """Count a request before it is sent, and wait for the rate limit."""
         with self._lock:
             limits = self.limits
             if self.seconds > 60 * limits.minutes:
@@ -155,7 +155,7 @@ class Connection:
 
 
 def fault_of(error: Exception, url: str, seconds: float) -> FaultError:
-    """The fault that an exception of the connection stands for."""
+    """The fault of an exception of the connection."""
     if isinstance(error, TimeoutError):
         return FaultError(f"{url} gave no answer within {seconds:g} seconds")
     if isinstance(error, ConnectionRefusedError | socket.gaierror):

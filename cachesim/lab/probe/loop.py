@@ -57,7 +57,7 @@ PROOFS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The choices of whoever runs it."""
+    """The options of a run."""
 
     seed: int = 0
     alarms: float = 1000.0  # one false alarm in so many runs of a right server

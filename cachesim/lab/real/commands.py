@@ -1,4 +1,4 @@
-"""`cachesim real ...`: what the real engines say, beside what the simulator says.
+"""`cachesim real ...`: results of the real engines beside those of the simulator.
 
 Plain functions that print to stdout, complain to stderr and return an exit status: 0 all agree,
 1 something differs, 2 wrong use.

@@ -1,4 +1,4 @@
-"""Modules that answer every question with something empty, for a release that runs without them.
+"""Stub modules with empty attributes, for a release that runs without the packages.
 
 An unpacked wheel brings its scheduler and not what that imports: kernels, web servers, the rest of
 the release. A finder puts these modules there. Runs in the workers: the standard library is all
@@ -39,7 +39,7 @@ class Kind(type):
         return iter(())
 
     def __call__(cls, *given: Real, **named: Real) -> Real:
-        """Make one, or as a decorator leave what it decorates."""
+        """Create an instance, or return the decorated object."""
         empty = cls is Nothing or cls.__dict__.get("stands_in", False)
         if empty and len(given) == 1 and not named and callable(given[0]):
             return given[0]
@@ -47,7 +47,7 @@ class Kind(type):
 
 
 class Nothing(metaclass=Kind):
-    """Answers anything with something empty."""
+    """A stub with empty attributes."""
 
     def __init_subclass__(cls, **_: Real) -> None:
         """Any option of a base class that is not there."""
@@ -61,7 +61,7 @@ class Nothing(metaclass=Kind):
         return Nothing()
 
     def __call__(self, *given: Real, **named: Real) -> Real:
-        """Called, or used as a decorator, which leaves what it decorates."""
+        """Return a stub, or the decorated object."""
         decorates = len(given) == 1 and not named and callable(given[0])
         return given[0] if decorates else Nothing()
 
@@ -103,7 +103,7 @@ class EmptyModule(types.ModuleType):
 
 
 class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Puts an empty module wherever the release would import what is not there."""
+    """An import hook that finds a stub for every missing module."""
 
     def __init__(self, is_missing: Callable[[str], bool]) -> None:
         self.is_missing = is_missing
@@ -111,7 +111,7 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """An empty module, or nothing for what is really there."""
+        """The spec of a stub; None for an installed module."""
         del path, target
         if self.is_missing(fullname):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
@@ -121,7 +121,7 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return EmptyModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to run."""
+        """Do nothing: a stub has no code."""
 
 
 def bare_packages(root: Path, names: Iterable[str]) -> None:

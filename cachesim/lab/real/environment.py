@@ -1,4 +1,4 @@
-"""Virtual environments for the real engines, set up by cachesim itself and kept for the next time.
+"""Virtual environments of the real engines, created once by cachesim.
 
 Every release of an engine gets an environment of its own, because releases cannot share one. In a
 source tree they lie beside the package in `.venv-real/`, else in the user's cache folder;
@@ -31,7 +31,7 @@ COMPILERS: Final = ("c++", "g++", "clang++")
 
 
 class EnvironmentUnavailableError(CachesimError):
-    """A real engine cannot be installed here; the message says what was tried."""
+    """A real engine cannot be installed; the message names the failed command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Environment:
         return [str(self.python), "-m", "pip"]
 
     def without(self, *packages: str) -> None:
-        """Take out what came along and is not needed."""
+        """Uninstall unneeded dependencies."""
         command = [*self._pip(), "uninstall", "--quiet", "--yes", *packages]
         problem = _problem_of(command, self.patience)
         if problem:
@@ -149,7 +149,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _problem_of(
     command: list[str], seconds: int, variables: tuple[tuple[str, str], ...] = ()
 ) -> str:
-    """Run a command; the last line it complained with, or nothing when it went well."""
+    """Run a command; its last line of output after a failure, else empty."""
     set_up = os.environ | dict(variables)
     with tempfile.TemporaryFile("w+") as output:
         try:

@@ -1,4 +1,4 @@
-"""The rules that come nearest to what another version did: a climb, one field at a time.
+"""The rules nearest to the results of another version: hill climbing by single fields.
 
     a release -> the change that gains the most requests -> ... -> no change gains any
 
@@ -120,7 +120,7 @@ D_contra = TypeVar("D_contra", contravariant=True)
 
 
 class Recorded(Protocol[D_contra]):
-    """A workload, and what a wheel did with it."""
+    """A workload with a wheel's results."""
 
     @property
     def requests(self) -> int:
@@ -146,7 +146,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(Generic[T, D]):
-    """The nearest rules found, and how the search came to them."""
+    """The nearest rules found, and the steps of the search."""
 
     nearest: str  # the release that it began with
     trial: T
@@ -162,7 +162,7 @@ class Fit(Generic[T, D]):
 
 @dataclass(slots=True)
 class _Score(Generic[T, D]):
-    """Rules, and what became of each recording under them."""
+    """Rules, and the agreement of each recording with them."""
 
     trial: T
     agreeing: list[int]  # per recording: requests until the first difference
@@ -183,7 +183,7 @@ class Search(Generic[R, T, D]):
     log: Callable[[str], None] = field(default=lambda _: None)
 
     def run(self, begin: tuple[str, T] | None = None) -> Fit[T, D]:
-        """Climb until nothing gains: from named rules, or from the nearest known release."""
+        """Climb while agreement grows: from named rules, or from the nearest known release."""
         first = self.known if begin is None else dict([begin])
         scores = {name: self._score(trial) for name, trial in first.items()}
         for name, score in scores.items():
@@ -226,7 +226,7 @@ class Search(Generic[R, T, D]):
         return recording.agreeing(difference), difference
 
     def _best_pair(self, now: _Score[T, D]) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
-        """Two changes at once, each of which changes something where there is disagreement."""
+        """Two changes at once, each effective on a workload that disagrees."""
         few = list(now.differences)[:PAIRED]
         active = [each for each in self._open(now) if self._changes_something(now, each, few)]
         pairs = [
@@ -237,7 +237,7 @@ class Search(Generic[R, T, D]):
         return self._best(now, pairs, few)
 
     def _open(self, now: _Score[T, D]) -> list[Change]:
-        """Every change that changes something; first those that bring what some release has."""
+        """Every effective change; first those to values of a known release."""
         known = tuple(self.known.values())
         found = [each for each in changes(known) if not each.holds(now.trial)]
         return sorted(found, key=lambda change: not any(map(change.holds, known)))
@@ -288,7 +288,7 @@ ROUNDS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played(Generic[T]):
-    """A workload that another version played; `check` holds rules against what it did."""
+    """A workload with another version's results; `check` compares rules with them."""
 
     kind: str
     requests: int  # steps that are compared
@@ -310,7 +310,7 @@ class Found:
 
 
 def play_under(played: Played[T], rules: T) -> Difference | None:
-    """Hold rules against a recording; rules that contradict each other agree with nothing."""
+    """Compare rules with a recording; contradictory rules agree with nothing."""
     try:
         return played.check(rules)
     except (CachesimError, ArithmeticError, LookupError, AssertionError, TypeError) as error:
@@ -322,7 +322,7 @@ def play_under(played: Played[T], rules: T) -> Difference | None:
 def explain(
     version: str, release: str, known: Mapping[str, T], played: Sequence[Played[T]]
 ) -> tuple[Found, ...]:
-    """Fit a release's rules to what another version did, and print the fields that explain it.
+    """Fit a release's rules to another version's results, and print the changed fields.
 
     Fields are tried on a sample of the workloads that differ and of those that agree, then held
     against all of them; what still differs is sampled again.

@@ -67,7 +67,7 @@ class Stage:
     heads: tuple[str, ...]
 
     def play_named(self, name: str, release: str = "") -> int:
-        """Play what a name stands for on one release, or on each that it names; the exit status."""
+        """Play a named scenario on one release, or on each of its releases; the exit status."""
         return max(self._play(scenario, release) for _, scenario in load_all([name]))
 
     def _play(self, scenario: Scenario, wanted: str) -> int:
@@ -95,13 +95,13 @@ class Stage:
 
 
 def not_compared(error: EnvironmentUnavailableError) -> int:
-    """Say loudly that a real engine is not there; the exit status."""
+    """Report a missing real engine; the exit status."""
     console(stderr=True).print(f"NOT COMPARED: {error}")
     return 1
 
 
 def comparing(command: Callable[P, int]) -> Callable[P, int]:
-    """A command that says so loudly where its real engine is not there."""
+    """A command that reports a missing real engine as an error."""
 
     @wraps(command)
     def or_not(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -114,7 +114,7 @@ def comparing(command: Callable[P, int]) -> Callable[P, int]:
 
 
 def watched(numbers: range) -> Iterable[int]:
-    """The numbers of workloads, with a bar that says how many are done."""
+    """The numbers of workloads, with a progress bar."""
     beside = console(stderr=True)
     return track(numbers, console=beside, transient=True, disable=not beside.is_terminal)
 
@@ -129,7 +129,7 @@ def table_of_numbers(title: str, name: str, *heads: str) -> Table:
 
 
 def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) -> Table:
-    """Counters side by side: a row for whatever the first of them counts, and the sums."""
+    """Counters side by side: a row for each key of the first, and the sums."""
     table = table_of_numbers(title, name, *columns)
     for each in sorted(next(iter(columns.values()), ())):
         table.add_row(each, *(f"{column[each]:,}" for column in columns.values()))

@@ -184,7 +184,7 @@ class Agents:
         return (replace(conversation, head=head).with_more(self._user()),)
 
     def with_other_tools(self, conversation: Conversation) -> tuple[Conversation, ...]:
-        """The tools come in another order, or one is new."""
+        """The tools in another order, or with a new one."""
         tools = list(conversation.head[1:])
         if self._one_in(2):
             self._rng.shuffle(tools)
@@ -282,7 +282,7 @@ class Writer:
 
 
 class Office:
-    """Users at their agents, who are answered at once."""
+    """Users of agents; each request is answered at once."""
 
     def __init__(self, rng: Random, users: int, longest: int) -> None:
         self.rng = rng

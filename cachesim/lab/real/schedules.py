@@ -60,7 +60,7 @@ def raised(real: Sequence[Result]) -> bool:
 def comparable(
     real: Sequence[Result], simulated: Sequence[Result]
 ) -> tuple[Sequence[Result], Sequence[Result]]:
-    """The results that are compared: where the release raises, what came before.
+    """The compared results: if the release raises, those before it.
 
     The simulator must end there, too.
     """
@@ -173,7 +173,7 @@ class RealScheduler(Generic[R]):
         )
 
     def play_named(self, scenario: str, release: str = "") -> int:
-        """Play what a name stands for on one release, or on each that it names; the exit status."""
+        """Play a named scenario on one release, or on each of its releases; the exit status."""
         stage = Stage(
             family=self.family,
             environment_for=self.core_of,
@@ -251,7 +251,7 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
 
 
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
-    """A step as the workloads write it."""
+    """A step in the notation of workloads."""
     if record.step.do != "complete":
         return {"reset": True}
     generated = record.reply.generated if record.reply else ()

@@ -22,14 +22,14 @@ START: Final = (
 
 
 class WorkerError(CachesimError):
-    """The process with the release is gone, or refused a workload."""
+    """The process with the release ended, or refused a workload."""
 
 
 class JsonProcess:
     """A program that answers each line of JSON with a line of JSON."""
 
     def __init__(self, name: str, command: Sequence[str], *, quiet: bool = True) -> None:
-        """`quiet`: what the program complains of is thrown away."""
+        """`quiet`: its standard error is discarded."""
         self.name = name
         self._process = subprocess.Popen(
             command,
@@ -74,7 +74,7 @@ class JsonProcess:
 
 
 class WorkerProcess(JsonProcess):
-    """A module's `main`, isolated; a workload goes in, what became of it comes back."""
+    """A module's `main`, isolated; a workload as input, its result as output."""
 
     def __init__(self, name: str, python: Path, flags: str, module: str, *given: str) -> None:
         super().__init__(name, [str(python), flags, "-c", START, str(ROOT), module, *given])

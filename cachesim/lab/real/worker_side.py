@@ -17,7 +17,7 @@ Real = Any  # modules, classes and objects of the release: known only when it ru
 
 
 class Bag:
-    """An object with some values; what nobody set is None."""
+    """An object with some attributes; others are None."""
 
     def __init__(self, **values: Real) -> None:
         self.__dict__.update(values)
@@ -38,13 +38,13 @@ class Told(Bag):
 
 
 def fitting(made: Real, **values: Real) -> Real:
-    """Call with those arguments that this release knows."""
+    """Call with the arguments that this release accepts."""
     known = set(inspect.signature(made).parameters)
     return made(**{name: value for name, value in values.items() if name in known})
 
 
 def own_output() -> TextIO:
-    """Standard output for the answers alone; what the release prints goes to standard error."""
+    """Standard output for answers alone; the release's output is redirected to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
@@ -79,7 +79,7 @@ def words_of(error: Exception) -> str:
 
 
 class Stopwatch:
-    """Counts what the outermost of the named calls take."""
+    """Measures the time of the outermost of the named calls."""
 
     def __init__(self, watched: Real, names: Iterable[str]) -> None:
         self.seconds = 0.0

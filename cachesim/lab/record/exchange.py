@@ -88,7 +88,7 @@ class Exchange:
     broken: str = ""  # what went wrong between server and recorder
 
     def add_chunk(self, chunk: bytes, seconds: float) -> None:
-        """Note a forwarded part of the answer."""
+        """Record a forwarded chunk of the answer."""
         if self.first_byte is None:
             self.first_byte = seconds
         self.answer.feed(chunk)

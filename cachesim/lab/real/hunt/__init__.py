@@ -1,4 +1,4 @@
-"""A hunt: workloads that the simulator says are wrong, played on the real engine.
+"""A hunt: workloads with wrong answers in the simulator, played on the real engine.
 
 targets      what is searched: models, flags, and the releases' own fixes laid over one another
 proof       the real engine's word on a workload, for each engine that has one

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def seeks(self) -> str:
-        """The one cure that is left out, where one is: what it cures is looked for."""
+        """The cure that is left out, if one is: its defect is searched for."""
         left = family_of(self.profile.engine).cures(self.profile)
         return left[0].name if len(left) == 1 and self.profile.patches else ""
 
@@ -78,7 +78,7 @@ SMALL: Final = 220
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenFinding:
-    """A cause, its smallest workload, and what the real engine did with it."""
+    """A cause, its smallest workload, and the real engine's result."""
 
     cause: Cause
     found: Counterexample
@@ -151,7 +151,7 @@ def _seen(
     findings: Findings,
     going: Callable[[Findings], bool],
 ) -> Iterator[tuple[Profile, Survey]]:
-    """Round after round, what each target shows; arrivals in between.
+    """Rounds over all targets with the findings of each; arrivals in between.
 
     A target from which one defect alone is seen is left out as soon as that one is proven.
     """
@@ -205,7 +205,7 @@ def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range)
 def _reduced(
     cause: Cause, sighting: Sighting, target: Profile, profile: Profile, prover: Prover
 ) -> ProvenFinding | None:
-    """Make a sighting small and prove it; None where the release itself does not show it."""
+    """Reduce a sighting and prove it; None if the release alone does not have it."""
 
     def fits(candidate: Scenario) -> bool:
         return prover.fits(candidate) and (

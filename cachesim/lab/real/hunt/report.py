@@ -146,7 +146,7 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
 
 
 def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str = "") -> str:
-    """A call as a line for a shell; what is shown are the tokens and how likely each was."""
+    """A call as a shell command; it shows tokens and their probabilities."""
     free = [replace(each, reply=None) if shown else each for each in steps]
     call = call_for(free)
     body = call["body"]

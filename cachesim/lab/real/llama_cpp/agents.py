@@ -56,7 +56,7 @@ def draw_arrival(
 def draw_pinned(
     seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
 ) -> Scenario:
-    """A conversation; a prompt about as long; and somebody who names the slot and goes on with it.
+    """A conversation, a prompt about as long, and a request that names the slot and continues.
 
     parked      [ .................. )       shorter than what is read, as long, or longer
     reading     [ 0 .. 2047 ][ 2048 .. )
@@ -92,7 +92,7 @@ def draw_pinned(
 
 
 class _Prompts:
-    """A few conversations, and prompts that go on from them."""
+    """A few conversations, and prompts that continue them."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -167,7 +167,7 @@ def draw_agents(
 
 
 def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
-    """Few flags, as real servers have: slots, one pool, what is kept in RAM."""
+    """Few flags, as on real servers: slots, one pool, the prompt cache's size."""
     options: dict[str, Any] = {
         "parallel": rng.choice((1, 1, 2, 4, 4)),
         "ctx_size": rng.choice((SHARE, CONTEXT, CONTEXT)),
@@ -198,7 +198,7 @@ def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
 
 
 def grow_agents(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
-    """Play agents' requests; the workload it became, and what the server answered."""
+    """Play agents' requests; the resulting workload, and the server's answers."""
     session = _Session(setting, server)
     for _ in range(setting.rng.randint(*REQUESTS)):
         if server.lost:

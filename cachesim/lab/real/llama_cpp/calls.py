@@ -35,7 +35,7 @@ SECONDS_OF_PATIENCE: Final = 0.03
 
 
 class RealServerError(CachesimError):
-    """The real server could not be started, or it answered what we do not understand."""
+    """The real server could not be started, or its answer is invalid."""
 
 
 class NotStartedError(RealServerError):
@@ -99,7 +99,7 @@ OURS: Final = (AS_TEXT, "endpoint", "tools")
 
 
 def _message(message: Turn, *, parts: bool) -> JsonObject:
-    """A message; what stands on several lines may go out as several parts."""
+    """A message; several lines may be sent as several parts."""
     plain = asdict(message)
     if parts and message.content:
         plain["content"] = [{"type": "text", "text": e} for e in message.content.split("\n")]

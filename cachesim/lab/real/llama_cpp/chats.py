@@ -1,4 +1,4 @@
-"""Chats in the toy vocabulary, as clients send them: grown from what was answered."""
+"""Chats in the toy vocabulary, as clients send them: extended by the replies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def as_messages(chat: Chat) -> tuple[Turn, ...]:
 
 
 class ChatTree:
-    """The chats so far, and ways to go on.
+    """The chats so far, and ways to continue them.
 
     Where they `share` instructions, new questions are asked under those of earlier chats.
     """
@@ -115,13 +115,13 @@ class ChatTree:
         )
 
     def _stripped(self) -> Chat:
-        """A client that drops the reasoning: only the end of the reply comes back."""
+        """A client that drops the reasoning: only the end of the reply is sent back."""
         chat, reply = self._answered()
         answer = Message(role="assistant", content=reply[len(reply) // 2 :])
         return (*chat, answer, self._message(self._speaker()))
 
     def _continued(self) -> Chat:
-        """A client that has the server go on from what it said, or from nothing."""
+        """A client that has the server continue its reply, or an empty one."""
         chat, reply = self._answered()
         return (
             *chat,

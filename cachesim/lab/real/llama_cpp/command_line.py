@@ -1,4 +1,4 @@
-"""Runs inside a real release's environment: what its own command line makes of some arguments.
+"""Runs inside a real release's environment: arguments parsed by its own command line.
 
 `common_params_parse` of the wheel's library fills the `CommonParams` that its Python object holds,
 as `llama-server` does before it starts. Standard input has the arguments and the values that a
@@ -46,7 +46,7 @@ def parsed(wheel: Wheel, arguments: list[str]) -> Wheel:
 
 
 def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
-    """Every field, and of those within it, with what it holds in words."""
+    """Every field, nested ones included, with its value as text."""
     if type(value).__module__.partition(".")[0] != "xllamacpp" or hasattr(value, "value"):
         return {name: f"{value:g}" if isinstance(value, float) else str(value)}
     found: dict[str, str] = {}

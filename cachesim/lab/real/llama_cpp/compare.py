@@ -164,7 +164,7 @@ class Tally(agreement.Agreement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A workload that was played on both, and where they part."""
+    """A workload that was played on both, and the first difference."""
 
     workload: Scenario
     outcomes: tuple[Outcome, ...]
@@ -205,7 +205,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         self._folder.cleanup()
 
     def real(self, options: Mapping[str, Any]) -> RealServer:
-        """The real server; where a companion drafts, one whose log shows what."""
+        """The real server; with a draft model, one whose log has the drafts."""
         return self._drafting if drafting(options) else self._plain
 
     def model(self, preset: str, window: int = 0) -> Path:
@@ -230,7 +230,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         return self._grown(setting, grow)
 
     def play_agents(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
-        """Draw agents on one server, grow what they ask on the real one, and play it on ours."""
+        """Draw agents on a server, grow their requests on the real one, and replay them."""
         setting = draw_agents(seed, number, release=self.release, presets=tuple(presets))
         return self._grown(setting, grow_agents)
 
@@ -380,7 +380,7 @@ LINES_SHOWN: Final = 200
 def show_difference(
     out: Console, difference: Difference, *, profile: str = "", version: str = ""
 ) -> None:
-    """A workload that disagrees, and what both servers did at its last step."""
+    """Print a workload that disagrees, and both servers' results of its last step."""
     workload = difference.workload
     step = workload.step_names[difference.step]
     out.print(f"\nfirst disagreement: {workload.name}, step {step}")

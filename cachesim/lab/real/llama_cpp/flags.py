@@ -167,7 +167,7 @@ def effective_ubatch(values: Mapping[str, Any]) -> int:
 
 
 def drafting(options: Mapping[str, Any]) -> bool:
-    """True where a companion drafts; what n-grams propose is the server's own affair."""
+    """True with a draft model; n-gram drafts are not compared."""
     return options.get("spec_type", "none") in get_args(Drafting)
 
 
@@ -228,7 +228,7 @@ def draw_options(rng: Random, *, abilities: Abilities, preset: str) -> dict[str,
 
 
 def draw_more(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, Any]:
-    """Flags that change what a server is for, or the sizes of things."""
+    """Flags that change a server's endpoints, or its sizes."""
     options: dict[str, Any] = {}
     if rng.random() < 0.15:
         options["cache_type_k"] = rng.choice(("f32", "f32", "bf16"))

@@ -47,7 +47,7 @@ def drawn_prompt(random: np.random.Generator, length: int) -> Tokens:
 
 
 def generate(network: FloatNetwork, prompt: Tokens, predict: int) -> tuple[Tokens, list[Array]]:
-    """The greedy continuation, and the log probabilities that each of its tokens came from."""
+    """The greedy continuation, and the log probabilities of each of its tokens."""
     store = PlainStore(network)
     reply: list[Token] = []
     rows: list[Array] = []
@@ -101,7 +101,7 @@ def compare_drafts(
 
 
 def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
-    """Play the loop: propose one token where there is room, and go on behind what was right."""
+    """Play the loop: propose one token while there is room, continue after accepted ones."""
     reply, _ = generate(network, prompt, predict + 2)
     tokens = (*prompt, *reply)
     guesses = head_guesses(network, tokens[:-1])

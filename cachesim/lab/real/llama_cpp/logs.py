@@ -77,7 +77,7 @@ class Agreement:
         return 100 * self.counts[part] / max(1, self.counts[whole])
 
     def row(self) -> tuple[str, ...]:
-        """The table's line: percentages of what the log makes comparable."""
+        """The table's row: percentages of the comparable requests."""
         level = "default" if self.verbosity == DEFAULT else f"-lv {self.verbosity}"
         return (
             f"{self.release}, {level}",
@@ -171,7 +171,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         self._predict(replay, workload, outcomes)
 
     def _predict(self, replay: Replay, workload: Scenario, outcomes: Sequence[Outcome]) -> None:
-        """Ask the other release the same, and hold what the workload said beforehand against it."""
+        """Send the same requests to the other release, and compare with the prediction."""
         if any(step.leaves for step in workload.step):
             return
         other = self.agreement.other

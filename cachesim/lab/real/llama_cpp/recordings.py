@@ -38,7 +38,7 @@ UNRECORDED: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A workload and what the wheel's server answered to each step."""
+    """A workload with the answers of the wheel's server."""
 
     workload: Scenario
     outcomes: tuple[Outcome, ...]

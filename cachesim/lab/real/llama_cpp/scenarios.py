@@ -117,7 +117,7 @@ def proven(
 
 
 def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
-    """A step whose prompt goes to a server of its own: nothing but what makes the prompt stays."""
+    """A step for a server of its own: only the fields of its prompt are kept."""
     fields = {key: step.options[key] for key in PROMPTING if key in step.options}
     if strengths:
         fields["lora"] = as_field(strengths)
@@ -235,7 +235,7 @@ def play_scenario(
 
 
 def _with_flags(scenario: Scenario, times: int) -> Scenario:
-    """The scenario with exact numbers, and so much more room for what is parked."""
+    """The scenario with exact numbers, and a prompt cache enlarged accordingly."""
     options = {**scenario.engine.options, **EXACT}
     if options.get("cache_ram", 0) > 0:
         options["cache_ram"] *= times

@@ -83,7 +83,7 @@ _MILLISECONDS = re.compile(r"[\d.]+ ms")
 
 
 def calls_of(log: Path) -> list[list[str]]:
-    """The telling lines of every call, in order."""
+    """The relevant log lines of every call, in order."""
     calls: list[list[str]] = []
     for line in log.read_text(errors="replace").splitlines():
         if line.startswith(CALL_MARK):
@@ -112,7 +112,7 @@ _LAUNCH = re.compile(r"id\s+\d+ \| task (\d+) \| processing task")
 
 
 def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
-    """Per request of one call, in the order they were sent: what was proposed, step by step.
+    """The drafts of each step, per request of a call, in the order of sending.
 
     A step begins with the room there is for a draft. Where the companion's memory is full it may
     propose nothing at all, and the log says no more of that step.
@@ -312,7 +312,7 @@ class Played:
 
     @property
     def lost(self) -> bool:
-        """True when nothing sound can be asked of it any more.
+        """True if its state is undefined: no further request is sent.
 
         The process ended, or it refused one request of a group: what it does with the others of
         such a group is a race.
@@ -378,7 +378,7 @@ class Played:
         return seconds, call | {"timeout": self._worker.patience + SECONDS_LONGER}
 
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """The outcomes with what the log says the companion proposed.
+        """The outcomes with the drafts of the draft model, from the log.
 
         Of a request that was refused the log says nothing. Who waits for it gives the server the
         time to fall asleep.

@@ -1,4 +1,4 @@
-"""The simulator as a server that is led as the real one is, and the real replies forced on it."""
+"""The simulator behind the real server's interface, with the real replies forced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +75,7 @@ class SimulatedServer:
         trial: Trial | None = None,
         release: str = "",
     ) -> None:
-        """A fresh server with a workload's model and flags; nothing is asked of it yet.
+        """A fresh server with a workload's model and flags.
 
         What a companion drafts depends on the weights: where the real drafts are not known, only
         the real arithmetic comes close.
@@ -93,7 +93,7 @@ class SimulatedServer:
 
     @property
     def lost(self) -> bool:
-        """True when nothing more can be asked of it."""
+        """True if no further request can be sent."""
         return self.session.ended
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
@@ -106,7 +106,7 @@ class SimulatedServer:
 
 
 def outcome_of(record: Record) -> Outcome:
-    """A step of the simulator in the words of the real server."""
+    """A step of the simulator in the form of the real server."""
     step, reply = record.step, record.reply
     if step.do != "complete":
         return Outcome(slot=step.slot, error=record.error)
@@ -127,7 +127,7 @@ def outcome_of(record: Record) -> Outcome:
 
 
 def observed(workload: Scenario, outcomes: Sequence[Outcome]) -> Scenario:
-    """The workload as far as it was played, with what the real server replied."""
+    """The played part of the workload, with the real server's replies."""
     return replace(workload, step=tuple(map(observed_step, workload.step, outcomes)))
 
 
@@ -176,7 +176,7 @@ def swallowed(real: Outcome) -> Tokens:
 def as_scenario(
     workload: Scenario, outcomes: Sequence[Outcome], *, profile: str = "", about: str = ""
 ) -> Scenario:
-    """The workload with the real replies, and the real counts as what is expected."""
+    """The workload with the real replies, and the real counts as expectations."""
     played = observed(workload, outcomes)
     return replace(
         played,

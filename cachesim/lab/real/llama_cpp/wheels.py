@@ -214,7 +214,7 @@ def _open(
     known: dict[str, Trial],
     recordings: Sequence[Recording],
 ) -> tuple[Change, ...]:
-    """Rules on which no request turned; those in which the neighbours differ come first."""
+    """Rules that no request depends on; first those in which the neighbours differ."""
     near = [trial for name, trial in known.items() if name in _neighbours(wheel, known)]
     found = open_changes(fit.trial, tuple(known.values()), recordings)
     return tuple(sorted(found, key=lambda change: not any(map(change.holds, near))))
@@ -227,7 +227,7 @@ def _neighbours(wheel: Wheel, known: dict[str, Trial]) -> list[str]:
 
 
 def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) -> Table:
-    """Rules on which none of the workloads turned, and what others drawn for them showed."""
+    """Rules that no workload depends on, and the results of workloads drawn for them."""
     title = "no request turned on these; others were drawn until one did"
     table = Table(title=title, title_style="", box=SIMPLE_HEAD)
     for head in ("rule", "found", "or", "as in", "the wheel says"):

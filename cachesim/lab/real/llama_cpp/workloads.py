@@ -157,7 +157,7 @@ class Server(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True when nothing sound can be asked of it any more."""
+        """True if its state is undefined: no further request is sent."""
         ...
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
@@ -243,7 +243,7 @@ def draw_setting(
 
 
 def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
-    """Play a random conversation tree; the workload it became, and what the server answered."""
+    """Play a random conversation tree; the resulting workload, and the server's answers."""
     tree = _Tree(setting)
     steps: list[Step] = []
     outcomes: list[Outcome] = []
@@ -260,7 +260,7 @@ def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...
 
 
 class _Tree:
-    """The conversations so far, and ways to go on."""
+    """The conversations so far, and ways to continue them."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

@@ -220,7 +220,7 @@ class Instance(Session):
 def difference_under(
     scenario: Scenario, release: str, results: Sequence[Json], rules: Rules
 ) -> Difference | None:
-    """The first step at which other rules differ from what a real class did."""
+    """The first step at which other rules differ from the real class."""
     session = Instance(scenario, release, rules)
     steps = tuple(_compared(session, session.counted(), results))
     return first_difference([each.real for each in steps], [each.simulated for each in steps])

@@ -1,4 +1,4 @@
-"""A workload as a program that needs the package alone, and what it printed on a release."""
+"""A workload as a program that needs the package alone, and its output on a release."""
 
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -59,7 +59,7 @@ def _lines(options: Mapping[str, Any], calls: list[dict[str, Any]]) -> Iterator[
 
 
 def report_lines(scenario: Scenario, release: str, wrong: int) -> Iterator[str]:
-    """The program and what it prints on the release; nothing where its answers do not differ."""
+    """The program and its output on the release; empty if its answers do not differ."""
     others = any(step.options for step in scenario.step)  # embeddings, other arguments
     if others or scenario.engine.options.get("draft_model", "none") != "none":
         return

@@ -129,7 +129,7 @@ class Player:
 
 
 def _entries(cache: Real) -> list[list[int]]:
-    """Tokens and bytes of what is kept, oldest first; of what is on disk no bytes."""
+    """Tokens and bytes of the cache's entries, oldest first; without bytes on disk."""
     if cache is None:
         return []
     kept = getattr(cache, "cache_state", None)
@@ -139,7 +139,7 @@ def _entries(cache: Real) -> list[list[int]]:
 
 
 def watching(llama: Real) -> Real:
-    """The class, with notes of what it evaluates and samples."""
+    """The class, with records of evaluated and sampled tokens."""
     library = importlib.import_module("llama_cpp.llama_cpp")
     numpy = importlib.import_module("numpy")
 

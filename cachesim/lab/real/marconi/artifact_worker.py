@@ -62,7 +62,7 @@ def load(folder: str) -> Real:
 
 
 def tree_of(node: Real) -> Json:
-    """All nodes below one: their tokens, and what is below them."""
+    """All nodes below one: their tokens and subtrees."""
     return sorted([list(child.key), tree_of(child)] for child in node.children.values())
 
 

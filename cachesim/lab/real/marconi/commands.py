@@ -88,7 +88,7 @@ def draw(seed: int, number: int) -> dict[str, Any]:
 
 
 def play(workload: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """The first requests on the simulated tree, told as the artifact's are."""
+    """The first requests on the simulated tree, in the form of the artifact's results."""
     options = MarconiOptions(
         capacity_bytes=workload["capacity"],
         policy=workload["policy"],

@@ -63,7 +63,7 @@ class CachePlayer(players.CachePlayer):
 
 
 def tried(ask: Callable[[], Json]) -> Json:
-    """An answer, or the name of what was raised instead."""
+    """A result, or the name of the exception."""
     try:
         return ask()
     except UpstreamRaise as error:

@@ -71,7 +71,7 @@ class CachePlayer(players.CachePlayer):
 
 
 def tried(ask: Callable[[], Json]) -> Json:
-    """An answer, or what was raised instead."""
+    """A result, or the exception."""
     try:
         return ask()
     except Exception as error:

@@ -42,7 +42,7 @@ STEPS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A batch: what each sequence holds already, what is fed together, what is decoded."""
+    """A batch: cached tokens of each sequence, tokens prefilled together, decoded tokens."""
 
     past: tuple[Tokens, ...]
     rests: tuple[Tokens, ...]

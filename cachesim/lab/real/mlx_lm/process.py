@@ -16,7 +16,7 @@ _STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=Mappin
 
 @contextmanager
 def played_by(release: str, version: str) -> Iterator[None]:
-    """Have another version of the package answer where a release is asked for."""
+    """Use another version of the package in place of a release."""
     token = _STAND_IN.set({**_STAND_IN.get(), release: version})
     try:
         yield
@@ -38,7 +38,7 @@ class RealProcess(JsonProcess):
     """A worker process, run by the interpreter that has the release installed."""
 
     def __init__(self, release: str, worker: str, *, quiet: bool = False) -> None:
-        """`worker`: name of a module here; `quiet`: what it complains of is thrown away."""
+        """`worker`: name of a module here; `quiet`: its standard error is discarded."""
         command = [str(environment_for(release).ready()), "-I", "-c", START, str(ROOT)]
         module = f"{__package__}.{worker}"
         super().__init__(f"mlx-lm {release}", [*command, module], quiet=quiet)

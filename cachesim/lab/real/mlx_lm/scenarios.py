@@ -102,7 +102,7 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
 
 
 def playable_family(scenario: Scenario) -> str:
-    """The model class for a scenario; what cannot be played there is refused."""
+    """The model class for a scenario; InputError if it cannot be played."""
     spec = spec_of(scenario.model)
     family = family_of(spec).name
     held = toy_of({"family": family}, VOCABULARY)

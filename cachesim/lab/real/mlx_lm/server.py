@@ -60,7 +60,7 @@ class RealMlxServer(RealProcess):
         return {"draft": self._order(replace(draft, family=family_of(draft).name))}
 
     def play(self, workload: Workload) -> dict[str, Any]:
-        """A workload with what the real server did, in the form of the vector files."""
+        """A workload with the real server's results, in the form of the vector files."""
         results = self.order(workload | {"model": self._model(workload)} | self._draft(workload))
         for group in results:
             for request in group["requests"]:

@@ -106,7 +106,7 @@ class Gate(Queue):  # type: ignore[type-arg]
                 self.not_empty.notify()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Real:  # noqa: FBT001, FBT002 - a queue has it
-        """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
+        """As `Queue.get`, but empty while it is shut; only an idle thread waits."""
         with self._deciding:
             shut = self.shut
             if not shut:
@@ -149,7 +149,7 @@ class Inbox(Queue):  # type: ignore[type-arg]
         self._returned = self._done = 0
 
     def put(self, item: Real, *rest: Real, **more: Real) -> None:
-        """The first thing is the context of the request, then come progress and tokens."""
+        """Queue an item: the context of the request first, then progress and tokens."""
         token = hasattr(item, "token")
         known = bool(self.items)
         if self.left == 0 and known and item is not None and self.leave is not None:

@@ -174,7 +174,7 @@ class Server:
         self.current["cached"] = cached
 
     def _watch(self) -> None:
-        """Put what is watched in the place of what the release's `main` and `run` look up."""
+        """Replace the names that the release's `main` and `run` look up by watched ones."""
         names: Json = self.module.__dict__
         own = names.setdefault("_own", dict(names))
         if "_make_sampler" in own:

@@ -43,7 +43,7 @@ OPTIONS: Final[Mapping[str, Sequence[int]]] = {
 
 @dataclass(slots=True)
 class Dialog:
-    """A conversation and what was last said in it."""
+    """A conversation and its last reply."""
 
     messages: list[dict[str, str]]
     reply: str | None = None
@@ -101,7 +101,7 @@ class Drawer:
             request |= {"max_tokens": 0, "reply": request["reply"][:1]}
 
     def _leave(self, request: Request) -> None:
-        """A client that reads a stream of plain words goes away: the next one finds it gone."""
+        """A client of a stream of plain words disconnects before the next request."""
         reply = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
         request |= {
             "leaves_after": self.random.choice((0, 1, 2, 4)),
@@ -200,7 +200,7 @@ def _is_set_on(release: str, name: str) -> bool:
 
 
 def _reads_beyond(release: str, family: str) -> bool:
-    """True if a short step makes the class read whatever memory lies beyond its own.
+    """True if a short step makes the class read memory beyond its own.
 
     Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is told
     them looks for its last row there, past the columns of the step.
@@ -211,7 +211,7 @@ def _reads_beyond(release: str, family: str) -> bool:
 
 
 def _joins_by_chance(release: str, family: str) -> bool:
-    """True if a fresh row that joins a prefill gets whatever memory lies beyond the batch.
+    """True if a fresh row that joins a prefill gets memory beyond the batch.
 
     In 0.31.2 a recurrent batch does not grow by such a row (#1169), and the array library does not
     check the number of a row.
@@ -307,7 +307,7 @@ LARGER: Final = {"prefill_step_size": 32, "prompt_cache_bytes": 30}
 
 @dataclass(slots=True)
 class AgentDrawer(Drawer):
-    """A to three users at their agents; what is said and who leaves is drawn as for others."""
+    """One to three users of agents; replies and disconnects are drawn as for others."""
 
     users: list[Agents] = field(default_factory=list)
 
@@ -348,7 +348,7 @@ class AgentDrawer(Drawer):
 
 
 def draw_agents(release: str, seed: int, number: int) -> Workload:
-    """A workload: a fresh server of a release, and what users' agents ask of it.
+    """A workload: a fresh server of a release, and the requests of users' agents.
 
     A state that padding spoiled is as good as right after hundreds of tokens, the sooner the faster
     the weights forget; in place of a class with other weights than the toy's the next is drawn.

@@ -1,4 +1,4 @@
-"""Replays what llama.cpp's own memory classes did, as the vector files recorded it."""
+"""Replay of recorded results of llama.cpp's own memory classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,7 +177,7 @@ class MemoryPlayer:
         self.slots: dict[str, Blob] = {}
 
     def play(self, op: Mapping[str, Any]) -> JsonObject:
-        """Do one operation: what it returned, and the state it left."""
+        """Perform an operation; its result, and the state afterwards."""
         result = OPERATIONS[op["op"]](self, op)
         self.context.check_integrity()
         return {**result, "state": self.state()}

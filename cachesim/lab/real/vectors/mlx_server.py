@@ -1,4 +1,4 @@
-"""Replays what mlx-lm's own server did, as the vector files recorded it."""
+"""Replay of recorded results of mlx-lm's own server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -161,7 +161,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
 
 
 class ServerPlayer:
-    """A server of a release, and the recorded form of what it does."""
+    """A server of a release, with its results in the recorded form."""
 
     def __init__(self, line: Mapping[str, Any], rules: MlxRules | None = None) -> None:
         """`rules` take the place of the release's own."""
@@ -238,7 +238,7 @@ class ServerPlayer:
     def _serve(
         self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
     ) -> list[Ticket | None]:
-        """Requests come in their turns, or when there is nothing else to do; clients leave."""
+        """Submit requests at their turns, or when the server is idle; clients disconnect."""
         server, tickets = self.engine.server, dict[int, Ticket]()
         start, pairs = server.turns, list(zip(requests, recorded, strict=True))
         later = sorted(range(len(pairs)), key=lambda index: requests[index].get("at", 0))
@@ -410,7 +410,7 @@ def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
-    """A recording without what depends on weights: how far wrong states and answers are off.
+    """A recording without the distances of wrong states and answers, which depend on weights.
 
     Rows of the toy's own weights are compared themselves, instead of a verdict on them.
     """

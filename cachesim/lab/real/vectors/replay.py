@@ -25,7 +25,7 @@ Check: TypeAlias = Callable[[Line], Difference | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of file: how its lines are told apart, and who replays them."""
+    """A kind of file: the test for its lines, and the module that replays them."""
 
     name: str
     fits: Callable[[Line], bool]
@@ -165,7 +165,7 @@ def kind_of(line: Line, path: Path) -> Kind:
 
 
 def line_of(text: str, path: Path, number: int) -> Line:
-    """A line of a file; what Python writes for infinity and no number is no JSON."""
+    """A line of a file; Python's `Infinity` and `NaN` are refused."""
 
     def refuse(word: str) -> None:
         msg = f"{path}:{number}: {word} is no JSON; write a number"

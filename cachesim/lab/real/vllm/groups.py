@@ -65,7 +65,7 @@ class Groups:
         return {"requests": entries, "evicted": self.evicted} | self.pool()
 
     def _arrive(self, requests: dict[Name, Real], group: Sequence[Wanted], turn: int) -> None:
-        """Add requests that come in this turn; abort those whose clients leave in it."""
+        """Add requests that arrive in this turn; abort those whose clients disconnect."""
         while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
             wanted = group[len(requests)]
             request = self.request(self.count, wanted)
@@ -105,7 +105,7 @@ class Groups:
         return "too many steps"
 
     def _come_back(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
-        """Take the tokens of a step that has run, and what is proposed next."""
+        """Take the tokens of a finished step, and the next drafts."""
         sampled, proposals = dict[Name, list[int]](), dict[Name, list[int]]()
         for name, (_, end) in spans.items():
             sampled[name] = []

@@ -36,7 +36,7 @@ BUILDERS: Final = {
 
 
 class Model:
-    """A network of which only the copies of its states are asked."""
+    """A stub of a network, with the copies of its states alone."""
 
     @cached_property
     def copies(self) -> Real:
@@ -133,7 +133,7 @@ class Marks:
         return ("ssm",) if group.get("mode") == "all" else tuple(BUILDERS)
 
     def settle(self, phase: str) -> None:
-        """Note what was copied, and put the numbers back."""
+        """Record the copies, and restore the numbers."""
         found = []
         pages, windows, states = (
             (now != before).flatten(1).any(1).nonzero().flatten().tolist()
@@ -262,7 +262,7 @@ class Marks:
 
 
 class Copies:
-    """A release's copies of whole blocks, and after them a look at what they moved."""
+    """A release's copies of whole blocks, and a check of the moved ones."""
 
     marks: Marks
 

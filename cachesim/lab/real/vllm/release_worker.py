@@ -94,7 +94,7 @@ def _pretend_gpu() -> None:
     interface: Real = importlib.import_module("vllm.platforms.interface")
 
     class Pretended(cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
-        """An H100 of which nothing is asked but what it is."""
+        """A stub of an H100: its properties alone."""
 
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> Real:

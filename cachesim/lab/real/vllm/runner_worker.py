@@ -388,7 +388,7 @@ def interpret_kernels(folder: str, version: str) -> None:
 
 
 def pin_nothing() -> None:
-    """A CPU pins no memory, whatever the release asks for."""
+    """Ignore a request for pinned memory, which a CPU does not have."""
     torch: Real = importlib.import_module("torch")
     for name in ("empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, name, _unpinned(getattr(torch, name)))

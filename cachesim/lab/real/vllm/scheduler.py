@@ -1,4 +1,4 @@
-"""vLLM's real scheduler: how it is started, and what a scenario asks of it."""
+"""vLLM's real scheduler: its start, and the requests of a scenario."""
 
 import re
 from collections import Counter
@@ -71,7 +71,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
 
 
 def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
-    """A group's steps as the workloads write them, each with the turn that it comes in.
+    """A group's steps in the notation of workloads, each with the turn of its arrival.
 
     What the store had of each request was found out by the simulated one; the real scheduler's is
     told of it.

@@ -57,7 +57,7 @@ class Release:
 
 
 class Server(Groups):
-    """The real scheduler of one configuration, and what is written down of it."""
+    """The real scheduler of one configuration, and its recorded results."""
 
     NAME, PROMPT, OUTPUT = "request_id", "num_prompt_tokens", "num_output_tokens"
     PREEMPTIONS = "num_preemptions"
@@ -109,7 +109,7 @@ class Server(Groups):
         )
 
     def _has_lookup_per_group(self, config: Json) -> bool:
-        """True if this release looks each group up alone beside a store (#44243)."""
+        """True if this release has a lookup for each group beside a store (#44243)."""
         manager = self.manager
         since = hasattr(manager.coordinator, "find_longest_cache_hit_per_group")
         until = not hasattr(manager, "get_computed_blocks_for_connector")
@@ -131,7 +131,7 @@ class Server(Groups):
         self.blocks._maybe_evict_cached_block = watched
 
     def _watched(self, inner: Real) -> Real:
-        """A look-up that is written down, if it is none within another one."""
+        """A recorded lookup; nested ones are not recorded."""
 
         def lookup(request: Real, *given: Real, **named: Real) -> Real:
             within, self._in_lookup = self._in_lookup, True

@@ -110,7 +110,7 @@ def runs_on_v1(config: Mapping[str, Any], rules: Rules) -> bool:
 
 @dataclass(slots=True)
 class Recorder(Runner):
-    """The simulated runner without a network: what it would read, write and copy is noted."""
+    """The simulated runner without a network; reads, writes and copies are recorded."""
 
     rows: dict[str, Entry] = field(default_factory=dict)
     copies: dict[str, list[list[int]]] = field(default_factory=dict)

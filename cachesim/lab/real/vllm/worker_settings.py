@@ -223,7 +223,7 @@ class Start:
 
 
 def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every field of a configuration, and of those within it, with what it holds in words.
+    """Every field of a configuration and of nested ones, with its value as text.
 
     Identifiers that are drawn at every start are left out.
     """
@@ -237,7 +237,7 @@ def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str
 
 
 def words_of(value: Real) -> str:
-    """A value in words that do not depend on where it lies in memory."""
+    """A value as text without memory addresses."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (str, int, float, bool, type(None))):

@@ -11,7 +11,7 @@ CONNECTOR: Final = "WorkloadStore"
 
 
 class Store:
-    """The scheduler's half of a KV connector: what it has of a request the workload says."""
+    """The scheduler's half of a KV connector; the workload has its number of stored tokens."""
 
     requires_kv_delivery = False
     supports_divergent_local_hybrid_hits = False
@@ -59,7 +59,7 @@ class Store:
 
 
 def connector() -> type[Store]:
-    """The store as a KV connector of the release that knows of groups, put where it is named."""
+    """The store as a KV connector with support for groups, registered by name."""
     made: Real = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
     bases = (Store, made.SupportsHMA, made.KVConnectorBase_V1)
     found: Real = type(CONNECTOR, bases, {})

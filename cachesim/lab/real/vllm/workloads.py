@@ -71,12 +71,12 @@ def overlapping(workload: dict[str, Any], rules: Rules) -> dict[str, Any]:
 
 
 def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """A workload whose next step is scheduled before the one before it has come back."""
+    """A workload whose next step is scheduled before the previous one has returned."""
     return overlapping(draw(seed, number, rules), rules)
 
 
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
-    """The requests of a group come one after another while others run; some go again."""
+    """The requests of a group arrive one after another while others run; some disconnect."""
     turn = 0
     for wanted in group:
         turn += rng.choice((0, 0, 1, 2, 5))
@@ -88,7 +88,7 @@ def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
 
 
 def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
-    """The server of a kind of workloads: what its layers keep, and its limits."""
+    """The server of a kind of workloads: the memory of its layers, and its limits."""
     block = rng.choice((4, 8, 16))
     full = {"kind": "full", "block": block}
     window = {"kind": "window", "block": block, "window": rng.choice((3, block, 2 * block + 8, 40))}
@@ -196,7 +196,7 @@ def smallest(config: dict[str, Any], tokens: int) -> int:
 
 
 class _Writer(Writer):
-    """Requests with a salt, and with what is accepted of their drafts."""
+    """Requests with a salt, and with the accepted counts of their drafts."""
 
     def __init__(self, rng: Random, unit: int, longest: int) -> None:
         super().__init__(rng, unit, longest)
