@@ -149,7 +149,11 @@ PAGES: set[str] = set()
 """Keys of the pages that the storage has; it outlives a tree."""
 
 CONTROLLER = "sglang.srt.managers.cache_controller"
+HYBRID_CONTROLLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 STORAGE = "sglang.srt.mem_cache.hicache_storage"
+
+OWN_TIME: Final = "_prefetch_timeout_check_linear_func"
+"""Before 0.5.23: each operation has its own time, from when it was queued."""
 
 
 def install_storage(wanted: Json) -> None:
@@ -219,14 +223,14 @@ def _set(_storage: Real, key: str, *_: Real) -> bool:
     return True
 
 
-def _count_looks(tree: Real) -> Real:
+def _count_looks(tree: Real, controller: str, late: str) -> Real:
     """A prefetch begins and times out by the count of looks; all else has its own clock."""
     clock = Bag(looks=0)
     counted = Bag(monotonic=lambda: clock.looks)
-    importlib.import_module(CONTROLLER).__dict__["time"] = counted
-    module, is_late = importlib.import_module(type(tree).__module__), tree.is_prefetch_timeout
+    importlib.import_module(controller).__dict__["time"] = counted
+    module, is_late = importlib.import_module(type(tree).__module__), getattr(tree, late)
 
-    def is_prefetch_timeout(operation: Real) -> bool:
+    def is_late_by_looks(operation: Real) -> bool:
         names = vars(module)
         usual, names["time"] = names["time"], counted
         try:
@@ -234,7 +238,7 @@ def _count_looks(tree: Real) -> Real:
         finally:
             names["time"] = usual
 
-    tree.is_prefetch_timeout = is_prefetch_timeout
+    setattr(tree, late, is_late_by_looks)
     return clock
 
 
@@ -273,7 +277,8 @@ class Threads:
 def step_by_looks(tree: Real, lag: int) -> None:
     """Whenever the tree looks at its queues, the threads' functions do what is due."""
     controller, drain = tree.cache_controller, tree.drain_storage_control_queues
-    clock, threads = _count_looks(tree), Threads(tree.cache_controller, lag)
+    clock = _count_looks(tree, CONTROLLER, "is_prefetch_timeout")
+    threads = Threads(controller, lag)
 
     def look() -> None:
         clock.looks += 1
@@ -290,10 +295,13 @@ def step_by_looks_unified(tree: Real, lag: int, acks: int) -> None:
     most `acks` are received in one look.
     """
     controller, check = tree.cache_controller, tree.check_hicache_events
-    clock: Real = Bag(looks=0)
     threads = Threads(controller, lag)
-    timer = importlib.import_module("sglang.srt.utils.poll_timer")
-    vars(timer).update(time=Bag(perf_counter=lambda: clock.looks))
+    if hasattr(tree, OWN_TIME):
+        clock = _count_looks(tree, HYBRID_CONTROLLER, OWN_TIME)
+    else:
+        clock = Bag(looks=0)
+        timer = importlib.import_module("sglang.srt.utils.poll_timer")
+        vars(timer).update(time=Bag(perf_counter=lambda: clock.looks))
 
     def look() -> None:
         clock.looks += 1

@@ -122,6 +122,16 @@ def compile_nothing(function: Real = None, **_: Real) -> Real:
     return function if function is not None else compile_nothing
 
 
+def unpinned(made: Real) -> Real:
+    """A function that makes tensors, without memory that a GPU's driver pins."""
+
+    def make(*given: Real, **named: Real) -> Real:
+        named.pop("pin_memory", None)
+        return made(*given, **named)
+
+    return make
+
+
 def install(root: Path, *, tree_core: str = "python") -> None:
     """Make `import sglang.srt.managers.scheduler` work from an unpacked wheel.
 
@@ -141,6 +151,7 @@ def install(root: Path, *, tree_core: str = "python") -> None:
     torch.library.Library = Nothing
     torch.ops.sglang = Nothing()
     torch.Tensor.pin_memory = lambda self, *_, **__: self
+    torch.tensor = unpinned(torch.tensor)
     torch.cpu.Event, torch.cpu.Stream, torch.cpu.current_stream = Event, Stream, Stream
     torch.cpu.stream = lambda *_: Nothing()
     sys.meta_path.insert(0, EmptyModules(_is_missing))
