@@ -164,6 +164,15 @@ class Account:
             ledger.apply(causes.STATE_MISSING, found, wanted=wanted, found=found)
 
 
+def leaks(tree: Tree) -> bool:
+    """At rest, whether free slots and the tree's are other than all there are."""
+    pool, nodes = tree.pool, [*tree.nodes()]
+    pools = [(pool, sum(len(node) for node in nodes if not node.evicted))]
+    if isinstance(pool, WindowPool):
+        pools.append((pool.windows, sum(len(node) for node in nodes if node.window)))
+    return any(each.available + held != each.size // each.page * each.page for each, held in pools)
+
+
 def check_books(tree: Tree, alive: Iterable[Req]) -> None:
     """Raise ContractError at the first disagreement."""
     running = [req for req in alive if req.has_row]

@@ -312,6 +312,10 @@ class Core:
     def abort(self, name: str) -> None:
         self.scheduler.abort_request(Bag(rid=name, abort_all=False))
 
+    def leaks(self) -> bool:
+        """At rest, whether free slots and the tree's are other than all there are."""
+        return False
+
     def _result(self, tokens: list[int]) -> Real:
         torch = importlib.import_module("torch")
         return Bag(
@@ -543,6 +547,27 @@ class Unified(Core):
             output_streamer=Told(),
             beam_coordinator=beam,
             abort_request=lambda *_: None,
+        )
+
+    def leaks(self) -> bool:
+        """By the release's own check, after which a server ends (`self_check_during_idle`)."""
+        checker = find(
+            "SchedulerInvariantChecker", "managers.scheduler_components.invariant_checker"
+        )
+        free, tree = self.free(), self.tree
+        pools = [("full", free["tokens"], self.size)]
+        if self.has_windows:
+            pools.append(("swa", free["window_tokens"], self.config["window_tokens"]))
+        return any(
+            checker._check_pool_invariant(
+                pool_name=name,
+                available=available,
+                evictable=getattr(tree, f"{name}_evictable_size")(),
+                protected=getattr(tree, f"{name}_protected_size")(),
+                session_held=0,
+                total=size // self.page * self.page,
+            )[0]
+            for name, available, size in pools
         )
 
     @property

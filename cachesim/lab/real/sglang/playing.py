@@ -15,7 +15,7 @@ from cachesim.engines.sglang.pools import HostShape, Storage, StorageShape, Wind
 from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.engines.sglang.server import check_books
+from cachesim.engines.sglang.server import check_books, leaks
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row
@@ -199,6 +199,8 @@ class Player:
 
     def _told(self, told: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]) -> dict[str, Any]:
         if self.tree.rules.tree.trees != "one-per-kind":
+            if leaks(self.tree):
+                return {"error": "pool memory leak detected"}
             check_books(self.tree, ())  # 0.5.9 counts slots that its own HiRadixCache lost, too
         return {
             "requests": [told[each] | {"retracted": reqs[each].retractions} for each in reqs],

@@ -166,6 +166,8 @@ class Playing:
         self.core.take(batch, tokens, extends=extends)
 
     def _told(self, requests: list[Json]) -> Json:
+        if self.core.leaks():
+            return {"error": "pool memory leak detected"}
         return {
             "requests": requests,
             "evicted": self.evicted,
