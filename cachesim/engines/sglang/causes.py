@@ -90,9 +90,9 @@ NOT_FETCHED: Final = Cause(
         "of the host, and none below a node that has not been copied to the host. With "
         "`best_effort` a request does not wait for it. In 0.5.9 what arrives is attached to the "
         "node where the match ended: at the root, a request with its own key does not find it; "
-        "with EAGLE the prefetch uses different keys. In 0.5.23 a hit is known one pass after the "
-        "request arrived, and its tokens arrive in the next one; with windows or states all of "
-        "them arrive, or none."
+        "with EAGLE the prefetch uses different keys. In 0.5.22 and 0.5.23 a hit is known one pass "
+        "after the request arrived, and its tokens arrive in the next one; with windows or states "
+        "all of them arrive, or none."
     ),
     fields=("stored", "found"),
 )

@@ -7,12 +7,13 @@ from typing import Final
 from cachesim.engines.family import Corner, Family, Patch, laying, tagged
 from cachesim.engines.option import asked
 from cachesim.engines.sglang.options import SglangOptions
-from cachesim.engines.sglang.rules import RULES_0523, RULES_059, Rules
+from cachesim.engines.sglang.rules import RULES_0522, RULES_0523, RULES_059, Rules
 
 _release = partial(tagged, package="sglang")
 
 RELEASES: Final = (
     _release("0.5.9", "2026-02-23", RULES_059, "a tree for each kind of model"),
+    _release("0.5.22", "2026-10-15", RULES_0522, "the unified tree, matched after each insertion"),
     _release("0.5.23", "2026-10-30", RULES_0523, "one tree for all (UnifiedRadixCache)"),
 )
 """Oldest first."""
@@ -82,7 +83,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=34870,
         about="defect put back: with EAGLE windows are freed by tokens, and inserted by pairs",
         fits=("0.5.23",),
-        lay=laying(tree={"windows_go_by_tokens": True}),
+        lay=laying(
+            tree={
+                "windows_go_by_tokens": True,
+                "keeps_whole_pages": False,
+                "holds_what_it_inserts": False,
+            }
+        ),
     ),
     Patch(
         name="33713",

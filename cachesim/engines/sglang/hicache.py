@@ -371,11 +371,14 @@ class HostTier:
 
     def backup_more(self, node: Node) -> None:
         """A copied node has got more since. Follows `_should_backup_after_insert`."""
-        if self.shape.writes_back or node.host_full is None or node.pending is not None:
+        back = self.shape.writes_back
+        if back and not self.tree.rules.tree.copies_late_windows:
             return
-        lacks_state = node.state is not None and node.host_state is None
+        if node.host_full is None or node.pending is not None:
+            return
+        lacks_state = not back and node.state is not None and node.host_state is None
         if lacks_state or self.unbacked_windows(node):
-            self.backup(self.chain(node))
+            self.backup([node] if back else self.chain(node))
 
     def unbacked_windows(self, node: Node) -> list[Node]:
         """Nodes within one window whose window slots have no copy, from above. Follows

@@ -83,7 +83,7 @@ class SglangOptions:
         "which leaf is evicted first when memory is short",
         default="lru",
         choices=("lru", "lfu", "slru", "priority"),
-        arrived={"slru": "0.5.23", "priority": "0.5.23"},
+        arrived={"slru": "0.5.22", "priority": "0.5.22"},
         tried=("lru", "lfu"),
     )
     swa_full_tokens_ratio: float = option(
@@ -115,7 +115,7 @@ class SglangOptions:
         "where recurrent states are saved: at chunk ends, or on a grid in two extra slots",
         default="auto",
         choices=STRATEGIES,
-        since="0.5.23",
+        since="0.5.22",
         tried=STRATEGIES,
     )
     mamba_track_interval: int = option(
@@ -134,7 +134,7 @@ class SglangOptions:
         low=-1,
         high=1 << 20,
         unit="states",
-        since="0.5.23",
+        since="0.5.22",
         tried=(-1, 2),
     )
     speculative_algorithm: str = option(
@@ -192,7 +192,7 @@ class SglangOptions:
         "whether a request waits until everything the storage has of it has arrived",
         default="best_effort",
         choices=get_args(PrefetchPolicy),
-        later={"0.5.23": "timeout"},
+        later={"0.5.22": "timeout"},
     )
     prefetch_threshold: int = option(
         "--hicache-storage-backend-extra-config",
@@ -208,7 +208,7 @@ class SglangOptions:
         default=8,
         high=1 << 20,
         unit="passes",
-        since="0.5.23",
+        since="0.5.22",
     )
     hicache_storage_prefetch_retry_max_attempts: int = option(
         "--hicache-storage-prefetch-retry-max-attempts",
@@ -216,7 +216,7 @@ class SglangOptions:
         default=8,
         low=0,
         high=1 << 20,
-        since="0.5.23",
+        since="0.5.22",
     )
 
     def check(self, rules: Rules, *, states: bool) -> None:

@@ -19,10 +19,10 @@ class TreeRules:
     """0.5.16: one `UnifiedRadixCache` instead of a class for each kind of model."""
 
     counts_hits: bool = True
-    """0.5.23 counts how often a node was walked over; before, `lfu` is `lru`."""
+    """0.5.22 counts how often a node was walked over; before, `lfu` is `lru`."""
 
     keeps_prompt_end: bool = True
-    """0.5.23: a finished request divides its node where the prompt ends, and prefers that part."""
+    """0.5.22: a finished request divides its node where the prompt ends, and prefers that part."""
 
     uses_path_states: bool = False
     """Until #31643 a match refreshed every state on its path; since then only the one it used."""
@@ -61,6 +61,21 @@ class TreeRules:
     """#27291: the storage is asked for the whole prompt, where no match can end; a window that
     comes for its last page is none for the page before."""
 
+    keeps_whole_pages: bool = True
+    """0.5.23: of the window before a prompt's end whole pages are kept."""
+
+    holds_what_it_inserts: bool = True
+    """0.5.23: a request holds the node that it has inserted; before, the one that a match finds
+    after it, which ends earlier where the last window is short."""
+
+    copies_late_windows: bool = False
+    """Before 0.5.23, `write_back` copies the windows that a node on the host has got since when a
+    request is inserted over it; after, when the device gives them up."""
+
+    one_wait_per_request: bool = True
+    """0.5.23: a request waits for the storage from its first check, as long as the pages that it
+    asked for allow, and asks no more; before, each query has its own time, by the pages found."""
+
     matches_without_window: bool = False
     """Our own defect: a match does not look whether the window before its end is alive."""
 
@@ -74,29 +89,36 @@ class SchedulerRules:
     inverts the test."""
 
     rows_bound_admission: bool = True
-    """0.5.23: no more requests are admitted than there are free rows."""
+    """0.5.22: no more requests are admitted than there are free rows."""
+
+    counts_held_rows: bool = True
+    """0.5.23: rows that the batch holds already are free for it."""
 
     filters_before_prefill: bool = True
     """0.5.23: finished requests leave the running batch before anything is admitted."""
+
+    clears_full_flag: bool = True
+    """0.5.22: a batch no longer counts as full where no request runs or windows have their own
+    slots, nor where the only request of an idle server does not fit."""
 
     checks_budget_before_each: bool = True
     """0.5.23: the budget is looked at before each waiting request, not only after it."""
 
     returns_unused_state: bool = True
-    """0.5.23: a request that was matched and not admitted gives its state slot back."""
+    """0.5.22: a request that was matched and not admitted gives its state slot back."""
 
     reserves_a_page: bool = True
-    """0.5.23: a page per request is reserved on top of its tokens."""
+    """0.5.22: a page per request is reserved on top of its tokens."""
 
     windows_have_their_budget: bool = True
-    """0.5.23: windows are budgeted on their own; before, by the smaller of both pools."""
+    """0.5.22: windows are budgeted on their own; before, by the smaller of both pools."""
 
     window_pages_are_counted: bool = True
-    """0.5.23 counts the pages that a prefill takes of both pools; 0.5.9 wants a page more for each
+    """0.5.22 counts the pages that a prefill takes of both pools; 0.5.9 wants a page more for each
     request, and raises where there is none."""
 
     ignoring_eos_counts_in_full: bool = True
-    """0.5.23: requests that ignore the end of text are counted with all tokens they may make."""
+    """0.5.22: requests that ignore the end of text are counted with all tokens they may make."""
 
     states_per_request: int = 0
     """0.5.9 makes room for three states per request; 0: for as many as it takes."""
@@ -108,10 +130,10 @@ class SchedulerRules:
     """Windows are let go of in decode when so many tokens have slid out; 0: once per window."""
 
     groups_prefill_frees: bool = True
-    """0.5.23: what a prefill frees is freed at its end."""
+    """0.5.22: what a prefill frees is freed at its end."""
 
     looks_every_pass: bool = True
-    """0.5.23 looks at the host's copies in every pass; before, when a prefill is formed."""
+    """0.5.22 looks at the host's copies in every pass; before, when a prefill is formed."""
 
     host_takes_all_models: bool = True
     """0.5.9 has a host tier for models of full attention only (`HiRadixCache`)."""
@@ -123,13 +145,13 @@ class SchedulerRules:
     """0.5.9 loads back from the host before it asks whether the chunk fits."""
 
     aborts_last: bool = True
-    """0.5.23: the last request that runs out of memory is aborted; 0.5.9 raises."""
+    """0.5.22: the last request that runs out of memory is aborted; 0.5.9 raises."""
 
     aborts_chunks: bool = True
-    """0.5.23: a prompt that is half read when its client goes ends there; before, it is read."""
+    """0.5.22: a prompt that is half read when its client goes ends there; before, it is read."""
 
     mixes_what_fits: bool = True
-    """0.5.23: who decodes sits out a prefill that leaves no memory; 0.5.9 may end there."""
+    """0.5.22: who decodes sits out a prefill that leaves no memory; 0.5.9 may end there."""
 
     drafts_may_mix: bool = True
     """0.5.9 ignores `enable_mixed_chunk` where there are drafts."""
@@ -138,13 +160,13 @@ class SchedulerRules:
     """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
     keeps_previous_track: bool = True
-    """0.5.23: where the tracked state lies beyond what is committed, the one before it is used."""
+    """0.5.22: where the tracked state lies beyond what is committed, the one before it is used."""
 
     refreshes_waiting: int = 32
-    """0.5.23: every so many passes, what waiting requests would match counts as used; 0: never."""
+    """0.5.22: every so many passes, what waiting requests would match counts as used; 0: never."""
 
     two_tokens_per_running: bool = True
-    """0.5.23: `max_running_requests` is at most half of the token slots."""
+    """0.5.22: `max_running_requests` is at most half of the token slots."""
 
     drafts_track_in_one_slot: bool = False
     """0.5.9: with drafts, a running request has one tracking slot for states instead of two."""
@@ -153,7 +175,7 @@ class SchedulerRules:
     """0.5.9: with drafts and `no_buffer` there is no radix cache."""
 
     reserves_states_for_the_queue: bool = True
-    """0.5.23: states for the waiting requests are taken from the pool at once."""
+    """0.5.22: states for the waiting requests are taken from the pool at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +200,8 @@ class RunnerRules:
     then."""
 
     mixing_drops_tracks: bool = False
-    """0.5.9: `mix_with_running` drops the tracking of the prefill's states (`merge_batch`), and the
-    tree gets slots that nothing was written to."""
+    """Before 0.5.23 `mix_with_running` drops the tracking of the prefill's states (`merge_batch`),
+    and the tree gets slots that nothing was written to."""
 
     first_chunk_reads_slot: bool = False
     """0.5.9 clears the slot of a state when it is allocated. A first chunk of a gated delta net
@@ -208,6 +230,7 @@ RULES_059 = Rules(
         full_flag_needs_no_chunk=False,
         rows_bound_admission=False,
         filters_before_prefill=False,
+        clears_full_flag=False,
         checks_budget_before_each=False,
         returns_unused_state=False,
         reserves_a_page=False,
@@ -237,6 +260,22 @@ RULES_059 = Rules(
     runner=RunnerRules(mixing_drops_tracks=True, first_chunk_reads_slot=True),
 )
 """0.5.9, of 2026-02-23."""
+
+RULES_0522 = Rules(
+    tree=TreeRules(
+        keeps_whole_pages=False,
+        holds_what_it_inserts=False,
+        copies_late_windows=True,
+        one_wait_per_request=False,
+    ),
+    scheduler=SchedulerRules(
+        counts_held_rows=False,
+        filters_before_prefill=False,
+        checks_budget_before_each=False,
+    ),
+    runner=RunnerRules(mixing_drops_tracks=True),
+)
+"""0.5.22, of 2026-10-15."""
 
 RULES_0523 = Rules()
 """0.5.23, of 2026-10-30."""

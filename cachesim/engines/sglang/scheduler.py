@@ -500,6 +500,7 @@ class Scheduler:
         limit = self.limits.max_running
         count = limit - len(self.running.reqs)
         if self.rules.scheduler.rows_bound_admission:
+            held = held if self.rules.scheduler.counts_held_rows else 0
             count = min(count, limit - self.rows + held)
         return count
 
@@ -509,7 +510,7 @@ class Scheduler:
         Trap: 0.5.9 stops admitting when no row is free only while a prompt is half read.
         """
         rules, running = self.rules.scheduler, self.running
-        if rules.filters_before_prefill and (self.tree.has_windows or not running.reqs):
+        if rules.clears_full_flag and (self.tree.has_windows or not running.reqs):
             running.is_full = False
         if (running.is_full or not self.waiting) and self.chunked is None:
             return None
@@ -553,7 +554,7 @@ class Scheduler:
         return batch
 
     def _mix(self, batch: Batch) -> None:
-        """Join decoding requests to a prefill; 0.5.23 leaves them out where memory is short.
+        """Join decoding requests to a prefill; 0.5.22 leaves them out where memory is short.
 
         Follows `mix_with_running` and what is around it.
         """
@@ -613,7 +614,7 @@ class Scheduler:
                 continue
             if verdict == "no-token":
                 idle = not adder.taken and not running.reqs
-                waits = rules.filters_before_prefill or self.tree.shape.host is not None
+                waits = rules.clears_full_flag or self.tree.shape.host is not None
                 running.is_full = not (waits and idle)
             if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
                 req.state_source = None
@@ -767,7 +768,7 @@ class Scheduler:
         """The client went away. Follows `abort_request`.
 
         What waits leaves the queue. What runs goes through the network once more, and is kept then
-        as if it had come to its end. 0.5.23 ends a prompt that is half read before its next chunk,
+        as if it had come to its end. 0.5.22 ends a prompt that is half read before its next chunk,
         and keeps what the chunks before have left; 0.5.9 reads it to its end.
         """
         if self.rules.scheduler.aborts_chunks and self.chunked is req:

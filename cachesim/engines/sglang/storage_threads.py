@@ -67,6 +67,7 @@ class Fetch:
     start: int  # storage_start
     assumed: bool  # assume_stored: it is not asked for, it is known to be there
     parts: list[PartFetch]
+    since: int  # start_time
     keys: list[bytes] = field(default_factory=list)  # hash_value
     hit: int = 0  # storage_hit_count
     slots: Integers | None = None  # host_indices

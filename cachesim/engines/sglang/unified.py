@@ -99,7 +99,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return
         start = max(req.window_evicted, self._dead_from(req))
         least = max(window, page)
-        if not self.rules.tree.windows_go_by_tokens:
+        if self.rules.tree.keeps_whole_pages:
             least = -(-least // page) * page
         until = length - least
         if self.has_states and req.tracked is not None:
@@ -177,8 +177,8 @@ class UnifiedRadixCache(UnifiedTreeCore):
         req.inserted = max(req.inserted, len(key))
         self._prefer_prompt(req, key)
         node = insertion.node
-        if self.rules.tree.windows_go_by_tokens and not finished:
-            node = self.match(key, req.extra_key).node  # the match that followed an insertion
+        if not self.rules.tree.holds_what_it_inserts:
+            node = self.match(key, req.extra_key).node
         slots = self.slots_to(node)
         req.write(req.protected, slots[req.protected :])
         if req.last_node is not None:
@@ -377,6 +377,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             start=matched,
             assumed=assumed,
             parts=self._parts(anchor, len(key) // self.shape.page),
+            since=self.looks,
         )
         self.threads.queries.put(fetch)
         self.ongoing[req.id] = Ongoing(fetch)
@@ -527,7 +528,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         if not fetch.terminated:
             if not self._may_end(fetch):
                 return False
-            if self.settings.policy == "timeout":
+            if self.settings.policy == "timeout" and self.rules.tree.one_wait_per_request:
                 fetch.late = True
                 self.retries.cancel(req.id)
                 self.waits.setdefault(req.id, Wait()).expired = True
@@ -542,14 +543,17 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     def _may_end(self, fetch: Fetch) -> bool:
         """Return true where a fetch ends without its result. Follows `_can_terminate_prefetch`."""
-        settings = self.settings
+        settings, page = self.settings, self.shape.page
         if settings.policy != "timeout":
             return settings.policy == "best_effort"
-        wait, pages = self.waits.get(fetch.request), len(fetch.key) // self.shape.page
-        landed = fetch.slots is not None and fetch.completed >= len(fetch.keys) * self.shape.page
+        per_page = page / 1024 * settings.timeout_per_ki_token
+        if not self.rules.tree.one_wait_per_request:
+            limit = settings.timeout_base + len(fetch.keys) * per_page
+            return Wait(fetch.since, limit).over(self.looks)
+        wait, pages = self.waits.get(fetch.request), len(fetch.key) // page
+        landed = fetch.slots is not None and fetch.completed >= len(fetch.keys) * page
         if not landed and wait is not None and wait.over(self.looks):
             return True
-        per_page = self.shape.page / 1024 * settings.timeout_per_ki_token
         limit = settings.timeout_base + pages * per_page
         self.waits.setdefault(fetch.request, Wait(self.looks, limit))
         return False

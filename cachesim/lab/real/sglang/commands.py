@@ -41,7 +41,7 @@ def real_sglang(
     Parameters
     ----------
     release
-        0.5.9 or 0.5.23; the newest if left out.
+        0.5.9, 0.5.22 or 0.5.23; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads
