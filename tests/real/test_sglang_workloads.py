@@ -169,6 +169,15 @@ def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
     assert 1 == told["requests"][0]["retracted"]
 
 
+def test_a_leak_that_the_release_finds_ends_a_workload() -> None:
+    root = SimpleNamespace(children={})
+    core = SimpleNamespace(rust=None, tree=None, root=root, free=dict, leaks=lambda: True)
+
+    told = Playing(lambda _: core, {})._told([])
+
+    assert {"error": "pool memory leak detected"} == told
+
+
 def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:
     workload = {"id": "full-0"}
     found = Agreement()
