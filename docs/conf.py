@@ -2,6 +2,8 @@
 
 import importlib.metadata
 
+from sphinx.application import Sphinx
+
 project = "cachesim"
 author = copyright = "The cachesim authors"  # noqa: A001
 version = release = importlib.metadata.version("cachesim")
@@ -37,3 +39,16 @@ myst_heading_anchors = 3
 highlight_language = "none"
 smartquotes = False  # `--flag` is no dash
 nitpicky = True
+
+FORMER_NAMES = "## Former names"
+"""A section for contributors."""
+
+
+def setup(app: Sphinx) -> None:
+    """Leave the former names of functions and classes out of the page of words."""
+
+    def shorten(_: Sphinx, name: str, source: list[str]) -> None:
+        if name == "words":
+            source[0] = source[0].partition(FORMER_NAMES)[0]
+
+    app.connect("source-read", shorten)
