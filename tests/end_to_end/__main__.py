@@ -38,7 +38,7 @@ LOGS: Final = 260
 EVERY: Final = 40
 """`why` plays a log with other settings too, which takes time; the nightly run reads all alone."""
 
-RECORDINGS: Final = 200
+RECORDINGS: Final = 100
 SHOWN: Final = 60
 """Kinds of failures that are listed; all are kept."""
 

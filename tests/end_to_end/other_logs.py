@@ -39,7 +39,7 @@ from tests.end_to_end.talk import WORD, Talker
 
 LOG: Final = "server.log"
 DAMAGED: Final = frozenset({0, 2})
-IK_LOGS: Final = 60
+IK_LOGS: Final = 24
 MLX_LIVES: Final = 6
 """Per release and level."""
 
