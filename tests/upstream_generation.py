@@ -267,7 +267,7 @@ def generate_step(
         model=model,
         rules=model.rules.server,
         options=MlxOptions(prefill_step_size=prefill_step_size),
-        tell=lambda event: told(event.done, event.total),
+        emit=lambda event: told(event.done, event.total),
     )
     cache = model.caches() if prompt_cache is None else prompt_cache
     tokens = as_tokens([int(each) for each in np.asarray(prompt).reshape(-1)])
