@@ -35,6 +35,11 @@ def test_rows_are_compared_up_to_where_the_replies_part() -> None:
     assert 0.0 == distance(one, other)
 
 
+def test_an_answer_without_a_finite_probability_is_infinitely_far_from_one_that_has_some() -> None:
+    assert math.inf == distance(answer({1: -1.0}), answer({}))
+    assert 0.0 == distance(answer({}), answer({}))
+
+
 def test_texts_without_probabilities_are_equal_or_infinitely_far() -> None:
     assert 0.0 == distance(answer(tokens=(1, 2)), answer(tokens=(1, 2)))
     assert math.inf == distance(answer(tokens=(1, 2)), answer(tokens=(1, 3)))

@@ -64,8 +64,8 @@ def distance(one: Answer, other: Answer) -> float:
 
 
 def _row_distance(ours: Row, theirs: Row) -> float:
-    if not ours or not theirs:
-        return 0.0
+    if not ours or not theirs:  # no finite number: what masks all keys computes none
+        return 0.0 if not ours and not theirs else math.inf
     least_ours, least_theirs = min(ours.values()), min(theirs.values())
     far = 0.0
     for token in ours.keys() | theirs.keys():
