@@ -24,7 +24,6 @@ PROFILES = {
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No search for the release, and little to simplify: both have tests of their own."""
-    monkeypatch.setattr(loop, "IDENTIFYING", 0)
     monkeypatch.setattr(loop, "SAMPLES", 12)
     monkeypatch.setattr(loop, "TRIALS", 10)
     monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))

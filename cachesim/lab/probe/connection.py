@@ -54,6 +54,11 @@ class Meter:
         """The time since the start."""
         return time.monotonic() - self.started
 
+    @property
+    def left(self) -> int:
+        """Requests that may still be sent."""
+        return self.limits.requests - self.requests
+
     def take(self, tokens: int) -> None:
         """Count a request before it is sent, and wait for the rate limit."""
         with self._lock:

@@ -157,6 +157,11 @@ class Judge:
         return next(sure, 0)
 
 
+def plays_for(rate: float) -> int:
+    """The number of plays of which a fault that shows at this rate is met in one."""
+    return 1 if rate >= POWER else math.ceil(math.log(1 - POWER) / math.log(1 - rate))
+
+
 def _power(chance: float, threshold: float, rate: float) -> float:
     """The probability that replays which are wrong at this rate pass the threshold."""
     open_, found = {0: (1.0, SequentialTest(chance))}, 0.0

@@ -1,6 +1,6 @@
 """A whole run: identification by counts, calibration, search, replay, shrinking."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -12,11 +12,27 @@ from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, InputError
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Word, distance
 from cachesim.lab.probe.connection import BudgetError, Meter
-from cachesim.lab.probe.judging import ERROR, FLOOR, Judge, Noise, SequentialTest, upper_bound
-from cachesim.lab.probe.playing import Played, distances, joined, play, query_of, up_to, words_for
+from cachesim.lab.probe.judging import (
+    ERROR,
+    FLOOR,
+    Judge,
+    Noise,
+    SequentialTest,
+    plays_for,
+    upper_bound,
+)
+from cachesim.lab.probe.playing import (
+    Played,
+    after,
+    distances,
+    play,
+    query_of,
+    up_to,
+    words_for,
+)
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
 from cachesim.lab.probe.shapes import Shapes
-from cachesim.lab.probe.target import Target
+from cachesim.lab.probe.target import HISTORY, Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
 from cachesim.testing.survey import causes
@@ -30,14 +46,11 @@ SAMPLES: Final = 30
 CONTINUATION: Final = 6
 """Forced tokens on which calibration and replays compare."""
 
-IDENTIFYING: Final = 40
-"""Requests at most that identify the server before anything else is sent."""
-
 DRAWN: Final = 3
 """Workloads of which the one that divides the candidates best is sent."""
 
-HISTORY: Final = (0, 1, 2, 4, 8)
-"""Workloads before the wrong one that may have had a part in it."""
+BEFORE: Final = (0, 8, 64, HISTORY)
+"""Groups of requests before the wrong workload that may have had a part in it."""
 
 TRIALS: Final = 100
 """Simplifications that are tried on the live server."""
@@ -45,14 +58,14 @@ TRIALS: Final = 100
 EXPLAINING: Final = 4
 """Simulated servers on which the cause is looked for."""
 
-SHRINKING: Final = 60.0
-"""Seconds after which the smallest workload so far is taken."""
-
 LONGEST_LIKE: Final = 1000
 """Tokens of a prompt of `--like`, where the context allows them."""
 
+COMPARED: Final = 16
+"""Last answers of a workload from a fresh start that are compared."""
+
 PROOFS: Final = 5
-"""Replays of the smallest workload after a restart each."""
+"""Replays of the smallest workload after a restart each; of a fault that is seldom shown, more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +76,9 @@ class Plan:
     alarms: float = 1000.0  # one false alarm in so many runs of a right server
     longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
     like: Shapes | None = None
-    shrinks: bool = True
+    shrinking: float = 60.0  # seconds after which the smallest workload so far is taken; 0: none
+    identifying: int = 40  # requests at most that identify the server before anything else
+    tries: int = 8  # drawn workloads of which the simulator chooses one; 1: it chooses none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,8 +135,9 @@ class Probe:
         self._watch = watch
         self._chance = Random(plan.seed)
         self._drawn = 0
-        self._history: deque[Scenario] = deque(maxlen=max(HISTORY))
+        self._before: list[list[Query]] = []  # requests before the last workload
         self._guided: list[Candidate] = []
+        self._plays = 1  # of a simplification, until it counts as right
         most = plan.longest or min(LONGEST_LIKE, self.facts.context // 2)
         self._like = [] if plan.like is None else list(plan.like.workloads(most))
         engine = target.dialect.engine
@@ -162,7 +178,7 @@ class Probe:
         found.fresh = target.restart()
         for query, answer in () if found.fresh else first:
             found.add(query, answer)
-        while len(found.left) > 1 and found.requests < IDENTIFYING:
+        while len(found.left) > 1 and found.requests < self.plan.identifying:
             named = words_for(self.facts.words, self._chance)
             drawn = [self._draw(together=False) for _ in range(DRAWN)]
             queries = [[query_of(step, named) for step in each.step] for each in drawn]
@@ -249,18 +265,18 @@ class Probe:
     # -- search ------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        guide = Guide(self._guided)
+        guide = Guide(self._guided, self.plan.tries)
         while self.outcome.finding is None:
             scenario = guide.choose(self._draw)
             if self._chance.random() < 0.5:
                 self.target.erase()
+            self._before = list(self.target.sent)
             played = play(self.target, scenario, words_for(self.facts.words, self._chance))
             self.outcome.workloads += 1
             self._check_alive(played, scenario)
             self._check_counts(played)
             if self.outcome.finding is None:
                 self._compare(scenario, played)
-            self._history.append(scenario)
             self._watch(self.outcome)
 
     def _compare(self, scenario: Scenario, played: Played) -> None:
@@ -384,11 +400,12 @@ class Probe:
 
     def _simplify(self, finding: Finding, scenario: Scenario) -> None:
         """The smallest workload that is wrong from a fresh start, and its proof."""
-        if not self.plan.shrinks:
+        if not self.plan.shrinking:
             return
-        for back in HISTORY:
-            before = list(self._history)[-back:] if back else []
-            whole = joined([*before, scenario])
+        self._plays = plays_for(finding.hits / finding.replays)
+        for back in BEFORE:
+            before = self._before[-back:] if back else []
+            whole = after(before, scenario, self.facts.words)
             if self._shows(whole):
                 break
         else:
@@ -397,26 +414,29 @@ class Probe:
                 "in it"
             )
             return
-        ends = self.meter.seconds + SHRINKING
-        smallest = shrink(
-            whole, lambda each: self.meter.seconds < ends and self._shows(each), trials=TRIALS
-        )
-        finding.scenario = smallest
-        proofs = [self._fresh_play(smallest) for _ in range(PROOFS)]
+        ends = self.meter.seconds + self.plan.shrinking
+        plays = max(PROOFS, self._plays)
+
+        def holds(each: Scenario) -> bool:
+            affords = self.meter.left > (plays + self._plays) * (len(whole.step) + COMPARED)
+            return self.meter.seconds < ends and affords and self._shows(each)
+
+        finding.scenario = smallest = shrink(whole, holds, trials=TRIALS)
+        proofs = [self._fresh_play(smallest) for _ in range(plays)]
         shown = [each for each in proofs if each[1]]
-        finding.proofs = (len(shown), PROOFS if self.target.process else 0)
+        finding.proofs = (len(shown), plays if self.target.process else 0)
         if shown:
             played, wrong = shown[0]
             finding.queries, finding.answers = played.queries, played.answers
             finding.wrong, _, finding.cold = wrong[-1]
 
     def _shows(self, scenario: Scenario) -> bool:
-        return bool(self._fresh_play(scenario)[1])
+        return any(self._fresh_play(scenario)[1] for _ in range(self._plays))
 
     def _fresh_play(self, scenario: Scenario) -> tuple[Played, list[tuple[int, float, Answer]]]:
         self.target.restart()
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
-        far = distances(self.target, played)
+        far = distances(self.target, played, COMPARED)
         return played, [each for each in far if each[1] > self.judge.noise.limit]
 
     def _explain(self, finding: Finding) -> None:

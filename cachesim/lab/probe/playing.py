@@ -122,10 +122,10 @@ def _with_real_replies(
     return best[2][:equal] + prompt[equal:] if equal > best[1] else prompt
 
 
-def distances(target: Target, played: Played) -> Iterator[tuple[int, float, Answer]]:
-    """Number, distance and cold answer of each answered request."""
+def distances(target: Target, played: Played, last: int = 0) -> Iterator[tuple[int, float, Answer]]:
+    """Number, distance and cold answer of each answered request, or of the last ones."""
     known: dict[tuple[tuple[Word, ...], tuple[Word, ...]], Answer] = {}
-    for at, query, answer in played.answered:
+    for at, query, answer in list(played.answered)[-last:]:
         key = query.prompt, query.reply
         if key not in known:
             known[key] = target.cold(query)
@@ -146,8 +146,21 @@ def up_to(scenario: Scenario, number: int, tokens: int) -> Scenario:
     return replace(scenario, step=tuple(steps))
 
 
-def joined(scenarios: Sequence[Scenario]) -> Scenario:
-    """Workloads one after another as one."""
-    steps = tuple(step for each in scenarios for step in each.step)
-    named = tuple(replace(step, name=f"r{at}") for at, step in enumerate(steps) if not step.of)
-    return replace(scenarios[-1], step=named)
+def after(sent: Sequence[Sequence[Query]], scenario: Scenario, words: Sequence[Word]) -> Scenario:
+    """The workload after requests that were sent before; a cancel is of the step before it."""
+    size = LAST_WORD - FIRST_WORD + 1
+    numbers = {word: FIRST_WORD + at % size for at, word in enumerate(words)}
+    steps: list[Step] = []
+    for group in sent:
+        for at, query in enumerate(group):
+            prompt, reply = (
+                tuple(numbers.get(word, FIRST_WORD) for word in text)
+                for text in (query.prompt, query.reply)
+            )
+            step = Step(prompt=prompt, reply=reply, slot=query.slot, with_previous=at > 0)
+            steps.append(replace(step, cache_prompt=query.cache_prompt))
+            if query.leaves:
+                steps.append(Step(do="cancel", turns=round(query.leaves / TURN)))
+    steps += scenario.step
+    named = tuple(replace(step, name=f"r{at}", of="") for at, step in enumerate(steps))
+    return replace(scenario, step=named)

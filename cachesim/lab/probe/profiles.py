@@ -94,6 +94,8 @@ class Candidate:
                 if not self.engine.step():
                     break
             answer = self.engine.reply(ticket)
+            if answer is not None:
+                self.engine.forget(ticket)  # a copy of this server then has no events to copy
         except CachesimError as error:
             return type(error).__name__
         return "no answer" if answer is None else answer.error or answer.cached
@@ -121,7 +123,7 @@ class Fingerprint:
         if answer.error or answer.cached is None or not self.left:
             return
         self.requests += 1
-        numbers = self._numbered(query.prompt, answer.tokens)
+        numbers = self.numbered(query.prompt, answer.tokens)
         counts = [each.cached(query, numbers, answer.tokens) for each in self.left]
         agree = [c for c, count in zip(self.left, counts, strict=True) if count == answer.cached]
         if not agree:
@@ -132,7 +134,8 @@ class Fingerprint:
             )
         self.left = agree
 
-    def _numbered(self, *texts: Sequence[Word]) -> Mapping[Word, int]:
+    def numbered(self, *texts: Sequence[Word]) -> Mapping[Word, int]:
+        """Tokens of the simulated servers for all words so far."""
         for text in texts:
             for word in text:
                 self._numbers.setdefault(word, len(self._numbers) % VOCABULARY)
@@ -144,7 +147,7 @@ class Fingerprint:
 
         def kinds(queries: Sequence[Query]) -> int:
             for query in queries:
-                self._numbered(query.prompt, query.reply)
+                self.numbered(query.prompt, query.reply)
             engines = [replace(each, engine=_copied(each.engine)) for each in judges]
             return len(
                 {tuple(e.cached(q, self._numbers, q.reply) for q in queries) for e in engines}
@@ -213,7 +216,7 @@ def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
 class Guide:
     """Choice of the next workload by coverage: events that were rare in candidates so far."""
 
-    def __init__(self, candidates: Sequence[Candidate], tries: int = 8) -> None:
+    def __init__(self, candidates: Sequence[Candidate], tries: int) -> None:
         self._candidates = candidates
         self._tries = tries
         self._reached: dict[str, int] = {}
@@ -221,7 +224,7 @@ class Guide:
 
     def choose(self, draw: Callable[[], Scenario]) -> Scenario:
         """The best of several drawn workloads; the first where nothing guides."""
-        if not self._candidates:
+        if not self._candidates or self._tries == 1:
             return draw()
         scored = [(self._reaches(one), one) for one in (draw() for _ in range(self._tries))]
         reached, best = max(scored, key=lambda each: self._score(each[0]))

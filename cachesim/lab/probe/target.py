@@ -1,9 +1,10 @@
 """A server: warm requests, cold answers that are proven cold, resets and restarts."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from cachesim.errors import InputError
@@ -14,6 +15,9 @@ from cachesim.lab.probe.process import PORT, ServerProcess
 
 APART: Final = 0.002
 """Seconds between requests that are sent together, so that they arrive in their order."""
+
+HISTORY: Final = 512
+"""Groups of requests that are remembered: one of them may have a part in a fault."""
 
 NO_COLD: Final = (
     "{name} has no request that leaves its cache out; name a second, fresh server with --cold URL, "
@@ -43,6 +47,7 @@ class Target:
         self._cold_process: ServerProcess | None = None
         self._cold: Dialect | None = None
         self.faults: Counter[str] = Counter()  # sentences of exchanges without an answer
+        self.sent: deque[list[Query]] = deque(maxlen=HISTORY)  # to the server under test
         self._connections: list[Connection] = []
         self._pool = ThreadPoolExecutor(meter.limits.in_flight)
         self._meter, self._words = meter, tuple(words)
@@ -118,6 +123,13 @@ class Target:
 
     def _sent(self, requests: Sequence[tuple[Dialect, Query, bool]]) -> list[Answer]:
         jobs: list[Future[Answer]] = []
+        if requests[0][0] is self.dialect and (self.dialect.declines or not requests[0][2]):
+            self.sent.append(
+                [
+                    replace(query, cache_prompt=query.cache_prompt and not cold)
+                    for _, query, cold in requests
+                ]
+            )
         for dialect, query, cold in requests:
             if jobs:
                 time.sleep(APART)
@@ -137,6 +149,7 @@ class Target:
             self.erase()
             return False
         self.process.start()
+        self.sent.clear()
         return True
 
     def answers(self) -> bool:

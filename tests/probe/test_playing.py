@@ -1,0 +1,76 @@
+"""A suspicious workload from a fresh start: after earlier requests, and with clients that leave."""
+
+import pytest
+
+from cachesim.lab.probe import loop
+from cachesim.lab.probe.answers import Query
+from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.judging import plays_for
+from cachesim.lab.probe.playing import after
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from tests.probe.fakes import Fake, Tokens, fake
+from tests.probe.fakes import Model as FakeModel
+
+LEAVING = (
+    Step(name="a", prompt=(300, 301), reply=(302,)),
+    Step(name="gone", do="cancel", of="a", turns=2),
+    Step(name="b", prompt=(300, 303), reply=(304,)),
+)
+WORKLOAD = Scenario(
+    format=FORMAT,
+    name="leaving",
+    model=Model(preset="dense"),
+    engine=Server(name="llama.cpp", profiles=("b11549",)),
+    step=LEAVING,
+)
+
+
+def test_a_client_that_leaves_does_so_from_a_fresh_start_too() -> None:
+    steps = after([], WORKLOAD, ()).step
+    assert ["complete", "cancel", "complete"] == [step.do for step in steps]
+    assert [(300, 301), (), (300, 303)] == [step.ids for step in steps]
+
+
+def test_requests_before_the_workload_are_steps_of_it() -> None:
+    cold = Query(prompt=("x", "y"), reply=("z",), cache_prompt=False)
+    pair = [Query(prompt=("y",), reply=("x",), leaves=0.008), Query(prompt=("z",), reply=("x",))]
+    steps = after([[cold], pair], WORKLOAD, ("x", "y", "z")).step
+
+    assert [False, True, True, True, True, True, True] == [step.cache_prompt for step in steps]
+    assert [False, False, False, True] == [step.with_previous for step in steps[:4]]
+    assert 2 == steps[2].turns
+    assert steps[0].ids[1:] == steps[1].ids
+    assert LEAVING[2].ids == steps[-1].ids
+
+
+@pytest.mark.parametrize(("rate", "plays"), [(1.0, 1), (0.96, 1), (0.5, 5), (0.2, 14)])
+def test_a_fault_that_is_seldom_shown_is_played_more_often(rate: float, plays: int) -> None:
+    assert plays == plays_for(rate)
+    assert rate >= 0.95 or 0.95 <= 1 - (1 - rate) ** plays
+
+
+def test_what_an_earlier_request_left_is_found_from_a_fresh_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long cold prompt spoils all answers from cache, until the server is erased."""
+    monkeypatch.setattr(loop, "SAMPLES", 12)
+    monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))
+    spoiled: dict[Fake, int] = {}
+
+    def spoils(server: Fake, _: int) -> str:
+        body = server.bodies[-1]
+        if not body["cache_prompt"] and len(body["prompt"]) > 30:
+            spoiled[server] = server.erased
+        server.model.previous = (3,) if spoiled.get(server) == server.erased else ()
+        return ""
+
+    def context(prompt: Tokens, _: int, model: FakeModel) -> Tokens:
+        return (*model.previous, *prompt[1:]) if model.previous == (3,) else prompt
+
+    with fake("llama", "llama.cpp@b11549", context=context, fault=spoils) as server:
+        settings = Settings(url=server.url, requests=3000, longest=60, may_erase=True)
+        finding = run(settings).result.outcome.finding
+
+    assert finding is not None
+    assert finding.scenario is not None
+    assert not all(step.cache_prompt for step in finding.scenario.step)
