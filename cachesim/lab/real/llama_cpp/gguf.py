@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, TypeAlias
+from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,18 @@ from cachesim.model.weights import draw
 MAGIC: Final = b"GGUF"
 VERSION: Final = 3
 ALIGNMENT: Final = 32
-F32: Final = 0
+
+F32: Final = np.dtype("<f4")
+Q8_0: Final = np.dtype([("scale", "<f2"), ("numbers", "i1", 32)])
+Q4_K: Final = np.dtype(
+    [("scale", "<f2"), ("lowest", "<f2"), ("six", "u1", 12), ("numbers", "u1", 128)]
+)
+TYPES: Final[Mapping[np.dtype[Any], tuple[int, int]]] = {
+    F32: (0, 1),
+    Q8_0: (8, 32),
+    Q4_K: (12, 256),
+}
+"""Number of a tensor's type, and the weights of a block."""
 
 Kind: TypeAlias = Literal["u32", "i32", "f32", "bool", "string"]
 Scalar: TypeAlias = int | float | bool | str
@@ -65,7 +76,7 @@ def text(value: str | Sequence[str]) -> Value:
 
 
 def write_gguf(
-    out: BinaryIO, keys: Mapping[str, Value], tensors: Mapping[str, NDArray[np.float32]]
+    out: BinaryIO, keys: Mapping[str, Value], tensors: Mapping[str, NDArray[Any]]
 ) -> None:
     """Write a whole file; tensors keep their order."""
     head = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(keys))]
@@ -77,7 +88,7 @@ def write_gguf(
     start = b"".join(head)
     out.write(start.ljust(_padded(len(start)), b"\0"))
     for tensor in tensors.values():
-        data = np.ascontiguousarray(tensor, dtype="<f4").tobytes()
+        data = np.ascontiguousarray(tensor).tobytes()
         out.write(data.ljust(_padded(len(data)), b"\0"))
 
 
@@ -102,10 +113,11 @@ def _plain(kind: Kind, value: Scalar) -> bytes:
     return _string(str(value)) if kind == "string" else struct.pack(_LAYOUT[kind], value)
 
 
-def _tensor_header(name: str, tensor: NDArray[np.float32], offset: int) -> bytes:
-    shape = tensor.shape[::-1]
-    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-    return _string(name) + sizes + struct.pack("<IQ", F32, offset)
+def _tensor_header(name: str, tensor: NDArray[Any], offset: int) -> bytes:
+    kind, block = TYPES[tensor.dtype]
+    width, *rest = tensor.shape[::-1]
+    sizes = struct.pack(f"<I{tensor.ndim}Q", tensor.ndim, block * width, *rest)
+    return _string(name) + sizes + struct.pack("<IQ", kind, offset)
 
 
 Keys: TypeAlias = dict[str, Value]
