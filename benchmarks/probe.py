@@ -1,0 +1,285 @@
+"""`cachesim probe` on real servers: what it finds blind, and whether right servers stay quiet.
+
+    python -m benchmarks probe                              two cells, one run each
+    python -m benchmarks.probe play ROWS.jsonl --engine llama.cpp --release b11549
+        --model hybrid --slots 4 --seeds 5 --requests 1000  one cell; rows are added to the file
+    python -m benchmarks.probe table ROWS.jsonl             the rows as a table
+    python -m benchmarks.probe profiles                     simulated servers that remain
+
+A run starts the server with toy weights, as `--start` does, and ends at the first finding.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.quantised import quantised
+from cachesim.engines.family import Profile
+from cachesim.lab.probe.connection import Limits, Meter
+from cachesim.lab.probe.loop import DRAWN, Outcome, Plan, Probe
+from cachesim.lab.probe.playing import query_of, words_for
+from cachesim.lab.probe.profiles import MODELS, Candidate, Fingerprint
+from cachesim.lab.probe.target import Target
+from cachesim.lab.real.llama_cpp import server as llama_cpp
+from cachesim.lab.real.llama_cpp.gguf import model_keys, write_gguf
+from cachesim.lab.real.mlx_lm import process as mlx_lm
+from cachesim.lab.real.mlx_lm.families import order_of, spec_of
+from cachesim.model.presets import preset
+from cachesim.model.weights import draw
+from cachesim.scenario.format import Scenario
+from cachesim.testing.workloads import Seeded, Shape, draw_workload
+
+SERVERS: Final = Path(__file__).parents[1] / "tests" / "probe"
+VOCABULARY: Final = 72
+MARKS: Final = (20, 50, 200)
+WIDE: Final[Mapping[str, int]] = {"width": 256, "mlp_width": 256, "head_size": 64}
+"""Shape of a model whose rows divide into blocks of 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A server and its model."""
+
+    engine: str = "llama.cpp"
+    release: str = "b11549"
+    model: str = "hybrid"
+    slots: int = 1
+    flags: str = ""
+    weights: str = ""  # Q8_0, Q4_K; else of 32 bits
+
+    def command(self, folder: Path) -> str:
+        """The command that starts the server."""
+        file = folder / "model"
+        if self.engine == "mlx-lm":
+            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY)
+            file.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
+            python, script = mlx_lm.environment_for(self.release).ready(), "serve_mlx.py"
+            return f"{python} {SERVERS / script} {file} {{port}} {self.flags}"
+        spec = preset(self.model, **(WIDE if self.weights else {}))
+        tensors = quantised(draw(spec), self.weights) if self.weights else draw(spec)
+        with file.open("wb") as out:
+            write_gguf(out, model_keys(spec), tensors)
+        python, script = llama_cpp.environment_for(self.release).ready(), "serve_llama.py"
+        slots = f"n_parallel={self.slots} n_ctx={4096 * self.slots}"
+        return f"{python} {SERVERS / script} {file} {{port}} {slots} {self.flags}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run."""
+
+    cell: dict[str, Any]
+    seed: int
+    kind: str  # of the finding; empty: nothing was wrong
+    sentence: str
+    found: tuple[int, float]  # requests and seconds until then
+    again: tuple[int, int]  # wrong again, of so many restarts
+    requests: int
+    seconds: float
+    compared: int
+    reused: int
+    suspicions: int
+    limit: float
+    left: dict[str, int]  # simulated servers left, by requests
+    true: bool  # the true release is among them
+    mechanism: list[str]
+    notes: list[str]
+
+
+@contextmanager
+def started(cell: Cell, limits: Limits) -> Iterator[tuple[Target, Meter]]:
+    """A server of this cell."""
+    with tempfile.TemporaryDirectory() as folder:
+        meter = Meter(limits)
+        target = Target(meter, "", start=cell.command(Path(folder)))
+        try:
+            yield target, meter
+        finally:
+            target.close()
+
+
+def played(cell: Cell, plan: Plan, limits: Limits) -> Row:
+    """One run of a cell."""
+    left: dict[str, int] = {}
+
+    def watch(outcome: Outcome) -> None:
+        prints = outcome.fingerprint
+        left.setdefault("0", prints.first)
+        for mark in MARKS:
+            if prints.requests >= mark:
+                left.setdefault(str(mark), len(prints.left))
+
+    with started(cell, limits) as (target, meter):
+        probe = Probe(target, meter, plan, watch)
+        outcome = probe.run()
+    finding, last = outcome.finding, outcome.fingerprint.left
+    return Row(
+        cell=asdict(cell),
+        seed=plan.seed,
+        kind=finding.kind if finding else "",
+        sentence=finding.sentence if finding else "",
+        found=(finding.requests, finding.seconds) if finding else (0, 0.0),
+        again=finding.proofs if finding else (0, 0),
+        requests=meter.requests,
+        seconds=meter.seconds,
+        compared=outcome.compared,
+        reused=outcome.reused,
+        suspicions=outcome.suspicions,
+        limit=probe.judge.noise.limit,
+        left=left | {"last": len(last)},
+        true=any(cell.release in each.releases for each in last),
+        mechanism=finding.mechanism if finding else [],
+        notes=[*outcome.notes, *outcome.refused, outcome.fingerprint.unexplained],
+    )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for each cell."""
+    found = Table(box=None)
+    heads = ("server", "model", "slots", "flags", "runs", "found", "requests", "seconds", "again")
+    for head in (*heads, "replies", "left", "true"):
+        found.add_column(head)
+    cells = dict.fromkeys(json.dumps(row["cell"]) for row in rows)
+    for key in cells:
+        cell, runs = json.loads(key), [row for row in rows if json.dumps(row["cell"]) == key]
+        wrong = [run for run in runs if run["kind"]]
+        again = [sum(part) for part in zip(*(run["again"] for run in wrong), strict=True)]
+        found.add_row(
+            f"{cell['engine']} {cell['release']}",
+            f"{cell['model']} {cell['weights']}".strip(),
+            str(cell["slots"]),
+            cell["flags"],
+            str(len(runs)),
+            str(len(wrong)),
+            *(_spread([run["found"][part] for run in wrong]) for part in (0, 1)),
+            " of ".join(map(str, again)),
+            f"{sum(run['compared'] for run in runs):,}",
+            _spread([run["left"]["last"] for run in runs]),
+            f"{sum(run['true'] for run in runs)}",
+        )
+    return found
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def remaining(slots: int, seed: int = 0) -> Table:
+    """How many simulated servers explain the counts of each one, by its model.
+
+    A server is identified by itself, with the workloads that the probe would send: those that have
+    replied alike so far are a group, and get the same next workload.
+
+        requests    0          20         50
+        groups      [a b c d]  [a b] [c]  [a] [b]
+    """
+    whole, chance, number = Fingerprint.of("llama.cpp", slots, 4096), Random(seed), 0
+    servers = Counter(each.model for each in whole.left)
+    sizes: dict[tuple[str, int], list[int]] = defaultdict(list)
+    groups = [(whole.left, 0)]
+    while groups:
+        whole.left, sent = groups.pop()
+        drawn = []
+        for _ in range(DRAWN):
+            number += 1
+            steps = _steps(f"profiles {seed} {number}", slots)
+            named = words_for(range(1000), chance)
+            drawn.append((steps, [query_of(step, named) for step in steps.step]))
+        best = whole.dividing(drawn)
+        queries = next(queries for steps, queries in drawn if steps is best)
+        parts = [whole.left]
+        for at, query in enumerate(queries, start=sent + 1):
+            numbers = whole.numbered(query.prompt, query.reply)
+            split: dict[tuple[int, object], list[Candidate]] = defaultdict(list)
+            for part, members in enumerate(parts):
+                for each in members:
+                    split[part, each.cached(query, numbers, query.reply)].append(each)
+            parts = list(split.values())
+            if at in MARKS:
+                for members in parts:
+                    for each in members:
+                        sizes[each.model, at].append(len(members))
+        groups += [(part, at) for part in parts if len(part) > 1 and at < max(MARKS)]
+    found = Table(box=None)
+    for head in ("model", "servers", *map(str, MARKS)):
+        found.add_column(head)
+    for model in MODELS:
+        alone = [1] * servers[model]  # those that were alone before a mark
+        spread = [_spread((sizes[model, mark] + alone)[: len(alone)]) for mark in MARKS]
+        found.add_row(model, str(len(alone)), *spread)
+    return found
+
+
+def _steps(seed: str, slots: int) -> Scenario:
+    """A workload of requests one at a time."""
+    shape = Shape(flags=False, longest=120, fixed={"parallel": slots})
+    profile = Profile.parse("llama.cpp@b11549")
+    drawn = draw_workload(Seeded(seed), profile, "hybrid", shape, name="profiles")
+    steps = (each for each in drawn.step if each.do == "complete" and each.ids and each.reply)
+    return replace(drawn, step=tuple(steps))
+
+
+def run(out: Console) -> None:
+    """Two cells: one that is wrong, one that is right."""
+    limits = Limits(minutes=2.0, requests=1000)
+    cells = (Cell(model="hybrid"), Cell(model="dense"))
+    out.print(table([asdict(played(cell, Plan(shrinking=10), limits)) for cell in cells]))
+
+
+def main(words: Sequence[str]) -> None:
+    """Play cells, or print those of a file."""
+    asked = argparse.ArgumentParser()
+    asked.add_argument("what", choices=("play", "table", "profiles"))
+    asked.add_argument("rows", type=Path, nargs="?")
+    for name in ("engine", "release", "model", "slots", "flags", "weights"):
+        asked.add_argument(f"--{name}", nargs="+")
+    numbers = {"seeds": 3, "first": 0, "requests": 1000, "identifying": 40, "tries": 8}
+    for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0}).items():
+        asked.add_argument(f"--{name}", type=type(value), default=value)
+    given = asked.parse_args(words)
+    if given.what == "profiles":
+        for slots in given.slots or [1]:
+            Console(width=200).print(remaining(int(slots), given.first))
+        return
+    if given.what == "play":
+        _play_all(given)
+    lines = given.rows.read_text().splitlines()
+    Console(width=200).print(table([json.loads(line) for line in lines]))
+
+
+def _play_all(given: argparse.Namespace) -> None:
+    cells = [Cell()]
+    for name in (each.name for each in fields(Cell)):
+        values = getattr(given, name) or [getattr(Cell(), name)]
+        kind = type(getattr(Cell(), name))
+        cells = [Cell(**{**asdict(cell), name: kind(each)}) for cell in cells for each in values]
+    limits = Limits(minutes=given.minutes, requests=given.requests)
+    for seed in range(given.first, given.first + given.seeds):
+        for cell in cells:
+            plan = Plan(
+                seed=seed,
+                shrinking=given.shrinking,
+                identifying=given.identifying,
+                tries=given.tries,
+            )
+            row = played(cell, plan, limits)
+            with given.rows.open("a") as file:
+                file.write(f"{json.dumps(asdict(row))}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
