@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.quantised import quantised
-from cachesim.engines.family import Profile
+from cachesim.engines.family import Profile, family_of
 from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.loop import DRAWN, Outcome, Plan, Probe
 from cachesim.lab.probe.playing import query_of, words_for
@@ -44,6 +44,9 @@ from cachesim.testing.workloads import Seeded, Shape, draw_workload
 SERVERS: Final = Path(__file__).parents[1] / "tests" / "probe"
 VOCABULARY: Final = 72
 MARKS: Final = (20, 50, 200)
+DIVIDING: Final = 50
+"""Requests after which workloads are sent as they are drawn."""
+
 WIDE: Final[Mapping[str, int]] = {"width": 256, "mlp_width": 256, "head_size": 64}
 """Shape of a model whose rows divide into blocks of 256."""
 
@@ -179,27 +182,27 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def remaining(slots: int, seed: int = 0) -> Table:
-    """How many simulated servers explain the counts of each one, by its model.
+    """How many simulated servers explain the counts of one of them, by its model.
 
-    A server is identified by itself, with the workloads that the probe would send: those that have
-    replied alike so far are a group, and get the same next workload.
+    Those that have replied alike so far are a group, and get the same next workload, the one that a
+    probe would send. Identified are all releases with default flags, and the newest with all flags.
 
         requests    0          20         50
         groups      [a b c d]  [a b] [c]  [a] [b]
     """
     whole, chance, number = Fingerprint.of("llama.cpp", slots, 4096), Random(seed), 0
-    servers = Counter(each.model for each in whole.left)
+    servers = Counter(each.model for each in whole.left if _identified(each))
     sizes: dict[tuple[str, int], list[int]] = defaultdict(list)
     groups = [(whole.left, 0)]
     while groups:
         whole.left, sent = groups.pop()
         drawn = []
-        for _ in range(DRAWN):
+        for _ in range(DRAWN if sent < DIVIDING else 1):
             number += 1
             steps = _steps(f"profiles {seed} {number}", slots)
             named = words_for(range(1000), chance)
             drawn.append((steps, [query_of(step, named) for step in steps.step]))
-        best = whole.dividing(drawn)
+        best = whole.dividing(drawn) if len(drawn) > 1 else drawn[0][0]
         queries = next(queries for steps, queries in drawn if steps is best)
         parts = [whole.left]
         for at, query in enumerate(queries, start=sent + 1):
@@ -211,9 +214,10 @@ def remaining(slots: int, seed: int = 0) -> Table:
             parts = list(split.values())
             if at in MARKS:
                 for members in parts:
-                    for each in members:
+                    for each in filter(_identified, members):
                         sizes[each.model, at].append(len(members))
-        groups += [(part, at) for part in parts if len(part) > 1 and at < max(MARKS)]
+        parts = [part for part in parts if len(part) > 1 and any(map(_identified, part))]
+        groups += [(part, at) for part in parts if at < max(MARKS)]
     found = Table(box=None)
     for head in ("model", "servers", *map(str, MARKS)):
         found.add_column(head)
@@ -222,6 +226,10 @@ def remaining(slots: int, seed: int = 0) -> Table:
         spread = [_spread((sizes[model, mark] + alone)[: len(alone)]) for mark in MARKS]
         found.add_row(model, str(len(alone)), *spread)
     return found
+
+
+def _identified(each: Candidate) -> bool:
+    return not each.shown or family_of(each.engine_name).names()[-1] in each.releases
 
 
 def _steps(seed: str, slots: int) -> Scenario:

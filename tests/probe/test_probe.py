@@ -43,6 +43,7 @@ def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> No
     assert finding is not None
     assert finding.kind in {"answer", "reuse"}
     assert finding.requests < 800
+    assert finding.scenario is not None
 
 
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])

@@ -231,7 +231,7 @@ class Probe:
         self._check_plain_laws()
 
     def _check_plain_laws(self) -> None:
-        noise = self.judge.noise
+        noise, target = self.judge.noise, self.target
         laws: tuple[tuple[FindingKind, list[float], str], ...] = (
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
             ("company", noise.company, "a cold prompt beside other requests is answered"),
@@ -254,7 +254,10 @@ class Probe:
                     f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
                     f"off by {median(far):.2g}"
                 )
-                self._found(kind, sentence, evidence=test.value, distances=samples)
+                finding = self._found(kind, sentence, evidence=test.value, distances=samples)
+                finding.hits, finding.replays = len(far), len(samples)
+                self._before = list(target.sent)
+                self._prove(finding, replace(self._draw(together=False), step=()))
                 return
             if far:
                 self.outcome.note(
@@ -327,11 +330,7 @@ class Probe:
         )
         finding.hits, finding.replays = test.hits, test.replays
         finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
-        try:
-            self._simplify(finding, workload)
-        except BudgetError as error:
-            self.outcome.ended = f"{error} while the workload was made smaller"
-        self._explain(finding)
+        self._prove(finding, workload)
         return True
 
     def _replayed(self, scenario: Scenario, number: int) -> float | None:
@@ -398,6 +397,14 @@ class Probe:
 
     # -- smaller -----------------------------------------------------------------------------
 
+    def _prove(self, finding: Finding, scenario: Scenario) -> None:
+        """A smaller workload, its proof and its cause."""
+        try:
+            self._simplify(finding, scenario)
+        except BudgetError as error:
+            self.outcome.ended = f"{error} while the workload was made smaller"
+        self._explain(finding)
+
     def _simplify(self, finding: Finding, scenario: Scenario) -> None:
         """The smallest workload that is wrong from a fresh start, and its proof."""
         if not self.plan.shrinking:
@@ -443,14 +450,14 @@ class Probe:
         """Causes of the same wrong answer in the remaining simulated servers."""
         if finding.scenario is None:
             return
-        found: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for each in self.outcome.fingerprint.ranked[:EXPLAINING]:
             flags = replace(finding.scenario.engine, name=each.engine_name, options=each.options)
             model = replace(finding.scenario.model, preset=each.model)
             workload = replace(finding.scenario, engine=flags, model=model)
             try:
                 for cause in causes(workload, each.profile, "ring", "wrong"):
-                    found.setdefault(str(cause), []).append(f"{each.profile} ({each.model})")
+                    found.setdefault(str(cause), {})[f"{each.profile} ({each.model})"] = None
             except CachesimError:
                 continue
         finding.mechanism = [
