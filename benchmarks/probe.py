@@ -66,7 +66,8 @@ class Cell:
         """The command that starts the server."""
         file = folder / "model"
         if self.engine == "mlx-lm":
-            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY)
+            window = spec_of(self.model).window
+            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY, window=window)
             file.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
             python, script = mlx_lm.environment_for(self.release).ready(), "serve_mlx.py"
             return f"{python} {SERVERS / script} {file} {{port}} {self.flags}"
@@ -255,8 +256,15 @@ def main(words: Sequence[str]) -> None:
     asked.add_argument("rows", type=Path, nargs="?")
     for name in ("engine", "release", "model", "slots", "flags", "weights"):
         asked.add_argument(f"--{name}", nargs="+")
-    numbers = {"seeds": 3, "first": 0, "requests": 1000, "identifying": 40, "tries": 8}
-    for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0}).items():
+    numbers = {
+        "seeds": 3,
+        "first": 0,
+        "requests": 1000,
+        "identifying": 40,
+        "tries": 8,
+        "shortest": 1,
+    }
+    for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():
         asked.add_argument(f"--{name}", type=type(value), default=value)
     given = asked.parse_args(words)
     if given.what == "profiles":
@@ -275,7 +283,7 @@ def _play_all(given: argparse.Namespace) -> None:
         values = getattr(given, name) or [getattr(Cell(), name)]
         kind = type(getattr(Cell(), name))
         cells = [Cell(**{**asdict(cell), name: kind(each)}) for cell in cells for each in values]
-    limits = Limits(minutes=given.minutes, requests=given.requests)
+    limits = Limits(minutes=given.minutes, requests=given.requests, patience=given.patience)
     for seed in range(given.first, given.first + given.seeds):
         for cell in cells:
             plan = Plan(
@@ -283,6 +291,7 @@ def _play_all(given: argparse.Namespace) -> None:
                 shrinking=given.shrinking,
                 identifying=given.identifying,
                 tries=given.tries,
+                shortest=given.shortest,
             )
             row = played(cell, plan, limits)
             with given.rows.open("a") as file:

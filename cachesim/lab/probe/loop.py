@@ -75,6 +75,7 @@ class Plan:
     seed: int = 0
     alarms: float = 1000.0  # one false alarm in so many runs of a right server
     longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
+    shortest: int = 1  # tokens of a prompt, likewise
     like: Shapes | None = None
     shrinking: float = 60.0  # seconds after which the smallest workload so far is taken; 0: none
     identifying: int = 40  # requests at most that identify the server before anything else
@@ -201,7 +202,9 @@ class Probe:
         noise, target = self.judge.noise, self.target
         company, reuse = list[float](), list[float]()
         for _ in range(SAMPLES):
-            prompt, reply = self._text(5, self._longest), self._text(CONTINUATION, CONTINUATION)
+            shortest = self.plan.shortest
+            prompt = self._text(shortest + 4, self._longest)
+            reply = self._text(CONTINUATION, CONTINUATION)
             query = Query(prompt=prompt, reply=reply)
             one, two = target.cold(query), target.cold(query)
             beside = [
@@ -210,7 +213,7 @@ class Probe:
             ]
             crowded = target.cold(query, beside)
             target.erase()
-            base = replace(query, prompt=prompt[: self._chance.randint(1, len(prompt) - 1)])
+            base = replace(query, prompt=prompt[: self._chance.randint(shortest, len(prompt) - 1)])
             warm = target.together([base]) and target.together([query])[0]
             for samples, other in (
                 (noise.alone, two), (company, crowded), (reuse, warm or two)
@@ -409,7 +412,7 @@ class Probe:
         """The smallest workload that is wrong from a fresh start, and its proof."""
         if not self.plan.shrinking:
             return
-        self._plays = plays_for(finding.hits / finding.replays)
+        self._plays = plays_for(finding.hits / (finding.replays + 1))
         for back in BEFORE:
             before = self._before[-back:] if back else []
             whole = after(before, scenario, self.facts.words)
@@ -426,7 +429,9 @@ class Probe:
 
         def holds(each: Scenario) -> bool:
             affords = self.meter.left > (plays + self._plays) * (len(whole.step) + COMPARED)
-            return self.meter.seconds < ends and affords and self._shows(each)
+            if self.meter.seconds > ends or not affords:
+                return False
+            return self._shows(each) and self._shows(each)  # once may be luck
 
         finding.scenario = smallest = shrink(whole, holds, trials=TRIALS)
         proofs = [self._fresh_play(smallest) for _ in range(plays)]
@@ -502,7 +507,7 @@ class Probe:
                 replace(each, cache_prompt=each.cache_prompt or not declines)
                 for each in drawn.step
                 if (each.do == "cancel" and together)
-                or (each.do == "complete" and each.ids and each.reply)
+                or (len(each.ids) >= self.plan.shortest and each.reply and each.do == "complete")
             )
             if steps and steps[0].do == "complete":
                 yield replace(drawn, step=steps)
