@@ -156,6 +156,8 @@ def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
             elif done == "hang":
                 threading.Event().wait(3)
                 self.close_connection = True
+            elif done == "refuse":
+                self.say({"error": "generation thread died"}, 404)
             elif done == "broken":
                 self.say({"error": "out of memory"}, 500)
             elif done == "nonsense":

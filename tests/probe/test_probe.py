@@ -103,7 +103,7 @@ def test_a_server_that_misbehaves_now_and_then_is_described(what: str, sentence:
     assert any(sentence in note for note in result.outcome.notes)
 
 
-@pytest.mark.parametrize("what", ["hang", "drop", "broken", "crash"])
+@pytest.mark.parametrize("what", ["hang", "drop", "broken", "crash", "refuse"])
 def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     def fault(_: Fake, number: int) -> str:
         return what if number >= 130 else ""

@@ -369,15 +369,17 @@ class Probe:
 
     def _check_alive(self, played: Played, scenario: Scenario | None) -> None:
         fatal = [each.error for each in played.answers if each.fatal]
-        for each in played.answers:
-            if each.error and not each.fatal and each.error != DISCONNECTED:
-                self.outcome.refused[each.error] += 1
-        if not fatal:
-            return
-        if self.target.answers():
+        refused = [
+            each.error
+            for each in played.answers
+            if each.error and not each.fatal and each.error != DISCONNECTED
+        ]
+        self.outcome.refused.update(refused)
+        answered = any(not each.error for each in played.answers)
+        if (not fatal and (answered or not refused)) or self.target.answers():
             return
         process = self.target.process
-        how = fatal[0]
+        how = (fatal or refused)[0]
         if process is not None and process.ended is not None:
             how = f"the process ended with status {process.ended}{process.last_line()}"
         elif process is not None and process.last_line():

@@ -156,7 +156,7 @@ class Target:
         """True if one of two short requests is answered."""
         words = self.dialect.facts.words
         queries = (Query(prompt=(words[at], words[-1 - at]), reply=words[:1]) for at in (0, 1))
-        return any(not self.dialect.answer(each).fatal for each in queries)
+        return any(not self.dialect.answer(each).error for each in queries)
 
     def close(self) -> None:
         """Close connections, erase filled slots, and end the started processes."""
