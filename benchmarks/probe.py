@@ -266,6 +266,7 @@ def main(words: Sequence[str]) -> None:
     }
     for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():
         asked.add_argument(f"--{name}", type=type(value), default=value)
+    asked.add_argument("--no-repeats", action="store_true")
     given = asked.parse_args(words)
     if given.what == "profiles":
         for slots in given.slots or [1]:
@@ -291,7 +292,7 @@ def _play_all(given: argparse.Namespace) -> None:
                 shrinking=given.shrinking,
                 identifying=given.identifying,
                 tries=given.tries,
-                shortest=given.shortest,
+                repeats=not given.no_repeats,
             )
             row = played(cell, plan, limits)
             with given.rows.open("a") as file:

@@ -1,12 +1,14 @@
 """A suspicious workload from a fresh start: after earlier requests, and with clients that leave."""
 
+from dataclasses import replace
+
 import pytest
 
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.answers import Query
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.judging import plays_for
-from cachesim.lab.probe.playing import after
+from cachesim.lab.probe.playing import after, without_repeats
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import Fake, Tokens, fake
 from tests.probe.fakes import Model as FakeModel
@@ -41,6 +43,14 @@ def test_requests_before_the_workload_are_steps_of_it() -> None:
     assert 2 == steps[2].turns
     assert steps[0].ids[1:] == steps[1].ids
     assert LEAVING[2].ids == steps[-1].ids
+
+
+def test_repeats_and_prompts_of_one_token_are_left_out() -> None:
+    one = Step(name="one", prompt=(300,), reply=(301,))
+    again = replace(LEAVING[0], name="again", with_previous=True)
+    kept = without_repeats((one, *LEAVING, again, replace(LEAVING[2], prompt=(1, 2))))
+    assert [(300, 301), (300, 303), (1, 2)] == [step.ids for step in kept]
+    assert () == without_repeats((one,))
 
 
 @pytest.mark.parametrize(("rate", "plays"), [(1.0, 1), (0.96, 1), (0.5, 5), (0.2, 14)])

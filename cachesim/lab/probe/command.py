@@ -58,7 +58,9 @@ class Settings:
         float, Parameter(help="Accept one false alarm in so many runs against a right server.")
     ] = 1000.0
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
-    shortest: Annotated[int, Parameter(help="Tokens of the shortest prompts that are drawn.")] = 1
+    repeats: Annotated[
+        bool, Parameter(help="Send prompts twice, and of one token: some servers die of them.")
+    ] = True
     like: Annotated[
         Path | None,
         Parameter(help="A log, trace or scenario; requests of its shape are sent."),
@@ -81,7 +83,6 @@ class Settings:
             ("--in-flight", self.in_flight, 0),
             ("--patience", self.patience, 0.0),
             ("--alarms", self.alarms, 1.0),
-            ("--shortest", self.shortest, 0),
             ("--rate", 1.0 if self.rate is None else self.rate, 0.0),
         ):
             if not (math.isfinite(value) and value > low):
@@ -164,7 +165,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
                 seed=settings.seed,
                 alarms=settings.alarms,
                 longest=settings.longest,
-                shortest=settings.shortest,
+                repeats=settings.repeats,
                 like=shapes,
             )
             probe = Probe(target, meter, plan, lambda out: progress(status_line(out, meter)))

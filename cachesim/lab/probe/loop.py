@@ -28,6 +28,7 @@ from cachesim.lab.probe.playing import (
     play,
     query_of,
     up_to,
+    without_repeats,
     words_for,
 )
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
@@ -75,7 +76,7 @@ class Plan:
     seed: int = 0
     alarms: float = 1000.0  # one false alarm in so many runs of a right server
     longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
-    shortest: int = 1  # tokens of a prompt, likewise
+    repeats: bool = True  # prompts may be sent twice, and may be one token
     like: Shapes | None = None
     shrinking: float = 60.0  # seconds after which the smallest workload so far is taken; 0: none
     identifying: int = 40  # requests at most that identify the server before anything else
@@ -202,9 +203,7 @@ class Probe:
         noise, target = self.judge.noise, self.target
         company, reuse = list[float](), list[float]()
         for _ in range(SAMPLES):
-            shortest = self.plan.shortest
-            prompt = self._text(shortest + 4, self._longest)
-            reply = self._text(CONTINUATION, CONTINUATION)
+            prompt, reply = self._text(5, self._longest), self._text(CONTINUATION, CONTINUATION)
             query = Query(prompt=prompt, reply=reply)
             one, two = target.cold(query), target.cold(query)
             beside = [
@@ -213,7 +212,7 @@ class Probe:
             ]
             crowded = target.cold(query, beside)
             target.erase()
-            base = replace(query, prompt=prompt[: self._chance.randint(shortest, len(prompt) - 1)])
+            base = replace(query, prompt=prompt[: self._chance.randint(1, len(prompt) - 1)])
             warm = target.together([base]) and target.together([query])[0]
             for samples, other in (
                 (noise.alone, two), (company, crowded), (reuse, warm or two)
@@ -509,7 +508,9 @@ class Probe:
                 replace(each, cache_prompt=each.cache_prompt or not declines)
                 for each in drawn.step
                 if (each.do == "cancel" and together)
-                or (len(each.ids) >= self.plan.shortest and each.reply and each.do == "complete")
+                or (each.do == "complete" and each.ids and each.reply)
             )
+            if not self.plan.repeats:
+                steps = without_repeats(steps)
             if steps and steps[0].do == "complete":
                 yield replace(drawn, step=steps)

@@ -146,6 +146,13 @@ def up_to(scenario: Scenario, number: int, tokens: int) -> Scenario:
     return replace(scenario, step=tuple(steps))
 
 
+def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The requests without cancels, prompts of one token and those that were sent before."""
+    prompts = {step.ids: step for step in reversed(steps) if len(step.ids) > 1}
+    kept = sorted(prompts.values(), key=steps.index)
+    return (replace(kept[0], with_previous=False), *kept[1:]) if kept else ()
+
+
 def after(sent: Sequence[Sequence[Query]], scenario: Scenario, words: Sequence[Word]) -> Scenario:
     """The workload after requests that were sent before; a cancel is of the step before it."""
     size = LAST_WORD - FIRST_WORD + 1
