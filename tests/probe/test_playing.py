@@ -45,10 +45,12 @@ def test_requests_before_the_workload_are_steps_of_it() -> None:
     assert LEAVING[2].ids == steps[-1].ids
 
 
-def test_repeats_and_prompts_of_one_token_are_left_out() -> None:
+def test_repeats_prefixes_and_prompts_of_one_token_are_left_out() -> None:
     one = Step(name="one", prompt=(300,), reply=(301,))
     again = replace(LEAVING[0], name="again", with_previous=True)
-    kept = without_repeats((one, *LEAVING, again, replace(LEAVING[2], prompt=(1, 2))))
+    cut = replace(LEAVING[2], prompt=(300, 301, 302))
+    other = replace(LEAVING[2], prompt=(1, 2))
+    kept = without_repeats((one, *LEAVING, again, cut, other))
     assert [(300, 301), (300, 303), (1, 2)] == [step.ids for step in kept]
     assert () == without_repeats((one,))
 

@@ -59,7 +59,7 @@ class Settings:
     ] = 1000.0
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
     repeats: Annotated[
-        bool, Parameter(help="Send prompts twice, and of one token: some servers die of them.")
+        bool, Parameter(help="Repeat prompts and prefixes of them: some servers die of that.")
     ] = True
     like: Annotated[
         Path | None,

@@ -147,9 +147,12 @@ def up_to(scenario: Scenario, number: int, tokens: int) -> Scenario:
 
 
 def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The requests without cancels, prompts of one token and those that were sent before."""
-    prompts = {step.ids: step for step in reversed(steps) if len(step.ids) > 1}
-    kept = sorted(prompts.values(), key=steps.index)
+    """The requests without cancels, prompts of one token and prefixes of earlier ones."""
+    kept: list[Step] = []
+    for step in steps:
+        size = len(step.ids)
+        if size > 1 and all((each.ids + _reply(each))[:size] != step.ids for each in kept):
+            kept.append(step)
     return (replace(kept[0], with_previous=False), *kept[1:]) if kept else ()
 
 
