@@ -67,7 +67,8 @@ class Cell:
         file = folder / "model"
         if self.engine == "mlx-lm":
             window = spec_of(self.model).window
-            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY, window=window)
+            changes = {"window": window} if window else {}
+            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY, **changes)
             file.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
             python, script = mlx_lm.environment_for(self.release).ready(), "serve_mlx.py"
             return f"{python} {SERVERS / script} {file} {{port}} {self.flags}"
