@@ -46,8 +46,8 @@ def test_texts_without_probabilities_are_equal_or_infinitely_far() -> None:
 
 
 def test_a_wrong_answer_among_the_noise_does_not_widen_the_limit() -> None:
-    noise = Noise(alone=[0.0, 0.001], reuse=[0.002, 3.0, math.inf])
-    assert 0.008 == pytest.approx(noise.limit)
+    noise = Noise(alone=[0.0, 0.01], reuse=[0.02, 3.0, math.inf])
+    assert 0.08 == pytest.approx(noise.limit)
     assert Noise().limit == MATERIAL
 
 

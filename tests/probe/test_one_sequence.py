@@ -41,7 +41,7 @@ def test_an_unrelated_prompt_comes_first_instead_of_a_restart(
 ) -> None:
     monkeypatch.setattr(Replying, "one_sequence", alone)
     target: Any = Target.__new__(Target)
-    target._cold, target._cold_process = Replying(), Starts()
+    target.dialect, target._cold, target._cold_process = None, Replying(), Starts()
     target._pool, target.faults = ThreadPoolExecutor(1), Counter[str]()
 
     target.cold(Query(prompt=("a", "c"), reply=("b",)))

@@ -56,6 +56,25 @@ def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
     assert next(result.verdict()).startswith("right so far: ")
 
 
+def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() -> None:
+    """As keys in f16 round on a hybrid model without checkpoints."""
+
+    def computes(server: Fake, _: int) -> str:
+        server.model.noise = 0.0
+        return ""
+
+    def reuses(prompt: Tokens, _: int, model: Model) -> Tokens:
+        model.noise = 0.02
+        return prompt
+
+    options = {"model": "hybrid", "ctx_checkpoints": 0}
+    with fake("llama", PROFILES["llama"], context=reuses, fault=computes, **options) as server:  # type: ignore[arg-type]
+        result = probed(server.url)
+    assert result.right
+    assert 0 == result.outcome.suspicions
+    assert result.judge.noise.limit > 0.04
+
+
 @pytest.mark.parametrize("context", [sound, stale])
 def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> None:
     with (

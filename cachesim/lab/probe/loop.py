@@ -198,24 +198,27 @@ class Probe:
     def _calibrate(self) -> None:
         """Measure rounding: cold and cold, cold in company, cold and a plain extension.
 
-        The last two are laws themselves: a server may be wrong there already.
+        The last two are laws themselves: a server may be wrong there already. Half of the
+        extensions quote the reply: a state that cannot be cut back is reused by these alone.
         """
         noise, target = self.judge.noise, self.target
         company, reuse = list[float](), list[float]()
-        for _ in range(SAMPLES):
+        for number in range(SAMPLES):
             prompt, reply = self._text(5, self._longest), self._text(CONTINUATION, CONTINUATION)
-            query = Query(prompt=prompt, reply=reply)
+            cut = self._chance.randint(1, len(prompt) - 1)
+            target.erase()
+            first = target.together([Query(prompt=prompt[:cut], reply=self._text(2, 2))])[0]
+            said = first.tokens if number % 2 else ()
+            query = Query(prompt=prompt[:cut] + said + prompt[cut:], reply=reply)
+            warm = target.together([query])[0]
             one, two = target.cold(query), target.cold(query)
             beside = [
                 Query(prompt=self._text(5, 60), reply=self._text(3, 3))
                 for _ in range(min(3, 2 * self.facts.slots - 1))
             ]
             crowded = target.cold(query, beside)
-            target.erase()
-            base = replace(query, prompt=prompt[: self._chance.randint(1, len(prompt) - 1)])
-            warm = target.together([base]) and target.together([query])[0]
             for samples, other in (
-                (noise.alone, two), (company, crowded), (reuse, warm or two)
+                (noise.alone, two), (company, crowded), (reuse, warm)
             ):  # fmt: skip
                 if one.fatal or other.fatal:
                     continue
@@ -223,7 +226,7 @@ class Probe:
                     self.outcome.refused[one.error or other.error] += 1
                 else:
                     samples.append(distance(one, other))
-            self._check_alive(Played([query], [warm or two]), None)
+            self._check_alive(Played([query], [warm]), None)
             if self.outcome.finding is not None:
                 return
             self._watch(self.outcome)
