@@ -428,7 +428,8 @@ class Probe:
                 "in it"
             )
             return
-        ends = self.meter.seconds + self.plan.shrinking
+        until = 0.9 * 60 * self.meter.limits.minutes  # the rest is for the proof
+        ends = min(self.meter.seconds + self.plan.shrinking, until)
         plays = max(PROOFS, self._plays)
 
         def holds(each: Scenario) -> bool:
