@@ -33,6 +33,7 @@ def program(*words: str) -> subprocess.CompletedProcess[str]:
         (["http://192.0.2.1:80"], "is on another machine"),
         (["ftp://127.0.0.1"], "is no address of a server"),
         (["http://127.0.0.1:1"], "does not accept connections"),
+        (["http://127.0.0.1:1", "--no-repeats"], "does not accept connections"),
         (["http://127.0.0.1:1", "--minutes", "0"], "--minutes is 0.0; write a number above 0"),
         (["http://127.0.0.1:1", "--alarms", "nan"], "--alarms is nan"),
         (["http://127.0.0.1:1", "--like", "none.toml"], "none.toml"),

@@ -58,9 +58,10 @@ class Settings:
         float, Parameter(help="Accept one false alarm in so many runs against a right server.")
     ] = 1000.0
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
-    repeats: Annotated[
-        bool, Parameter(help="Repeat prompts and prefixes of them: some servers die of that.")
-    ] = True
+    no_repeats: Annotated[
+        bool,
+        Parameter(negative="", help="Send no prompt or prefix twice: some servers die of that."),
+    ] = False
     like: Annotated[
         Path | None,
         Parameter(help="A log, trace or scenario; requests of its shape are sent."),
@@ -165,7 +166,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
                 seed=settings.seed,
                 alarms=settings.alarms,
                 longest=settings.longest,
-                repeats=settings.repeats,
+                repeats=not settings.no_repeats,
                 like=shapes,
             )
             probe = Probe(target, meter, plan, lambda out: progress(status_line(out, meter)))
