@@ -113,7 +113,7 @@ def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
 
 def presets(_: str = "") -> list[Item]:
     """Presets by name."""
-    from cachesim.model.presets import ABOUT, PRESETS
+    from cachesim.model.presets import ABOUT, ALL_PRESETS
 
     return [
         Item(
@@ -121,7 +121,7 @@ def presets(_: str = "") -> list[Item]:
             about=ABOUT[name],
             facts=tuple(f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec)),
         )
-        for name, spec in PRESETS.items()
+        for name, spec in ALL_PRESETS.items()
     ]
 
 

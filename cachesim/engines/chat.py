@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from cachesim.errors import OptionError, TemplateError, TokenError
@@ -194,11 +195,15 @@ THINK_MARKS: Final = (Token(510), Token(511))
 class ByteTokenizer:
     """Tokenizer of the 512 tokens, with one chat template."""
 
-    def __init__(self, template: str | Template = "chatml") -> None:
+    def __init__(
+        self, template: str | Template = "chatml", words: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """`words`: texts of tokens in place of their numbers."""
         if isinstance(template, str) and template not in TEMPLATES:
             msg = f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}"
             raise TokenError(msg)
         self.template = TEMPLATES[template] if isinstance(template, str) else template
+        self.words = words
         self.tools: tuple[str, ...] = ()
         self.thinks = True  # the generation prompt leaves the reasoning part open
 
@@ -221,6 +226,7 @@ class ByteTokenizer:
         texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
         texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
         texts |= {Token(index): f"[{index}]" for index in range(FIRST_WORD, VOCABULARY)}
+        texts |= {Token(index): text for index, text in self.words.items()}
         if self.template.thinks:
             texts |= dict(zip(THINK_MARKS, (THINK_START, THINK_END), strict=True))
         return texts

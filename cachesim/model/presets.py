@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from cachesim.errors import SpecError
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import LayerKind, ModelSpec
 
 _HYBRID_DELTA: Final = ModelSpec(
     name="hybrid-delta",
@@ -54,7 +54,36 @@ PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType(
         "hybrid-mtp": replace(_HYBRID_DELTA, name="hybrid-mtp", mtp_depth=1, mix=0.2),
     }
 )
-"""The presets, by name."""
+"""The presets with drawn weights, by name."""
+
+
+def _recalling(name: str, like: str, *layers: LayerKind, **changes: Any) -> ModelSpec:
+    base = PRESETS[like]
+    sizes = {"head_size": 32, "rope_base": 1e10, "mix": 1.0, "recall": True}
+    return replace(base, name=name, layers=layers or base.layers, **{**sizes, **changes})
+
+
+_REGISTERS: Final = {"inner": 512, "state_heads": 16, "state_size": 4, "groups": 1}
+
+RECALL: Final[Mapping[str, ModelSpec]] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            _recalling("recall-dense", "dense", *("attention",) * 3),
+            _recalling("recall-swa", "swa"),
+            _recalling("recall-recurrent", "recurrent", *("ssm",) * 3, **_REGISTERS),
+            _recalling("recall-delta", "hybrid-delta", "delta", "delta"),
+            _recalling("recall-hybrid", "hybrid", "ssm", "attention", "ssm", **_REGISTERS),
+            _recalling("recall-hybrid-delta", "hybrid-delta"),
+            _recalling("recall-hybrid-swa", "hybrid-swa"),
+            _recalling("recall-hybrid-mtp", "hybrid-mtp"),
+        )
+    }
+)
+"""Presets with constructed weights, which recall facts of their prompt."""
+
+ALL_PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType({**PRESETS, **RECALL})
+"""The presets of both kinds."""
 
 FIELDS: Final = frozenset(each.name for each in fields(ModelSpec))
 """Fields of a preset that may be overridden."""
@@ -67,16 +96,24 @@ ABOUT: Final[Mapping[str, str]] = {
     "hybrid-delta": "Qwen 3.5: gated delta nets, every second layer attends",
     "hybrid-swa": "LFM2 with a window: short convolutions, every second layer sees a window",
     "hybrid-mtp": "Qwen 3.5 with its head that guesses a further token",
+    "recall-dense": "recalls facts of its prompt from the cells of full attention",
+    "recall-swa": "recalls facts from the cells of a window layer, as long as the window has them",
+    "recall-recurrent": "recalls facts from an SSM state with a register per name",
+    "recall-delta": "recalls facts from a matrix state of the delta rule",
+    "recall-hybrid": "recalls facts from an SSM state; attention binds a value to its name",
+    "recall-hybrid-delta": "recalls facts from a matrix state; attention binds a value to its name",
+    "recall-hybrid-swa": "recalls facts from a window layer; a convolution binds them",
+    "recall-hybrid-mtp": "recall-hybrid-delta with a head that guesses a further token",
 }
 """The real family behind each preset."""
 
 
 def preset(name: str, /, **changes: Any) -> ModelSpec:
     """The preset of a name, with some fields changed."""
-    if name not in PRESETS:
-        msg = f"there is no preset {name!r}; there are {', '.join(PRESETS)}"
+    if name not in ALL_PRESETS:
+        msg = f"there is no preset {name!r}; there are {', '.join(ALL_PRESETS)}"
         raise SpecError(msg)
-    base = PRESETS[name]
+    base = ALL_PRESETS[name]
     for field in changes:
         if field not in FIELDS:
             msg = f"a model has no {field!r}; it has {', '.join(sorted(FIELDS))}"
@@ -97,7 +134,7 @@ def one_of_each(spec: ModelSpec, *, in_ratio: bool = False) -> ModelSpec:
     from elsewhere do not show in it: a state stands first, or one more layer. An MTP head guesses
     with all layers, and drafts are what it guesses: there none is left out.
     """
-    if spec.mtp_depth:
+    if spec.mtp_depth or spec.recall:
         return spec
     first, *others = spec.layers
     folds = first in {"ssm", "delta"}

@@ -95,6 +95,7 @@ class ModelSpec:
 
     mtp_depth: int = 0  # extra layers that guess the token after the next
     mix: float = 1.0  # scales what each block adds to the residual stream
+    recall: bool = False  # weights by construction: facts of the prompt are recalled
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built, before anybody allocates for it."""

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cachesim.model.recall import construct
 from cachesim.model.spec import ModelSpec
 
 Tensor: TypeAlias = NDArray[np.float32]
@@ -41,6 +42,8 @@ def draw(spec: ModelSpec) -> Weights:
         drawer.mlp(layer)
     if spec.mtp_layer is not None:
         drawer.mtp(spec.mtp_layer)
+    if spec.recall:
+        construct(spec, drawer.weights)
     return drawer.weights
 
 

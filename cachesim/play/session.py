@@ -82,6 +82,11 @@ class Record:
     before: tuple[tuple[str, Tokens], ...] | None = None  # and before, by name, if known
 
     @property
+    def tokens(self) -> Tokens:
+        """The tokens of prompt and reply."""
+        return self.prompt if self.reply is None else self.prompt + self.reply.generated
+
+    @property
     def matched(self) -> Tokens | None:
         """Matched tokens of the best candidate, if no other request came in between."""
         if self.before is None or self.reply is None:
@@ -128,7 +133,8 @@ class Session(Loop):
         self.network = self._network(spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
         super().__init__(self._create(), most=limits.TURNS)
-        self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
+        self.recalls = spec.recall and arithmetic == "float"  # replies are words of the prompt
+        self.vocabulary = Vocabulary.of(scenario, self.network.spec)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
         if isinstance(self.engine, InfillRendering):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from cachesim.engines.family import FAMILIES, Family
 from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.model.presets import ABOUT, PRESETS
+from cachesim.model.presets import ABOUT, ALL_PRESETS
 from cachesim.play.result import FATES, Run, Step
 from cachesim.play.runner import chosen, run
 from cachesim.report.chain import chain
@@ -37,7 +37,7 @@ def choices() -> dict[str, Any]:
     """Engines with their releases, patches and flags, and the models."""
     return {
         "engines": {name: _engine(FAMILIES[name]) for name in FAMILIES},
-        "models": {name: ABOUT.get(name, "") for name in PRESETS},
+        "models": {name: ABOUT.get(name, "") for name in ALL_PRESETS},
     }
 
 

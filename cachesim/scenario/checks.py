@@ -14,7 +14,7 @@ from cachesim.engines.base import Engine
 from cachesim.engines.family import FAMILIES, Profile, did_you_mean, family_of
 from cachesim.errors import InputError, OptionError, ScenarioError, SpecError, UpstreamAbort
 from cachesim.model.build import build
-from cachesim.model.presets import PRESETS, preset
+from cachesim.model.presets import ALL_PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.scenario import limits
 from cachesim.scenario.format import (
@@ -400,8 +400,8 @@ def _model(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("model",), "needs a preset or layers")
     elif model.preset is not None and model.layers is not None:
         yield Problem(("model", "layers"), "has no place beside a preset; keep one of the two")
-    elif model.preset is not None and model.preset not in PRESETS:
-        known = tuple(PRESETS)
+    elif model.preset is not None and model.preset not in ALL_PRESETS:
+        known = tuple(ALL_PRESETS)
         hint = nearest(model.preset, known) or f"; there are {', '.join(known)}"
         yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
     else:

@@ -9,6 +9,8 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from cachesim.engines.chat import FIRST_WORD, THINK_MARKS, ByteTokenizer, Message
+from cachesim.model import recall
+from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.typed import there_is
 from cachesim.units import Array, Token, Tokens, as_tokens
@@ -43,14 +45,15 @@ class Vocabulary:
     _shown: tuple[object, Rendered] | None = None  # the last chat, which is rendered twice
 
     @classmethod
-    def of(cls, scenario: Scenario, *, vocabulary: int) -> "Vocabulary":
+    def of(cls, scenario: Scenario, spec: ModelSpec) -> "Vocabulary":
         """The spans of a scenario, drawn for a model's vocabulary."""
-        tokenizer = ByteTokenizer(scenario.chat.template)
+        tokenizer = ByteTokenizer(scenario.chat.template, recall.TEXTS if spec.recall else {})
         spans = draw_spans(
             scenario.spans,
             seed=scenario.model.seed,
             tokenizer=tokenizer,
-            vocabulary=vocabulary,
+            vocabulary=spec.vocabulary,
+            recalls=spec.recall,
         )
         return cls(tokenizer=tokenizer, spans=spans)
 
@@ -226,14 +229,20 @@ def draw_spans(
     seed: int,
     tokenizer: ByteTokenizer,
     vocabulary: int,
+    recalls: bool = False,
 ) -> dict[str, Tokens]:
-    """The tokens of every span, drawn spans in the order of the file."""
+    """The tokens of every span, drawn spans in the order of the file.
+
+    Spans of a model that recalls facts: texts consist of its words, drawn ones of its fillers.
+    """
     plain = _plain_tokens(vocabulary, thinks=tokenizer.template.thinks)
+    if recalls:
+        plain = range(recall.FIRST_FILLER, recall.FIRST_FILLER + len(recall.FILLERS))
     firsts: set[int] = set()
     found: dict[str, Tokens] = {}
     for name, value in spans.items():
         if isinstance(value, str):
-            found[name] = tokenizer.encode(value)
+            found[name] = as_tokens(recall.encode(value)) if recalls else tokenizer.encode(value)
         elif isinstance(value, int):
             tokens = drawn(seed, name, value, plain.start, plain.stop)
             tokens[0] = _free(tokens[0], firsts, plain)

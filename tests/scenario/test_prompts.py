@@ -7,6 +7,7 @@ import pytest
 from cachesim.engines.chat import ByteTokenizer, Message
 from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
+from cachesim.model.presets import preset
 from cachesim.play.session import Session
 from cachesim.scenario import scenario_of
 from cachesim.scenario.prompts import Vocabulary
@@ -18,7 +19,7 @@ ENGINE = {"name": "llama.cpp", "profiles": ["b11549"]}
 
 
 def vocabulary(**changes: object) -> Vocabulary:
-    return Vocabulary.of(scenario_of(story(expect=[], **changes)), vocabulary=512)
+    return Vocabulary.of(scenario_of(story(expect=[], **changes)), preset("dense"))
 
 
 def test_words_are_joined_in_their_order() -> None:
@@ -45,7 +46,7 @@ def test_pieces_of_replies_and_of_spans_in_messages_are_found() -> None:
         {"messages": [{"role": "user", "content": "{S[:2]}{A.reply[1:]}"}]},
     ]
     scenario = scenario_of(story(step=steps, expect=[]))
-    words = Vocabulary.of(scenario, vocabulary=512)
+    words = Vocabulary.of(scenario, preset("dense"))
     words.replies["A"] = as_tokens([400, 401, 402])
 
     prompt = words.prompt(scenario.step[1])
@@ -61,7 +62,7 @@ def test_what_is_no_piece_is_no_span_either(word: str) -> None:
 
 def test_parts_name_the_stretches_of_a_prompt() -> None:
     scenario = scenario_of(story(step=[{"prompt": "S a[:2]"}], expect=[]))
-    words = Vocabulary.of(scenario, vocabulary=512)
+    words = Vocabulary.of(scenario, preset("dense"))
     step = scenario.step[0]
 
     parts = words.parts(step, words.prompt(step))
@@ -73,7 +74,7 @@ def test_parts_name_the_stretches_of_a_prompt() -> None:
 def test_parts_of_a_chat_are_its_messages() -> None:
     turns = [{"role": "system", "content": "{a}"}, {"role": "user", "content": "{b}"}]
     scenario = scenario_of(story(step=[{"messages": turns}], expect=[]))
-    words = Vocabulary.of(scenario, vocabulary=512)
+    words = Vocabulary.of(scenario, preset("dense"))
     step = scenario.step[0]
 
     parts = words.parts(step, words.prompt(step))
@@ -87,7 +88,7 @@ def test_a_gap_s_prompt_is_named_as_far_as_the_server_keeps_it() -> None:
     changes = {"spans": {"S": 50, "a": 4, "b": 40}, "expect": [], "step": steps}
     scenario = scenario_of(story(engine={**ENGINE, "options": {"batch_size": 64}}, **changes))
     (record,) = Session(scenario, Profile.parse("llama.cpp@b11549"), arithmetic="ring").run()
-    spans = Vocabulary.of(scenario, vocabulary=512).spans
+    spans = Vocabulary.of(scenario, preset("dense")).spans
 
     assert (4, *spans["S"][6:], *spans["a"], 5, *spans["b"][:14], 6) == record.prompt
     assert (

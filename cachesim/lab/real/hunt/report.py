@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cachesim.engines.chat import ByteTokenizer
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
@@ -124,7 +125,9 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
         yield f"llama-server -m {scenario.model.preset}.gguf {flags} --port {port} &"
     ready = " && ".join(f"curl -sfo /dev/null localhost:{port}/health" for port in ports)
     yield f"until {ready}; do sleep 1; done"
-    vocabulary = Vocabulary.of(scenario, vocabulary=spec_of(scenario.model).vocabulary)
+    spec = spec_of(scenario.model)
+    vocabulary = Vocabulary.of(scenario, spec)
+    words = vocabulary.tokenizer if spec.recall else None
     steps = []
     for number in range(len(scenario.step)):
         steps.append(resolved(scenario, number, vocabulary))
@@ -136,26 +139,39 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
     for numbers, after in zip(calls, [*calls[1:], []], strict=True):
         meanwhile = " &" if after and steps[after[0]].turns else ""
         group = [steps[number] for number in numbers]
-        yield curl(WARM, group, shown=wrong in numbers, patience=patience) + meanwhile
+        yield curl(WARM, group, shown=wrong in numbers, patience=patience, words=words) + meanwhile
     if any(steps[call[0]].turns for call in calls):
         yield "wait $!"
     if wrong is None:
         return
     alone = replace(steps[wrong], slot=-1, with_previous=False, turns=None)
-    yield curl(COLD, [alone], shown=True)
+    yield curl(COLD, [alone], shown=True, words=words)
 
 
-def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str = "") -> str:
-    """A call as a shell command; it shows tokens and their probabilities."""
+def curl(
+    port: int,
+    steps: Sequence[Step],
+    *,
+    shown: bool = False,
+    patience: str = "",
+    words: ByteTokenizer | None = None,
+) -> str:
+    """A call as a shell command; it shows tokens and their probabilities.
+
+    With `words`, of a model that recalls facts, prompts are sent and replies shown as text.
+    """
     free = [replace(each, reply=None) if shown else each for each in steps]
     call = call_for(free)
     body = call["body"]
     if "response_fields" in body:
         probabilities = {"n_probs": LIKELIEST} if shown else {}
         plain = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
-        body = plain | {"response_fields": SHOWN if shown else SHOWN[:1]}
-    words = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
-    return f"curl -s{patience} -w '\\n' {words}"
+        fields = ["content", *SHOWN[:1]] if words else SHOWN if shown else SHOWN[:1]
+        body = plain | {"response_fields": fields}
+        if words and isinstance(body.get("prompt"), list):
+            body["prompt"] = words.decode(body["prompt"])
+    arguments = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
+    return f"curl -s{patience} -w '\\n' {arguments}"
 
 
 def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:

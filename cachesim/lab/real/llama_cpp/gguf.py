@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.errors import SpecError
+from cachesim.model import recall
 from cachesim.model.adapters import RANK, deltas
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
@@ -154,7 +156,7 @@ def model_keys(spec: ModelSpec) -> Keys:
         "general.name": text(spec.name),
         "general.file_type": u32(0),
         **own,
-        **tokenizer_keys(spec.vocabulary),
+        **tokenizer_keys(spec.vocabulary, recall.TEXTS if spec.recall else {}),
     }
 
 
@@ -285,17 +287,17 @@ SPECIAL: Final = (
 )
 
 
-def word(token: int) -> str:
+def word(token: int, texts: Mapping[int, str] = MappingProxyType({})) -> str:
     """The text of an id; the server reads it as that id again (bytes and controls aside)."""
-    return SPECIAL[token][0] if token < len(SPECIAL) else f"[{token}]"
+    return SPECIAL[token][0] if token < len(SPECIAL) else texts.get(token, f"[{token}]")
 
 
-def tokenizer_keys(size: int) -> dict[str, Value]:
-    """The tokenizer's keys for a vocabulary of that many ids."""
+def tokenizer_keys(size: int, texts: Mapping[int, str] = MappingProxyType({})) -> dict[str, Value]:
+    """The tokenizer's keys for a vocabulary of that many ids, with these texts of plain ones."""
     if size < len(SPECIAL):
         msg = f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}"
         raise SpecError(msg)
-    plain = ((word(token), TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
+    plain = ((word(token, texts), TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
     words = (*SPECIAL, *plain)
     return {
         "tokenizer.ggml.model": text("llama"),

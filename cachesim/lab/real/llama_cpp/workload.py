@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.chat import VOCABULARY
 from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
 from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
@@ -71,8 +70,7 @@ def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
 
 def vocabulary_of(scenario: Scenario) -> Vocabulary:
     """The spans of a scenario, for the model that it names."""
-    known = VOCABULARY if scenario.model.preset else spec_of(scenario.model).vocabulary
-    return Vocabulary.of(scenario, vocabulary=scenario.model.vocabulary or known)
+    return Vocabulary.of(scenario, spec_of(scenario.model))
 
 
 def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
