@@ -14,6 +14,7 @@ from cachesim.engines.held import Held
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.recall import show_word
 from cachesim.model.trace import Fault, Traced
 from cachesim.play.result import (
     CLAIMS,
@@ -40,6 +41,7 @@ from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.labels import label_of
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.explain import Explanation, IdealCache, explain
+from cachesim.verify.leak import Leak, leak_of
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
 
@@ -328,6 +330,7 @@ class Evidence:
     reuse: Reuse | None = None
     account: Account | None = None
     fault: Fault | None = None
+    leak: Leak | None = None
 
 
 class Verifier:
@@ -339,6 +342,8 @@ class Verifier:
         self.oracle = oracle if oracle and shared else Oracle(session.network)
         self.trace = session.trace
         self.padding = session.engine.padding
+        self.recalls = session.recalls
+        self.show = show_word if session.recalls else str
         self.ideal = IdealCache()
         self.records: list[Record] = []
 
@@ -347,11 +352,16 @@ class Verifier:
         reply = record.reply
         if reply is None or record.step.do != "complete":
             return Evidence()
-        account = explain(reply, self.ideal, parts=record.parts, matched=record.matched)
+        account = explain(
+            reply, self.ideal, parts=record.parts, matched=record.matched, show=self.show
+        )
         due = account.ideal if account else Count(0)
         replies = (reply, *record.children)
         verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
         verdict = worst(verdicts)
+        leak = None
+        if self.recalls and verdict is not None and verdict.wrong is not None:
+            leak = leak_of(reply, self.oracle, [(each.name, each.tokens) for each in self.records])
         self.ideal.remember(reply)
         reported = None if account is None else self._account(account, verdict)
         self.records.append(record)
@@ -363,6 +373,7 @@ class Verifier:
             reuse=verdict.reuse,
             account=reported,
             fault=verdict.fault,
+            leak=leak,
         )
 
     def _account(self, account: Explanation, verdict: Verdict | None) -> Account:
@@ -512,13 +523,14 @@ def run_steps(
 ) -> tuple[Step, ...]:
     """The steps of a session in order; those that timed out are marked."""
     verifier = Verifier(session, oracle) if verify else None
-    done: list[tuple[Step, Record]] = []  # one list: an interruption comes between any two lines
+    # One list: an interruption comes between any two lines.
+    done: list[tuple[Step, Record, Leak | None]] = []
 
     def add(record: Record, evidence: Evidence) -> None:
         step = step_of(record, evidence)
         if watcher is not None:
             watcher.record_end(record)
-        done.append((step, record))
+        done.append((step, record, evidence.leak))
 
     try:
         with pace.limit() if pace else nullcontext():
@@ -530,7 +542,8 @@ def run_steps(
         pass
     for record in session.undone(len(done)):
         add(record, Evidence())
-    steps = with_statements([step for step, _ in done], [record for _, record in done])
+    leaks = [leak for _, _, leak in done] if session.recalls else None
+    steps = with_statements([step for step, *_ in done], [record for _, record, _ in done], leaks)
     scenario, profile = session.scenario, session.profile
     return tuple(
         replace(step, evidence=label_of(scenario, profile, step.name))

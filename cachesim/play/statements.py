@@ -4,14 +4,16 @@ Each statement is a claim about the run: its numbers come from the step's own va
 events of this step and of earlier ones, and from what the server held in between.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachesim.engines.events import Event
+from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
 from cachesim.units import Tokens
+from cachesim.verify.leak import Leak
 
 PLACES: Final[Mapping[str, str]] = {
     "recurrent": "the recurrent state",
@@ -26,6 +28,8 @@ class Past:
 
     steps: tuple[Step, ...]
     records: tuple[Record, ...]
+    recalls: bool = False  # the model recalls facts: tokens are words
+    leak: Leak | None = None  # of the step
 
     @property
     def earlier(self) -> tuple[Record, ...]:
@@ -42,9 +46,9 @@ class Past:
 # --- the first wrong token of an answer ----------------------------------------------------------
 
 
-def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
+def wrong_facts(step: Step, account: Account, past: Past) -> Iterator[Fact]:
     """Facts of the first wrong token, and of the memory behind it."""
-    wrong = account.wrong
+    wrong, show = account.wrong, show_word if past.recalls else str
     if wrong is not None:
         off = f"logits off by {wrong.difference:.2g}"
         number = wrong.step + 1
@@ -52,13 +56,13 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
             sentence = f"generated token {number}: same token, by chance; {off}"
         elif step.forced:
             sentence = (
-                f"reply token {number} was given; the server would say {wrong.token},"
-                f" a cold run {wrong.cold}; {off}"
+                f"reply token {number} was given; the server would say {show(wrong.token)},"
+                f" a cold run {show(wrong.cold)}; {off}"
             )
         else:
+            token = show(wrong.token) if past.recalls else f"token {wrong.token}"
             sentence = (
-                f"generated token {number}: token {wrong.token}, a cold run says {wrong.cold};"
-                f" {off}"
+                f"generated token {number}: {token}, a cold run says {show(wrong.cold)}; {off}"
             )
         yield Fact(
             word="wrong",
@@ -70,6 +74,9 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
                 "difference": float(wrong.difference),
             },
         )
+    if past.leak is not None:
+        leaked = {"text": past.leak.text, "cold": past.leak.cold, "steps": past.leak.requests}
+        yield Fact(word="leak", sentence=str(past.leak), fields=leaked)
     if account.fault is not None:
         fields = {
             "place": account.fault.place,
@@ -79,16 +86,24 @@ def wrong_facts(step: Step, account: Account) -> Iterator[Fact]:
             "expected": account.fault.expected,
             "comes_from": account.fault.comes_from,
         }
-        yield Fact(word="because", sentence=because(account.fault), fields=fields)
+        sentence = because(account.fault, show)
+        yield Fact(word="because", sentence=sentence, fields=fields)
 
 
-def because(fault: Culprit) -> str:
-    """The wrong memory in words: its correct prefix and the content behind it."""
+def because(fault: Culprit, show: Callable[[int], str] = str) -> str:
+    """The wrong memory in words: its correct prefix and the content behind it.
+
+    `show`: a token in a sentence.
+    """
     where = f"{PLACES[fault.place]} of layer {fault.layer}"
-    return f"{where} {_of_row(fault) if fault.place == 'recurrent' else _of_cell(fault)}"
+    holds, expected = (
+        "none" if token is None else show(token) for token in (fault.holds, fault.expected)
+    )
+    described = _of_row if fault.place == "recurrent" else _of_cell
+    return f"{where} {described(fault, holds, expected)}"
 
 
-def _of_cell(fault: Culprit) -> str:
+def _of_cell(fault: Culprit, holds: str, expected: str) -> str:
     """Sentence on a cell: surplus, missing, other, or out of order."""
     at, m, whose = f"at position {fault.position}", fault.matches, _whose(fault)
     if fault.expected is None and fault.holds is None:
@@ -97,21 +112,21 @@ def _of_cell(fault: Culprit) -> str:
         right = f"is right up to {m}, then " if m else ""
         return f"{right or 'has '}{_counted(fault.holds_tokens - m, fault)} too many{whose}"
     if fault.expected is None:
-        return f"holds a token too many {at}: {fault.holds}{whose}"
+        return f"holds a token too many {at}: {holds}{whose}"
     if fault.holds is None and m:
         missing = fault.expected_tokens - m
         return f"is right up to {m}, then {missing} token{'s'[: missing != 1]} missing"
     if fault.holds is None:
-        return f"holds nothing {at}, where token {fault.expected} belongs"
+        return f"holds nothing {at}, where token {expected} belongs"
     if fault.holds == fault.expected:
         return (
             f"holds the right token {at}{whose}, but computed after other tokens:"
             f" its history is right up to {m}"
         )
-    return f"holds token {fault.holds}{whose} {at}, where this request has {fault.expected}"
+    return f"holds token {holds}{whose} {at}, where this request has {expected}"
 
 
-def _of_row(fault: Culprit) -> str:
+def _of_row(fault: Culprit, holds: str, expected: str) -> str:
     m, whose = fault.matches, _whose(fault)
     more = fault.holds_tokens - fault.expected_tokens
     right = f"is right up to {m}, then " if m else ""
@@ -122,17 +137,17 @@ def _of_row(fault: Culprit) -> str:
         return f"{right or 'has '}{missing} token{'s'[: missing != 1]} missing"
     if fault.padding:
         padding = f"{fault.padding} padding token{'s'[: fault.padding != 1]}"
-        return f"{right or 'has '}{padding} where this request has {fault.expected}"
+        return f"{right or 'has '}{padding} where this request has {expected}"
     count = ""
     if more:
         kind = "more" if more > 0 else "fewer"
         count = f"; {abs(more)} token{'s'[: abs(more) != 1]} {kind} than it should"
     if not m:
-        text = f"has folded in token {fault.holds}{whose} at position 0, where this prompt has"
-        return f"{text} {fault.expected}{count}"
+        text = f"has folded in token {holds}{whose} at position 0, where this prompt has"
+        return f"{text} {expected}{count}"
     return (
-        f"is right up to {m}, then has folded in token {fault.holds}{whose}, where this request"
-        f" has {fault.expected}{count}"
+        f"is right up to {m}, then has folded in token {holds}{whose}, where this request"
+        f" has {expected}{count}"
     )
 
 
@@ -201,11 +216,21 @@ BROUGHT: Final = frozenset({"checkpoint-restored", "cache-entry-loaded", "prompt
 """Events that restored the memory of an answer."""
 
 
-def with_statements(steps: Sequence[Step], records: Sequence[Record]) -> tuple[Step, ...]:
-    """The steps of a run with verdicts and statements."""
+def with_statements(
+    steps: Sequence[Step], records: Sequence[Record], leaks: Sequence[Leak | None] | None = None
+) -> tuple[Step, ...]:
+    """The steps of a run with verdicts and statements.
+
+    `leaks`, of a model that recalls facts: one for each step; statements then show words.
+    """
     explained = []
     for index, (step, record) in enumerate(zip(steps, records, strict=True)):
-        past = Past(steps=tuple(steps[:index]), records=tuple(records))
+        past = Past(
+            steps=tuple(steps[:index]),
+            records=tuple(records),
+            recalls=leaks is not None,
+            leak=leaks[index] if leaks else None,
+        )
         facts = tuple(_facts(step, record, past))
         explained.append(replace(step, facts=facts, finding=_finding(step, facts, past)))
     return tuple(explained)
@@ -219,7 +244,7 @@ def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
         yield from _reuse(step, account)
         if account.ideal > account.equal:
             yield from _forgotten(account, record, past)
-        yield from wrong_facts(step, account)
+        yield from wrong_facts(step, account, past)
     yield from slipped(step, past)
 
 
@@ -404,8 +429,11 @@ def _title(step: Step, fate: Fate, facts: Sequence[Fact]) -> str:
         ideal=ideal,
         right=_right(step),
     )
-    wrong = next((each.sentence for each in facts if each.word == "wrong"), "")
-    return f"{title} {wrong[:1].upper()}{wrong[1:]}." if fate == "wrong" and wrong else title
+    if fate == "wrong":
+        for each in facts:
+            if each.word in {"wrong", "leak"}:
+                title += f" {each.sentence[:1].upper()}{each.sentence[1:]}."
+    return title
 
 
 def _right(step: Step) -> str:

@@ -8,7 +8,7 @@ only added up, and must come out.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -151,10 +151,11 @@ def explain(
     *,
     parts: Sequence[Part] = (),
     matched: Tokens | None = None,
+    show: Callable[[int], str] = str,
 ) -> Explanation | None:
     """Account for a reply's reuse, given what its server had computed before it.
 
-    `matched`: the tokens of the best match, where known.
+    `matched`: the tokens of the best match, where known. `show`: a token in a sentence.
 
     None for a refused request: nothing was reused or processed.
     """
@@ -172,7 +173,10 @@ def explain(
         losses=reply.losses,
         ideal=due,
         lost=Count(max(0, due - reply.cached)),
-        sentences=(_beginning(reply, ideal, divergence, matched), *map(sentence, reply.losses)),
+        sentences=(
+            _beginning(reply, ideal, divergence, matched, show),
+            *map(sentence, reply.losses),
+        ),
     )
 
 
@@ -230,7 +234,11 @@ def _divergence(
 
 
 def _beginning(
-    reply: Reply, ideal: IdealCache, first: Divergence | None, matched: Tokens | None
+    reply: Reply,
+    ideal: IdealCache,
+    first: Divergence | None,
+    matched: Tokens | None,
+    show: Callable[[int], str],
 ) -> str:
     count = len(reply.prompt)
     if first is None:
@@ -247,7 +255,8 @@ def _beginning(
     equal = f"{some} {held}"
     token = f"oken {first.index}" + (f" (in {first.within})" if first.within else "")
     if first.there is not None:
-        return f"{equal}. T{token} is {first.token} in the prompt, {first.there} in {held}."
+        one, other = show(first.token), show(first.there)
+        return f"{equal}. T{token} is {one} in the prompt, {other} in {held}."
     if ideal.common(reply.prompt, reply.strengths) <= reply.equal and not first.others:
         return f"{equal}. T{token} and all after it are new."
     if matched is not None:

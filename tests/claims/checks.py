@@ -4,11 +4,14 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
+
 from cachesim.engines.events import Event
+from cachesim.model import recall
 from cachesim.play.result import Fact, Step
 from cachesim.play.session import Record
 from cachesim.units import Tokens
@@ -77,10 +80,17 @@ def _fact(case: Case, fact: Fact) -> None:
     case.claim("judged", judge is not None, f"{fact.word}: {fact.sentence}")
     if judge is None:
         return
+    fact = replace(fact, sentence=re.sub(r'"([^" ]+)"', _number_of, fact.sentence))
     try:
         judge(case, fact)
     except AssertionError:
         case.claim("judged", False, f"{fact.word}, in words that no check knows: {fact.sentence}")
+
+
+def _number_of(quoted: re.Match[str]) -> str:
+    """The token of a word, for the checks, which compare tokens."""
+    known = quoted[1] in recall.WORDS
+    return str(recall.ASK + recall.WORDS.index(quoted[1])) if known else quoted[0]
 
 
 # --- small things, written again --------------------------------------------------------------
@@ -481,7 +491,7 @@ def _wrong(case: Case, fact: Fact) -> None:
     assert reply is not None
     network = case.played.oracle.network
     found = re.match(
-        r"(?:generated|reply) token (\d+)(?:: token (\d+), a cold run says (\d+)"
+        r"(?:generated|reply) token (\d+)(?:: (?:token )?(\d+), a cold run says (\d+)"
         r"|: same token, by chance| was given; the server would say (\d+), a cold run (\d+));",
         text,
     )
@@ -499,6 +509,29 @@ def _wrong(case: Case, fact: Fact) -> None:
         same = pair[0] == pair[1] if not said else tuple(said) == pair
         right |= at + 1 == int(found[1]) and same
     case.claim("wrong", right, text)
+
+
+def _leak(case: Case, fact: Fact) -> None:
+    """The value, the cold reply, and the requests whose tokens have it, at any generated token."""
+    found = re.fullmatch(
+        r"the reply is (\S+), which only steps? (.*) contained; a cold run replies (\S+)",
+        fact.sentence,
+    )
+    assert found, fact.sentence
+    reply = case.record.reply
+    assert reply is not None
+    cold = case.played.oracle.logits(reply.prompt, reply.generated, reply.strengths)
+    right = False
+    for at, (row, other) in enumerate(zip(reply.logits, cold, strict=True)):
+        token, text = int(np.argmax(row)), (*reply.prompt, *reply.generated[:at])
+        earlier = case.played.records[: case.index]
+        names = [e.name for e in earlier if e.reply and token in (*e.prompt, *e.reply.generated)]
+        words = [recall.text_of([each]) for each in (token, int(np.argmax(other)))]
+        right |= words == [found[1], found[3]] and token not in text
+        case.claim("leak", not right or " and ".join(names) == found[2], fact.sentence)
+        if right:
+            break
+    case.claim("leak", right, fact.sentence)
 
 
 def _because(case: Case, fact: Fact) -> None:
@@ -618,6 +651,7 @@ CHECKS: Final[Mapping[str, Callable[[Case, Fact], None]]] = {
     "gone": _gone,
     "together": _together,
     "wrong": _wrong,
+    "leak": _leak,
     "because": _because,
     "restored": _restored,
     "kept by": _kept,

@@ -6,6 +6,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from cachesim.engines.family import Profile
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.trace import Fault
 from cachesim.play import session as sessions
 from cachesim.play.result import Run, Step
@@ -13,6 +14,7 @@ from cachesim.play.runner import Verifier, step_of
 from cachesim.play.session import Record, Session
 from cachesim.play.statements import side_by_side, with_statements
 from cachesim.scenario import full_profile
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 from cachesim.units import Tokens
@@ -56,22 +58,28 @@ class Played:
         )
 
 
+def arithmetic_for(scenario: Scenario) -> ArithmeticName:
+    """Float where replies are words, else ring."""
+    return "float" if spec_of(scenario.model).recall else "ring"
+
+
 def play(scenario: Scenario, profile: Profile) -> Played:
-    """Play a scenario in ring arithmetic, traced."""
+    """Play a scenario in ring arithmetic, traced; in float where the model recalls facts."""
     with patch.object(sessions, "Traced", Watched):
-        session = Session(scenario, profile, arithmetic="ring", traced=True)
+        session = Session(scenario, profile, arithmetic=arithmetic_for(scenario), traced=True)
     oracle = Oracle(session.network)
     verifier = Verifier(session, oracle)
-    records, steps, faults = [], [], []
+    records, steps, faults, leaks = [], [], [], []
     for record in session.run():
         evidence = verifier.judge(record)
         records.append(record)
         steps.append(step_of(record, evidence))
         faults.append(evidence.fault)
+        leaks.append(evidence.leak)
     return Played(
         scenario=scenario.name,
         profile=str(profile),
-        steps=with_statements(steps, records),
+        steps=with_statements(steps, records, leaks if session.recalls else None),
         records=tuple(records),
         faults=tuple(faults),
         oracle=oracle,

@@ -116,7 +116,7 @@ def test_a_kind_of_statement_without_a_check_is_false(monkeypatch: pytest.Monkey
 
 
 def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "because", lambda _: "the recurrent state of layer 0 is odd")
+    monkeypatch.setattr(statements, "because", lambda *_: "the recurrent state of layer 0 is odd")
 
     found = claims_of(THREE).false
 
@@ -276,6 +276,7 @@ KINDS: Final = {
     "gone": "llama.cpp-22083-two-chats",
     "together": "vllm-29387-same-step",
     "wrong": THREE,
+    "leak": "llama.cpp-leaked-code",
     "because": THREE,
     "restored": THREE,
     "kept by": THREE,

@@ -16,6 +16,7 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
+from cachesim.lab.real.hunt.report import commands
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
     PlayDrawn,
@@ -187,6 +188,7 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             environment_for=environment_for,
             play=play_scenario,
             heads=("cached", "processed", "simulated", "answer", "real answer", "noise"),
+            shell=commands,
         ).play_named(flags.scenario, flags.release)
     release = flags.release or USUAL
     return (

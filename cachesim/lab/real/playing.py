@@ -36,6 +36,7 @@ class StepPlayed:
     confirmed: bool | None  # a wrong answer, or an end as simulated; None: nothing was proven
     cells: tuple[str, ...] = ()  # of its row in a table, behind the prompt
     proof: Any = None  # of the real answer, where there is one
+    words: str = ""  # the replies as text, where a model that recalls facts answers wrongly
 
 
 def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "") -> tuple[str, ...]:
@@ -65,6 +66,7 @@ class Stage:
     environment_for: Callable[[str], Environment]
     play: Callable[[Scenario, str], Sequence[StepPlayed]]
     heads: tuple[str, ...]
+    shell: Callable[[Scenario, str, int], Iterable[str]] | None = None  # a wrong step, as curl
 
     def play_named(self, name: str, release: str = "") -> int:
         """Play a named scenario on one release, or on each of its releases; the exit status."""
@@ -79,8 +81,20 @@ class Stage:
                 return not_compared(error)
             steps = self.play(scenario, release)
             console().print(self._table(scenario.name, release, steps))
+            self._show_words(scenario, release, steps)
             agree = agree and all(step.agrees for step in steps)
         return 0 if agree else 1
+
+    def _show_words(self, scenario: Scenario, release: str, steps: Sequence[StepPlayed]) -> None:
+        out, wrong = console(), None
+        for number, step in enumerate(steps):
+            if step.words:
+                wrong = number if wrong is None else wrong
+                out.print(step.words, markup=False, highlight=False)
+        if wrong is not None and self.shell is not None:
+            out.print("\nThe same on llama-servers of your own; the second one stays cold:\n")
+            for line in self.shell(scenario, release, wrong):
+                out.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _table(self, name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
         title = f"{name} on {self.family.name} {release}"

@@ -20,12 +20,14 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import preset
+from cachesim.model.recall import leaked_from, text_of
 from cachesim.play.bisect import Play, Played, Seen
 from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
+from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
 
@@ -56,6 +58,7 @@ class Proof:
     distance: float
     token: int  # the generated token before which it is so far
     noise: float  # between two cold answers
+    cold: Tokens = ()  # the reply of the cold server
 
     @property
     def wrong(self) -> bool:
@@ -113,7 +116,7 @@ def proven(
         return None
     distance, token = divergence_of(answer, cold)
     noise, _ = divergence_of(again, cold) if again.top else (0.0, 0)
-    return Proof(distance=distance, token=token, noise=noise)
+    return Proof(distance=distance, token=token, noise=noise, cold=cold.reply)
 
 
 def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
@@ -224,14 +227,39 @@ def play_scenario(
         else:
             return tuple(step_played(each, expected=each.expected) for each in played)
         options = scenario.engine.options
-        return tuple(
+        steps = [
             step_played(
                 each,
                 proven(twin.step, twin.real, options, real, model, strengths=twin.strengths),
                 twin.expected,
             )
             for each, twin in zip(played, answers, strict=True)
-        )
+        ]
+        if spec_of(scenario.model).recall:
+            steps = [
+                replace(step, words=_in_words(step, played[:number]))
+                for number, step in enumerate(steps, 1)
+            ]
+        return tuple(steps)
+
+
+def _in_words(step: StepPlayed, played: Sequence[Answered]) -> str:
+    """The wrong reply of the last step as text, beside that of a fresh server."""
+    if step.proof is None or not step.proof.wrong:
+        return ""
+    *earlier, answered = played
+    at = step.proof.token
+    reply, cold = answered.real.reply, step.proof.cold
+    text = (
+        f'{step.name}: the real server replied "{text_of(reply)}", a fresh one replies'
+        f' "{text_of(cold)}".'
+    )
+    if reply[at : at + 1] == cold[at : at + 1] or not reply[at:]:
+        return text
+    written = [(each.step.name, (*each.step.ids, *each.real.reply)) for each in earlier]
+    if names := leaked_from(reply[at], (*answered.step.ids, *reply[:at]), written):
+        text += f" Only {' and '.join(names)} contained {text_of(reply[at : at + 1])}."
+    return text
 
 
 def _with_flags(scenario: Scenario, times: int) -> Scenario:
