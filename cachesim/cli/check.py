@@ -31,7 +31,7 @@ from cachesim.lab.real.hunt.proof import proof_command, prover_of
 from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.model.presets import PRESETS
+from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
@@ -40,6 +40,7 @@ from cachesim.testing.search import (
     EXERCISED,
     Comparison,
     Counterexample,
+    Kind,
     Report,
     Side,
     compare,
@@ -132,8 +133,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be played."""
         _refuse_no_profile(self.profiles)
-        if self.model not in PRESETS:
-            msg = f"there is no preset {self.model!r}; there are {', '.join(PRESETS)}"
+        if self.model not in ALL_PRESETS:
+            msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
             raise InputError(msg)
         for unknown in sorted(self.require - set(WORDS)):
             msg = f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}"
@@ -216,7 +217,7 @@ def print_search(report: Report, plan: Plan) -> int:
 
 def print_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
     """Print each cause with its count and its smallest workload."""
-    report, nothing = found.report, "lost" if plan.find == "lost" else "wrong"
+    report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
     lines = _played(report)
     causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
     lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
@@ -356,7 +357,8 @@ def check_command(
     find: Annotated[
         Find,
         Parameter(
-            help="wrong: wrong answers and crashes; lost: reuse lost although states were there."
+            help="wrong: wrong answers and crashes; lost: reuse lost although states were there;"
+            " leak: replies with a value that only other requests contained, on a recall preset."
         ),
     ] = "wrong",
     everything: Annotated[
@@ -378,9 +380,16 @@ def check_command(
     """
     page, printed = page_at(report), list[RenderableType]()
     chosen = tuple(map(Profile.parse, (*profiles, *(profile or ()))))
-    for unknown in sorted(set(model or ()) - set(PRESETS)):
-        msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
+    for unknown in sorted(set(model or ()) - set(PRESETS if prove else ALL_PRESETS)):
+        msg = f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}"
         raise InputError(msg)
+    if find == "leak":
+        model, arithmetic = model or ["recall-hybrid-delta"], "float"
+        for other in sorted(set(model) - set(RECALL)):
+            msg = (
+                f"--find leak needs a model that recalls facts, not {other!r}: {', '.join(RECALL)}"
+            )
+            raise InputError(msg)
     if prove:
         refused = {
             "--against": against,
@@ -406,7 +415,7 @@ def check_command(
             minutes=minutes,
             seed=seed,
             arithmetic=arithmetic,
-            shape=shape_for(settings or (), goes_on=everything or find == "lost"),
+            shape=shape_for(settings or (), goes_on=everything or find != "wrong"),
             jobs=workers_for(jobs),
             emit=emit,
             require=frozenset(require or ()),
@@ -489,7 +498,8 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
             advance(report.workloads, report.requests)
             return budget.left()
 
-        report = search_with(profile, plan.model, **plan.how, going=going)
+        only: Kind | None = "leak" if plan.find == "leak" else None
+        report = search_with(profile, plan.model, **plan.how, only=only, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
     return print_search(report, plan)

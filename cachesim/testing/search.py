@@ -13,9 +13,11 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import preset
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
-from cachesim.scenario.checks import COMPANIONS
+from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
+from cachesim.testing.facts import neighbours, with_facts
 from cachesim.testing.workloads import (
     DEFAULT,
     FIRST_WORD,
@@ -25,6 +27,8 @@ from cachesim.testing.workloads import (
     turn_of,
     words_of,
 )
+from cachesim.units import Tokens
+from cachesim.verify.leak import leak_of
 from cachesim.verify.oracle import Oracle, Oracles
 from cachesim.verify.verdict import judge
 
@@ -222,7 +226,7 @@ def _changed_together(
 
 def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
     """Renumber tokens in the order of their first occurrence; equal ones stay equal."""
-    if any(step.messages for step in scenario.step):
+    if any(step.messages for step in scenario.step) or spec_of(scenario.model).recall:
         return
     names: dict[int, int] = {}
     for step in scenario.step:
@@ -262,7 +266,7 @@ def _with_steps(scenario: Scenario, steps: tuple[Step, ...]) -> Scenario:
     return replace(scenario, step=steps)
 
 
-Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash", "lost reuse"]
+Kind: TypeAlias = Literal["wrong answer", "leak", "broken invariant", "crash", "lost reuse"]
 
 EXERCISED: Final = (
     "restore",
@@ -301,6 +305,7 @@ class Trial:
     cached: list[int | None] = field(default_factory=list)
     wrong: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
+    texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
 
     @property
     def finding(self) -> Finding | None:
@@ -316,19 +321,22 @@ def play(
     stop_early: bool = True,
     oracles: Oracles | None = None,
     thin: bool = False,
+    only: Kind | None = None,
 ) -> Trial:
-    """Play a workload; by default its first failure ends it.
+    """Play a workload; by default its first failure ends it, with `only` that of one kind.
 
     Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
     With `thin` the network has one layer of each kind that the model has.
     """
     trial = Trial()
     session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
+    if session.recalls:
+        trial.texts = []
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
             finding = _finding_of(record, oracle, trial)
-            if finding is not None:
+            if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
                     break
@@ -359,10 +367,17 @@ def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
         detail = f"{reply.equal} equal, {reply.cached} cached, the rules explain {explained}"
         return Finding(kind="broken invariant", step=step, detail=detail)
     verdict = judge(reply, oracle)
+    leak = None
+    if trial.texts is not None:
+        if verdict is not None and verdict.wrong is not None:
+            leak = leak_of(reply, oracle, trial.texts)
+        trial.texts.append((record.name, record.tokens))
     if verdict is None or verdict.answer in {"same", "by-design"}:
         trial.exercised["by design"] += verdict is not None and verdict.answer == "by-design"
         return None
     trial.wrong += 1
+    if leak is not None:
+        return Finding(kind="leak", step=step, detail=str(leak))
     off = f"logits off by {verdict.max_difference:.3g}"
     detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
     return Finding(kind="wrong answer", step=step, detail=detail)
@@ -450,7 +465,11 @@ def workloads(
     """The workloads of a seed from an index on, without end."""
     for number in count(first):
         draws = Seeded(f"{profile.engine} {model} {seed} {number}")
-        yield draw_workload(draws, profile, model, shape, name=f"{model}-{seed}-{number}")
+        drawn = draw_workload(draws, profile, model, shape, name=f"{model}-{seed}-{number}")
+        if preset(model).recall:
+            steps = neighbours(draws) if number % 2 else drawn.step
+            drawn = replace(drawn, step=tuple(with_facts(steps, draws)))
+        yield drawn
 
 
 def search(
@@ -462,6 +481,7 @@ def search(
     first: int = 0,
     arithmetic: ArithmeticName = "ring",
     shape: Shape = DEFAULT,
+    only: Kind | None = None,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Play workloads until one fails, all are played, or `stop` is true."""
@@ -470,7 +490,7 @@ def search(
     for number, scenario in enumerate(drawn, first):
         if not going(report):
             break
-        trial = trial_of(number, scenario, profile, arithmetic=arithmetic)
+        trial = trial_of(number, scenario, profile, arithmetic=arithmetic, only=only)
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
@@ -486,14 +506,26 @@ def trial_of(
     arithmetic: ArithmeticName,
     stop_early: bool = True,
     oracles: Oracles | None = None,
+    only: Kind | None = None,
 ) -> Trial:
     """Play a workload on one layer of each kind; findings are confirmed on all layers.
 
     A cache takes the same decisions for more layers of a kind, which only make the network slow.
-    The replies of a workload are given, so the network does not affect its later steps.
+    The replies of a workload are given, so the network does not affect its later steps. A leak
+    needs a wrong answer, which ring arithmetic shows sooner.
     """
+    if only == "leak":
+        trial = play(scenario, profile, arithmetic="ring")
+        if trial.finding is None:
+            return trial
     played = partial(
-        play, scenario, profile, arithmetic=arithmetic, stop_early=stop_early, oracles=oracles
+        play,
+        scenario,
+        profile,
+        arithmetic=arithmetic,
+        stop_early=stop_early,
+        oracles=oracles,
+        only=only,
     )
     if number % WHOLE and not weighs(scenario, profile):
         trial = played(thin=True)
@@ -523,16 +555,17 @@ def reduced(
 ) -> Counterexample:
     """The smallest workload found with the same kind of failure."""
     oracles = Oracles()
+    only: Kind | None = "leak" if finding.kind == "leak" else None
 
     def shows(candidate: Scenario) -> bool:
         try:
-            trial = play(candidate, profile, arithmetic=arithmetic, oracles=oracles)
+            trial = play(candidate, profile, arithmetic=arithmetic, oracles=oracles, only=only)
         except InputError:  # what was simplified no longer fits together
             return False
         return finding.same_kind(trial.finding)
 
     smallest = shrink(scenario, shows)
-    whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False)
+    whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False, only=only)
     return Counterexample(
         number=number,
         finding=whole.finding or finding,

@@ -42,7 +42,7 @@ from cachesim.testing.search import (
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
 
-Find: TypeAlias = Literal["wrong", "lost"]
+Find: TypeAlias = Literal["wrong", "lost", "leak"]
 
 TRIALS: Final = 400
 """Most simplifications tried for each cause."""
@@ -128,10 +128,16 @@ def survey(
         if not going(found.report):
             break
         trial = trial_of(
-            number, scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles
+            number,
+            scenario,
+            profile,
+            arithmetic=arithmetic,
+            stop_early=False,
+            oracles=oracles,
+            only=_only(find),
         )
         found.report.add(scenario, trial)
-        if find == "wrong" and trial.finding is None:
+        if find != "lost" and trial.finding is None:
             continue
         shown = causes(scenario, profile, arithmetic, find, trial=trial, oracles=oracles)
         for cause, (step, detail) in shown.items():
@@ -140,10 +146,25 @@ def survey(
     return found
 
 
+def _only(find: Find) -> Kind | None:
+    return "leak" if find == "leak" else None
+
+
 def _played(
-    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName, oracles: Oracles
+    scenario: Scenario,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+    oracles: Oracles,
+    find: Find = "wrong",
 ) -> Trial:
-    return play(scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles)
+    return play(
+        scenario,
+        profile,
+        arithmetic=arithmetic,
+        stop_early=False,
+        oracles=oracles,
+        only=_only(find),
+    )
 
 
 def causes(
@@ -161,13 +182,13 @@ def causes(
     """
     found: dict[Cause, tuple[int, str]] = {}
     oracles = oracles or Oracles()
-    trial = trial or _played(scenario, profile, arithmetic, oracles)
+    trial = trial or _played(scenario, profile, arithmetic, oracles, find)
     if trial.finding is not None and trial.finding.kind == "broken invariant":
-        if find == "wrong":
+        if find != "lost":
             broken = Cause("broken invariant", (_unnumbered(trial.finding.detail),))
             found[broken] = (trial.finding.step, trial.finding.detail)
         return found
-    if find == "wrong":
+    if find != "lost":
         shown = _wrong(trial, scenario, profile, arithmetic, oracles)
     else:
         shown = _lost(run(scenario, profile, arithmetic=arithmetic), scenario)
@@ -191,17 +212,17 @@ def _wrong(
             yield Cause("crash", (_unnumbered(each.detail),)), each.step, each.detail
         elif cures.get(each.step):
             for patch in cures[each.step]:
-                cause = Cause("wrong answer", (patch.cures,), patch.name)
+                cause = Cause(each.kind, (patch.cures,), patch.name)
                 yield cause, each.step, each.detail
         else:
             played = played or run(scenario, profile, arithmetic=arithmetic)
             if not _inherited(played, each.step):
                 marks = tuple(_marks(played, scenario, each.step))
-                yield Cause("wrong answer", marks), each.step, each.detail
+                yield Cause(each.kind, marks), each.step, each.detail
 
 
 def _wrong_steps(trial: Trial) -> frozenset[int]:
-    return frozenset(each.step for each in trial.findings if each.kind == "wrong answer")
+    return frozenset(each.step for each in trial.findings if each.kind in {"wrong answer", "leak"})
 
 
 def cured_by(
@@ -345,8 +366,8 @@ def made_small(
         try:
             if not fits(candidate):
                 return False
-            trial = _played(candidate, profile, arithmetic, oracles)
-            if find == "wrong" and trial.finding is None:
+            trial = _played(candidate, profile, arithmetic, oracles, find)
+            if find != "lost" and trial.finding is None:
                 return False
             return cause in causes(
                 candidate, profile, arithmetic, find, trial=trial, oracles=oracles
@@ -357,7 +378,7 @@ def made_small(
     smallest = shrink(sighting.scenario, shows, trials=trials or TRIALS)
     step, detail = causes(smallest, profile, arithmetic, find)[cause]
     about = f"Found by search on {profile}: {cause}; {detail}."
-    expected: dict[str, Any] = {"expect": (Expect(answer="same"),)} if find == "wrong" else {}
+    expected: dict[str, Any] = {"expect": (Expect(answer="same"),)} if find != "lost" else {}
     return Counterexample(
         number=sighting.number,
         finding=Finding(kind=cause.kind, step=step, detail=detail),

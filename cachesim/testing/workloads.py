@@ -276,7 +276,10 @@ def draw_workload(
         shape = _inside(shape, corner)
     options |= shape.fixed
     slots = options.get("parallel", 1)
-    drafting = options.get(family.draft_flag, "none") != "none"
+    recalls = preset(model).recall
+    drafting = options.get(family.draft_flag, "none") != "none" and not recalls
+    if recalls:
+        shape = replace(shape, chats=False)
     if drafting:
         shape = replace(shape, replies=2 * shape.replies)
     speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
