@@ -18,7 +18,6 @@ from cachesim.model import recall
 from cachesim.scenario.format import Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, Draws
 
-
 LENGTHS: Final = ((1, 8), (1, 8), (9, 60), (61, 700))
 """Ranges of the number of new tokens of a request."""
 
