@@ -358,7 +358,7 @@ def check_command(
         Find,
         Parameter(
             help="wrong: wrong answers and crashes; lost: reuse lost although states were there;"
-            " leak: replies with a value that only other requests contained, on a recall preset."
+            " leak: values of other requests in a reply, on a recall preset."
         ),
     ] = "wrong",
     everything: Annotated[
