@@ -82,6 +82,7 @@ UNUSED_NUMPY: Final = (
 """Packages of NumPy that load on first use, and are not used."""
 
 OPENINGS: Final = (
+    ("Two codes", "llama.cpp-two-codes", "b11549"),
     ("Three requests", "llama.cpp-three-requests", "b11549"),
     ("A lost conversation", "llama.cpp-24143-load-consumes-entry", "b9538"),
     ("A window one key short", "llama.cpp-window-erodes-by-a-key", "b11549"),

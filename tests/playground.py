@@ -79,11 +79,28 @@ def wait(tab: Any, condition: str = f"{RESULT} !== null") -> None:
     tab.wait_for_function(condition, timeout=SLOW)
 
 
-def played(tab: Any) -> None:
-    """The story of three requests, its bytes, what follows from a drag, every opening, the link."""
+def recalled(tab: Any) -> None:
+    """The first opening: a value of another conversation, which the reader may replace."""
     wait(tab)
     wait(tab, "!window.playground.kept()")
     say("the first run is shown, and replaced by the browser's own")
+    holds("The reply is 7413, which only step a-asks" in text(tab, "#verdict"), "no leak")
+    holds("7413" in tab.locator("#story").text_content(), "no words in the picture")
+    words = tab.get_by_label("words of code-a", exact=True)
+    words.fill("7460 . code")
+    words.press("Tab")
+    wait(tab, "document.getElementById('verdict').textContent.includes('The reply is 7460')")
+    words.fill("secret . code")
+    words.press("Tab")
+    wait(tab, "document.querySelector('.problem') !== null")
+    holds("'secret' is not among the words" in text(tab, ".problem"), text(tab, ".problem"))
+    say("a conversation gets the value that stands in the other one")
+
+
+def played(tab: Any) -> None:
+    """The story of three requests, its bytes, what follows from a drag, every opening, the link."""
+    tab.get_by_role("button", name="Three requests").click()
+    wait(tab)
     holds("Step C gets a wrong answer" in text(tab, "#verdict"), text(tab, "#verdict"))
     holds("has folded in token" in text(tab, "#cause"), text(tab, "#cause"))
     holds("restored from 1[0..0] of A" in tab.locator("#story").text_content(), "no arrow")
@@ -115,6 +132,7 @@ def played(tab: Any) -> None:
         ("A lost conversation", "lost"),
         ("A window one key short", "wrong"),
         ("Two agents on one slot", "lost"),
+        ("Two codes", "wrong"),
         ("Three requests", "wrong"),
     ):
         before = tab.evaluate(f"{RESULT}.json.slice(0, 120)")
@@ -409,6 +427,7 @@ def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int,
             tab.context.on("request", lambda request: asked.append(request.url))
             tab.on("pageerror", lambda error: asked.append(f"error: {error}"))
             tab.goto(address)
+            recalled(tab)
             played(tab)
             stepped(tab)
             heard(tab)

@@ -60,7 +60,7 @@ def test_the_long_description_points_at_nothing_that_an_index_does_not_have() ->
     pointed = re.findall(r"\]\(([^)]*)\)", text)
 
     assert [] == [each for each in pointed if not each.startswith("https://")]
-    assert "docs/images/three-requests.svg" in README
+    assert "docs/images/two-codes.svg" in README
     assert "[CONTRIBUTING.md]" not in text
     assert "CONTRIBUTING.md explains" in text
 

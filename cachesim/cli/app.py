@@ -21,11 +21,11 @@ from cachesim.report.consoles import results
 INTRODUCTION: Final = """\
 cachesim checks whether an LLM server's cached answer matches a cold recompute.
 
-  cachesim run llama.cpp-three-requests            tokens reused; right answers?
-  cachesim run llama.cpp-three-requests --explain  the same, step by step
-  cachesim why server.log                          why was a prompt reprocessed?
-  cachesim list                                    the shipped scenarios
-  cachesim --help                                  every command"""
+  cachesim run llama.cpp-two-codes            tokens reused; right answers?
+  cachesim run llama.cpp-two-codes --explain  the same, step by step
+  cachesim why server.log                     why was a prompt reprocessed?
+  cachesim list                               the shipped scenarios
+  cachesim --help                             every command"""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": (

@@ -174,6 +174,7 @@ class RunDetail:
     model: Annotated[str, "The preset, or the layers."]
     options: Annotated[Mapping[str, Any], "The server's flags."]
     toml: Annotated[str, "The scenario as a file."]
+    words: Annotated[bool, "Whether the model recalls facts: its tokens are words."]
     states: Annotated[tuple[State, ...], "Every moment unlike all before it."]
 
 

@@ -128,6 +128,7 @@ class Watcher:
             model=scenario.model.preset or " ".join(scenario.model.layers or ()),
             options=dict(scenario.engine.options),
             toml=to_toml(scenario),
+            words=self.session.recalls,
             states=states_of(islice(seen, self._whole()[1]), origins),
         )
 

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.held import BlockHeld
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.model.recall import STOP, text_of
 from cachesim.play.result import Run, Step
 from cachesim.play.states import (
     CellPart,
@@ -296,6 +297,7 @@ def _cut_bar(bar: Bar, first: int, end: int, kind: BarKind) -> Bar:
         end=bar.start + end,
         kind=kind,
         tokens=bar.tokens[first:end],
+        words=bar.words[first:end],
         colours=tuple(colours),
     )
 
@@ -584,7 +586,7 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
         state = _state_after(run, index)
         if state is None:
             continue
-        headings.append((len(rows), _heading(step)))
+        headings.append((len(rows), _heading(step, words=texts_of(run).words)))
         mine = [row for row in moment(run, index, state).rows if kinds is None or row.kind in kinds]
         found = _arrow(run, index, rows, headings, mine)
         if found is not None:
@@ -608,15 +610,35 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
     )
 
 
+def clip(row: Row, positions: int) -> Row:
+    """The first positions of a row; its label has the number of tokens."""
+    end = max((bar.end for bar in row.bars), default=0)
+    if end <= positions:
+        return row
+    bars = (
+        _cut_bar(bar, 0, min(bar.end, positions) - bar.start, bar.kind)
+        for bar in row.bars
+        if bar.start < positions
+    )
+    return replace(row, bars=tuple(bars), label=f"{row.label}, {positions} of {end} tokens")
+
+
 def _parts(headings: Sequence[tuple[int, str]], end: int) -> Iterator[tuple[str, int, int]]:
     for (first, words), (last, _) in pairwise((*headings, (end, ""))):
         yield words, first, last
 
 
-def _heading(step: Step) -> str:
+def _heading(step: Step, *, words: bool) -> str:
     if step.error is not None or step.cached is None:
         return f"{step.name}: {step.error or step.do}"
     answer = {"diverged": "answer WRONG", None: "not compared"}.get(step.answer, "answer right")
+    row = None if step.detail is None or not words else next(iter(step.detail.logits), None)
+    if row is not None and row.cached != STOP:
+        reply = text_of((row.cached,))
+        right = "right" if step.answer == "same" else answer
+        answer = f"reply {reply}, {right}"
+        if row.cached != row.cold:
+            answer = f"reply {reply} is WRONG, a cold run replies {text_of((row.cold,))}"
     return f"{step.name}: {step.prompt_tokens} tokens, {step.cached} cached, {answer}"
 
 
@@ -630,6 +652,10 @@ def _state_after(run: Run, index: int) -> State | None:
 
 BESIDE: Final = 7
 """Hundredths of the width kept free behind a node for its mark."""
+
+
+MOST_WORDS: Final = 24
+"""Positions up to which words are drawn; beside shorter requests, a longer one is clipped."""
 
 
 def positions_of(run: Run) -> int:
@@ -648,7 +674,10 @@ def positions_of(run: Run) -> int:
             end = node.start + sum(map(size_of, node.tokens))
             longest += [end + (BESIDE * end + 99) // 100, held]
             longest.append(sum(map(size_of, node.folded or ())))
-    return max(longest, default=1) or 1
+    whole = max(longest, default=1) or 1
+    if texts_of(run).words and whole > MOST_WORDS:
+        return 1 + max((each for each in longest if each < MOST_WORDS), default=whole - 1)
+    return whole
 
 
 # --- arrows and words ------------------------------------------------------------------------

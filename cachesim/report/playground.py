@@ -195,7 +195,7 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
     if not (
         fits
         and "preset" in model
-        and all(isinstance(each, int) for each in spans.values())
+        and all(isinstance(each, int | str) for each in spans.values())
         and all(isinstance(each.get("prompt"), str) for each in steps)
         and all(isinstance(each, str | int | float) for each in options.values())
     ):

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from html import escape
 from typing import Final
 
-from cachesim.report.picture import Arrow, Branch, Kind, Picture, Row
+from cachesim.report.picture import Arrow, Branch, Kind, Picture, Row, clip
 from cachesim.report.texts import Bar, BarKind
 
 LINE: Final = 34
@@ -109,6 +109,8 @@ SCREENS: Final = {"onphone": 340, "onwide": 700}
 """Widths of a picture in pixels on a phone and on a wide screen."""
 LETTER: Final = 6.5
 """Pixels of a letter."""
+SHORTEST: Final = 4
+"""Letters of a word that is shortened."""
 
 _LIGHT: Final = (
     "#f6b26b",
@@ -209,6 +211,7 @@ def hatches(uid: str) -> str:
 
 def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None = None) -> str:
     """A row from its top: the label, the rail, the bars."""
+    row = clip(row, wide)
     note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
     middle = LABEL + HIGH // 2
     parts = [f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>']
@@ -265,19 +268,28 @@ def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str
 def _words(
     bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
 ) -> Iterator[str]:
-    """A letter for each token, or the bar's text: inside, behind, or shortened."""
+    """A letter or a word for each token, or the bar's text: inside, behind, or shortened."""
     tone = " t tg" if bar.kind in HATCHED else ""
     size = bar.end - bar.start
-    if letter is not None and len(bar.tokens) == size and size:
-        for i, token in enumerate(bar.tokens):
-            x = f"{100 * (i + 0.5) / size:.4g}%"
-            yield f'<text class="m{tone}" x="{x}" y="12">{escape(letter(token))}</text>'
-        return
+    texts = bar.words or (() if letter is None else tuple(map(letter, bar.tokens)))
+    least = SHORTEST * LETTER if bar.words else 0
+    narrow = {
+        screen
+        for screen, pixels in SCREENS.items()
+        if len(texts) != max(size, 1) or pixels / wide < least
+    }
+    only = f" {min(set(SCREENS) - narrow)}" if len(narrow) == 1 else ""
+    for i, text in enumerate(texts if len(narrow) < len(SCREENS) else []):
+        x = f"{100 * (i + 0.5) / size:.4g}%"
+        fits = int((SCREENS["onwide"] / wide - 2) / LETTER)
+        shown = text if len(text) <= max(fits, 1) else f"{text[: fits - 1]}…"
+        yield f'<text class="m{tone}{only}" x="{x}" y="12">{escape(shown)}</text>'
     found = {
         screen: _fitting(bar.text, pixels * size / wide, pixels * (room - size) / wide - gap)
         for screen, pixels in SCREENS.items()
+        if screen in narrow
     }
-    alike = len(set(found.values())) == 1
+    alike = len(narrow) == len(SCREENS) and len(set(found.values())) == 1
     for screen, (text, inside) in found.items():
         if text and not (alike and screen == "onwide"):
             only = "" if alike else f" {screen}"

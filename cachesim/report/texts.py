@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.model.recall import text_of
 from cachesim.play.result import PromptPart, Run, Step
 from cachesim.play.states import Piece, size_of
 
@@ -26,6 +27,7 @@ class Bar:
     text: str
     tip: str
     tokens: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()  # of the tokens, where the model's tokens are words
     colours: tuple[tuple[int, int], ...] = ()  # lengths in a row, each of one text
 
 
@@ -35,6 +37,7 @@ class Texts:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.steps = run.steps
+        self.words = run.detail is not None and run.detail.words
         self._colours = _colours(run.steps)
 
     def tokens(self, piece: Piece) -> tuple[int, ...]:
@@ -86,7 +89,9 @@ class Texts:
         name = self.name(piece)
         where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
         more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-        tokens = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
+        words = tuple(text_of((token,)) for token in ids) if self.words else ()
+        some = " ".join(words[:MOST_IDS] or map(str, ids[:MOST_IDS]))
+        tokens = f"; tokens {some}{more}" if ids else ""
         return Bar(
             start=start,
             end=start + count,
@@ -95,6 +100,7 @@ class Texts:
             text=name,
             tip=f"{where}, {name}{also}{tokens}",
             tokens=ids,
+            words=words,
             colours=self.colours(piece),
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from cachesim.engines.chat import FIRST_WORD, THINK_MARKS, ByteTokenizer, Message
+from cachesim.errors import ScenarioError, SpecError
 from cachesim.model import recall
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
@@ -242,7 +243,7 @@ def draw_spans(
     found: dict[str, Tokens] = {}
     for name, value in spans.items():
         if isinstance(value, str):
-            found[name] = as_tokens(recall.encode(value)) if recalls else tokenizer.encode(value)
+            found[name] = _words(name, value) if recalls else tokenizer.encode(value)
         elif isinstance(value, int):
             tokens = drawn(seed, name, value, plain.start, plain.stop)
             tokens[0] = _free(tokens[0], firsts, plain)
@@ -251,6 +252,14 @@ def draw_spans(
         else:
             found[name] = tuple(map(Token, value))
     return found
+
+
+def _words(span: str, text: str) -> Tokens:
+    try:
+        return as_tokens(recall.encode(text))
+    except SpecError as error:
+        msg = f"spans.{span}: {error}"
+        raise ScenarioError(msg) from error
 
 
 def _free(token: int, taken: set[int], plain: range) -> int:

@@ -66,7 +66,7 @@ function wellFormed(value) {
     flags: text(value.flags, "flags", MOST.text, ""),
     spans: list(value.spans, "texts", MOST.spans).map((each, i) => {
       const what = `text ${i + 1}`;
-      return { name: text(table(each, what).name, `the name of ${what}`, MOST.name, ""), length: number(each.length, `the length of ${what}`, 1, MOST.length, 1) };
+      return { name: text(table(each, what).name, `the name of ${what}`, MOST.name, ""), length: typeof each.length === "string" ? text(each.length, what, MOST.text, "") : number(each.length, `the length of ${what}`, 1, MOST.length, 1) };
     }),
     steps: list(value.steps, "requests", MOST.steps).map((each, i) => {
       const what = `request ${i + 1}`;

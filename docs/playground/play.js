@@ -100,13 +100,18 @@ function show() {
 const SLIDER = 200; // the least end of a slider
 
 function spanView(each) {
+  const remove = h("button", { type: "button", "aria-label": `remove ${each.name}`, onclick: () => { form.spans = form.spans.filter((one) => one !== each); show(); play(); } }, "×");
+  if (typeof each.length === "string") {
+    const words = h("input", { type: "text", class: "words", maxlength: MOST.text, value: each.length, "aria-label": `words of ${each.name}`, onchange: () => { each.length = words.value; play(); } });
+    return h("div", { class: "span field", "data-field": `span ${each.name}` }, h("b", {}, each.name), words, remove);
+  }
   const end = () => Math.min(MOST.length, Math.max(SLIDER, 2 * each.length));
   const count = h("input", { type: "number", min: "1", max: MOST.length, value: each.length, "aria-label": `length of ${each.name}` });
   const slider = h("input", { type: "range", min: "1", max: end(), value: each.length, "aria-label": `length of ${each.name}, to drag` });
   const set = (value) => { each.length = Math.max(1, Math.min(MOST.length, Math.round(Number(value)) || 1)); count.value = each.length; if (Number(slider.max) < each.length) slider.max = end(); slider.value = each.length; play(); };
   slider.addEventListener("input", () => set(slider.value));
   count.addEventListener("change", () => { slider.max = Math.min(MOST.length, Math.max(SLIDER, 2 * Number(count.value) || 1)); set(count.value); });
-  return h("div", { class: "span field", "data-field": `span ${each.name}` }, h("b", {}, each.name), slider, count, h("button", { type: "button", "aria-label": `remove ${each.name}`, onclick: () => { form.spans = form.spans.filter((one) => one !== each); show(); play(); } }, "×"));
+  return h("div", { class: "span field", "data-field": `span ${each.name}` }, h("b", {}, each.name), slider, count, remove);
 }
 
 function stepView(each, index) {
@@ -230,7 +235,7 @@ function told(result, moments) {
 }
 
 async function load(manifest) {
-  const own = "\nOn your own machine: cachesim run llama.cpp-three-requests";
+  const own = "\nOn your own machine: cachesim run llama.cpp-two-codes";
   const refuse = (text) => { byId("loading").hidden = true; trouble(text); };
   if (!manifest.files) { refuse(`The simulator is not in this build of the site: ${manifest.why}${own}`); return; }
   if (typeof WebAssembly !== "object" || typeof Worker !== "function" || typeof DecompressionStream !== "function") {
@@ -282,7 +287,7 @@ async function openText(text, { name = null, wanted = null } = {}) {
   const [engine, rest] = (wanted || found.profile).split("@");
   const [chosen, ...patches] = rest.split("+");
   const common = { name: found.name, engine, release: chosen, patches, arithmetic: "float" };
-  const source = found.form && found.form.steps.length <= MOST.steps && found.form.spans.every((each) => each.length <= MOST.length) && found.form.steps.every((each) => (each.predict ?? 0) <= MOST.predict) ? found.form : { toml: text };
+  const source = found.form && found.form.steps.length <= MOST.steps && found.form.spans.every((each) => (typeof each.length === "string" ? each.length.length <= MOST.text : each.length <= MOST.length)) && found.form.steps.every((each) => (each.predict ?? 0) <= MOST.predict) ? found.form : { toml: text };
   await open({ ...common, ...source }, { expects: found.expect, about: found.about, name });
 }
 

@@ -1,17 +1,20 @@
 """Networks that recall facts: what they reply is what their prompt states."""
 
+import tomllib
 from random import Random
 
 import pytest
 
+from cachesim import run_scenario
 from cachesim.engines import Engine, Request
-from cachesim.errors import SpecError
+from cachesim.errors import ScenarioError, SpecError
 from cachesim.model import recall
 from cachesim.model.build import build
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import RECALL, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
+from cachesim.scenario.shipped import shipped_file
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
@@ -128,6 +131,11 @@ def test_words_of_a_text_are_tokens_and_back() -> None:
 def test_an_unknown_word_is_named_with_the_words_that_there_are() -> None:
     with pytest.raises(SpecError, match="'hello' is not among the words of a model"):
         recall.encode("hello alice")
+
+    mapping = tomllib.loads(shipped_file("llama.cpp-two-codes").read_text())
+    mapping["spans"]["code-a"] = "secret . code"
+    with pytest.raises(ScenarioError, match=r"^spans\.code-a: 'secret' is not among"):
+        run_scenario(mapping, profile="llama.cpp@b11549")
 
 
 def test_other_sizes_are_refused() -> None:

@@ -10,10 +10,10 @@ from cachesim.lab.lessons.drawing import drawn
 from cachesim.lab.lessons.kit import serve
 from cachesim.play.result import Run
 from cachesim.play.states import size_of
-from cachesim.report.picture import Picture, Row, after, moment, story
+from cachesim.report.picture import Picture, Row, after, clip, moment, story
 from cachesim.report.picture_text import legend, rows
 from cachesim.report.story import memory_facts
-from cachesim.report.svg import inline, row_svg, standalone
+from cachesim.report.svg import body, inline, row_svg, standalone
 from cachesim.report.texts import Bar
 from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
@@ -73,6 +73,23 @@ def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_i
     assert "recurrent" == picture.rows[arrow.to_row].kind
     assert "restored from 1[0..0] of A" == picture.rows[arrow.to_row].note
     assert arrow.wrong
+
+
+def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_clipped() -> None:
+    picture = story(watched("llama.cpp-two-codes", "llama.cpp@b11549"))
+    (arrow,) = (each for each in picture.arrows if each.wrong)
+    (long,) = (row for row in picture.rows if row.label.startswith("request b-reads"))
+
+    assert 13 == picture.positions
+    assert "b-asks: 10 tokens, 7 cached, reply 7413 is WRONG, a cold run replies 2361" in [
+        heading for _, heading in picture.headings
+    ]
+    assert ["please note the code of alice", "7413", ". alice ?"] == [
+        " ".join(bar.words) for bar in picture.rows[arrow.to_row].bars
+    ]
+    assert "request b-reads: rules code-b document, 13 of 608 tokens" == clip(long, 13).label
+    assert 13 == clip(long, 13).bars[-1].end
+    assert ">meeting<" in body(picture, "")
 
 
 def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 PAGES = {
-    "first-screen": "run llama.cpp-three-requests",
+    "first-screen": "run llama.cpp-two-codes",
     "consumed-entry": "run llama.cpp-24143-load-consumes-entry",
     "stale-neighbour": "run llama.cpp-stale-neighbour-hybrid --arithmetic ring",
     "window": "run --explain llama.cpp-24411-window-beyond --profile b9538",
