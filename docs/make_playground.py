@@ -68,7 +68,7 @@ FOR_LOGS: Final = ("lab/logs", "lab/traces", "lab/record")
 UNUSED_STDLIB: Final = frozenset(
     (  # noqa: SIM905 - a list of names reads better without quotes
         "cgi.py cgitb.py ctypes curses dbm distutils doctest.py ensurepip ftplib.py idlelib "
-        "imaplib.py lib2to3 mailbox.py nntplib.py optparse.py pdb.py pickletools.py poplib.py "
+        "imaplib.py lib2to3 mailbox.py nntplib.py optparse.py pdb.py poplib.py "
         "pydoc.py pydoc_data smtplib.py socketserver.py sqlite3 telnetlib.py test tkinter "
         "turtle.py turtledemo unittest venv webbrowser.py wsgiref xml xmlrpc"
     ).split()
