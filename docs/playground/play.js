@@ -327,6 +327,7 @@ async function openLog(name, data) {
   frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
+  byId("out").scrollIntoView({ block: "nearest" });
   byId("json").disabled = false;
 }
 
