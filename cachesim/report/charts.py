@@ -1,6 +1,7 @@
 """Charts as SVG: lines, stacked bars, balance bars, areas.
 
-Colours are distinguished by a mark or a pattern as well, so a plot reads in black and white.
+Colours are distinguished by a mark or a pattern as well, so a plot reads in black and white. Blue
+is left to reused tokens, red to wrong answers; bars of lost tokens are hatched, as in pictures.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,11 +11,11 @@ from textwrap import wrap
 from typing import Final
 
 COLOURS: Final = (
-    "#2f6fb0",
+    "#64748b",
     "#c2571a",
     "#2a7d4f",
     "#8a4fb0",
-    "#a3131c",
+    "#a67c00",
     "#6b6b1f",
     "#3b8a99",
     "#9a4a72",
@@ -23,7 +24,7 @@ MARKS: Final = ("circle", "square", "diamond", "cross")
 DASHES: Final = ("", "6 3", "2 3", "9 3 2 3")
 
 WIDTH, HEIGHT = 720, 320
-LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 56
+LEFT, RIGHT, TOP, BOTTOM = 84, 16, 14, 56
 
 ROW: Final = 46
 """Height of a bar with its name above it, in letters readable on a phone."""
@@ -31,7 +32,7 @@ ROW: Final = 46
 BAR_AT, BAR_HIGH = 26, 12
 
 STYLE: Final = """
-.chart { width: 100%; max-width: 45rem; height: auto; }
+.chart { width: 100%; max-width: 45rem; height: auto; overflow: visible; }
 .chart text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .chart .knee { fill: none; stroke: currentColor; stroke-width: 1.5; }
 .chart .axis { stroke: currentColor; stroke-opacity: .35; }
@@ -91,13 +92,13 @@ def line_chart(
     )
     for index, (name, points) in enumerate(series.items()):
         spots = [(place(at), height(share)) for at, share in sorted(points)]
-        parts += line_of(index, spots)
+        parts += line_of(index, spots, wide=2 + 1.5 * min(4, len(series) - 1 - index))
         parts += [
             f'<circle class="knee" cx="{place(at):.1f}" cy="{height(share):.1f}" r="9"/>'
             for at, share in points
             if at in rings.get(name, ())
         ]
-    return svg_of(parts, HEIGHT) + legend(list(series))
+    return svg_of(parts, HEIGHT) + legend(numbered(series))
 
 
 def _distinct(series: Mapping[str, Points]) -> tuple[dict[str, Points], dict[str, list[str]]]:
@@ -127,7 +128,7 @@ def scatter(
     floor = HEIGHT - BOTTOM
     parts = [
         f"<title>{escape(title)}</title>",
-        f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{floor}"/>',
+        f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{TOP + 8}" y2="{floor}"/>',
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>',
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>',
         f'<text x="0" y="{TOP}">{escape(y)}</text>',
@@ -147,36 +148,44 @@ def scatter(
                 parts.append(
                     f'<text x="{over + 9:.1f}" y="{up - 7:.1f}">{escape(names[name])}</text>'
                 )
-    return svg_of(parts, HEIGHT) + legend([*groups], lined=False)
+    return svg_of(parts, HEIGHT) + legend(numbered(groups), lined=False)
 
 
-def line_of(index: int, spots: Points) -> list[str]:
-    """A line through some points, and its mark at each."""
+def line_of(index: int, spots: Points, *, wide: float) -> list[str]:
+    """A line of some width through some points, and its mark at each."""
     way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
-    drawn = f'<polyline points="{way}" fill="none" {_pen(index)}/>'
+    drawn = f'<polyline points="{way}" fill="none" {_pen(index, wide)}/>'
     return [drawn, *(_mark(index, left, up) for left, up in spots)]
 
 
-def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
-    """A bar for each name, in parts; one colour and pattern for each part."""
-    names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+def stacked_bars(
+    bars: Mapping[str, Mapping[str, float]], *, title: str, order: Sequence[str] = ()
+) -> str:
+    """A bar for each name, in parts; one colour and hatch for each part."""
+    fills = _fills(bars, order)
     most = max((sum(bar.values()) for bar in bars.values()), default=0) or 1
     height, tops = _labelled(bars)
-    parts = [f"<title>{escape(title)}</title>", *patterns(len(names)), *_labels(tops)]
+    parts = [f"<title>{escape(title)}</title>", *patterns(fills.values()), *_labels(tops)]
     for (up, _), bar in zip(tops, bars.values(), strict=True):
         left = 0.0
         for part, value in bar.items():
             wide = value / most * (WIDTH - 120)
-            at = names.index(part)
             parts.append(
                 f'<rect x="{left:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
-                f'fill="url(#p{at})"><title>{escape(part)}: {value:,.0f}</title></rect>'
+                f'fill="url(#p{fills[part]})"><title>{escape(part)}: {value:,.0f}</title></rect>'
             )
             left += wide
         parts.append(
             f'<text x="{left + 6:.1f}" y="{up + BAR_AT + 11}">{sum(bar.values()):,.0f}</text>'
         )
-    return svg_of(parts, height) + legend(names, filled=True)
+    return svg_of(parts, height) + legend(fills, filled=True)
+
+
+def _fills(bars: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> dict[str, int]:
+    """A hatch for each part; parts of `order` have theirs in every chart of a page."""
+    used = dict.fromkeys(part for bar in bars.values() for part in bar)
+    every = dict.fromkeys([*order, *used])
+    return {part: fill for fill, part in enumerate(every, 1) if part in used}
 
 
 LETTERS: Final = 64
@@ -222,10 +231,10 @@ def _some(numbers: Sequence[float]) -> Sequence[float]:
     return [numbers[round(at * (len(numbers) - 1) / 7)] for at in range(8)]
 
 
-def _pen(index: int) -> str:
+def _pen(index: int, wide: float = 2) -> str:
     dash = DASHES[index // len(COLOURS) % len(DASHES)]
     drawn = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="2"{drawn}'
+    return f'stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="{wide:g}"{drawn}'
 
 
 def _mark(index: int, x: float, y: float) -> str:
@@ -243,13 +252,13 @@ def _mark(index: int, x: float, y: float) -> str:
             return f'<path d="{way}" stroke="{colour}" stroke-width="2"/>'
 
 
-def patterns(count: int) -> Iterator[str]:
-    """Plain colours, then the same colours with stripes."""
+def patterns(indexes: Iterable[int]) -> Iterator[str]:
+    """The first colour is plain, the others have stripes."""
     yield "<defs>"
-    for index in range(count):
+    for index in indexes:
         colour = COLOURS[index % len(COLOURS)]
-        turn = (0, 45, 90, 135)[index % 4]
-        wide = 1.5 if index % 4 else 0
+        turn = (0, 45, 90, 135)[(index + index // len(COLOURS)) % 4]
+        wide = 1.5 if index else 0
         stripe = f'<path d="M0 3h6" stroke="#fff" stroke-opacity=".55" stroke-width="{wide}"/>'
         yield (
             f'<pattern id="p{index}" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -259,10 +268,15 @@ def patterns(count: int) -> Iterator[str]:
     yield "</defs>"
 
 
-def legend(names: Sequence[str], *, filled: bool = False, lined: bool = True) -> str:
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """Each name with its number from 0, as a legend takes them."""
+    return {name: index for index, name in enumerate(names)}
+
+
+def legend(entries: Mapping[str, int], *, filled: bool = False, lined: bool = True) -> str:
     """Each name with its line and mark, its mark, or its pattern."""
     lines = []
-    for index, name in enumerate(names):
+    for name, index in entries.items():
         if filled:
             drawn = f'<rect width="30" height="12" fill="url(#p{index})"/>'
         else:
@@ -278,15 +292,17 @@ EDGE: Final = 90
 """Space for a number on each side."""
 
 
-def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
+def balance_bars(
+    bars: Mapping[str, Mapping[str, int]], *, title: str, order: Sequence[str] = ()
+) -> str:
     """A row for each name: parts above zero to the left, parts below zero to the right."""
-    names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    fills = _fills(bars, order)
     sides = [_sides(bar) for bar in bars.values()]
     more, less = (max((side[at] for side in sides), default=0) for at in (0, 1))
     unit = (WIDTH - 2 * EDGE) / ((more + less) or 1)
     line = EDGE + more * unit
     height, tops = _labelled(bars)
-    parts = [f"<title>{escape(title)}</title>", *patterns(len(names)), *_labels(tops)]
+    parts = [f"<title>{escape(title)}</title>", *patterns(fills.values()), *_labels(tops)]
     for (up, _), bar, (grown, shrunk) in zip(tops, bars.values(), sides, strict=True):
         left, right = line, line
         for part, value in bar.items():
@@ -297,7 +313,7 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
             tip = f"<title>{escape(part)}: {value:+,}</title>"
             parts.append(
                 f'<rect x="{at:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
-                f'fill="url(#p{names.index(part)})">{tip}</rect>'
+                f'fill="url(#p{fills[part]})">{tip}</rect>'
             )
         text = up + BAR_AT + 11
         if grown:
@@ -308,7 +324,7 @@ def balance_bars(bars: Mapping[str, Mapping[str, int]], *, title: str) -> str:
         f'<line class="axis" x1="{line:.1f}" x2="{line:.1f}" y1="{TOP + BAR_AT - 4}" '
         f'y2="{height}"/>'
     )
-    return svg_of(parts, height) + legend(names, filled=True)
+    return svg_of(parts, height) + legend(fills, filled=True)
 
 
 def _sides(bar: Mapping[str, int]) -> tuple[int, int]:
@@ -338,7 +354,7 @@ def stacked_areas(
     top, first, last = top or 1, at[0], at[-1]
     across = [SMALL_WIDTH * (each - first) / ((last - first) or 1) for each in at]
     floor = [0.0] * len(at)
-    parts = [f"<title>{escape(title)}</title>", *patterns(len(kinds))]
+    parts = [f"<title>{escape(title)}</title>", *patterns(range(len(kinds)))]
     for kind in kinds:
         if kind in columns:
             ceiling = [low + more for low, more in zip(floor, columns[kind], strict=True)]

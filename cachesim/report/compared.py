@@ -82,8 +82,8 @@ def _lost_to(row: Compared) -> str:
     return ", ".join(named[:LOSSES]) + (f" and {more} more" if more > 0 else "")
 
 
-REUSED: Final = 2
-"""The colour of reused tokens; causes take the others in turn."""
+REUSED: Final = 1
+"""The colour of reused tokens, plain; causes take the others in turn, hatched."""
 
 EDGE: Final = 14
 PLOT_HIGH: Final = 14
@@ -102,7 +102,7 @@ def plot(title: str, rows: Sequence[Compared]) -> str:
         for at, row in enumerate(rows)
     ]
     drawn += _legend(legend, LINE * (len(rows) + 1) + LABEL)
-    fills = patterns("", max([REUSED, *colours.values()]) + 1)
+    fills = patterns("", max([REUSED, *colours.values()]) + 1, plain=REUSED)
     whole, inner = PLOT_WIDE, PLOT_WIDE - 2 * EDGE
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t"'
@@ -120,7 +120,7 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row.lost)
-    free = (each for each in count() if each != REUSED)
+    free = (each for each in count() if each % 8 != REUSED)
     return {cause: fill for (cause, _), fill in zip(total.most_common(), free, strict=False)}
 
 

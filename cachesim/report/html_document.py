@@ -17,29 +17,32 @@ from cachesim.report.consoles import plain_text
 from cachesim.report.document import Bar, Heading, PageOnly, Picture, as_text
 
 STYLE: Final = """
+:root { --line: #dde2ea; --quiet: #5b6576; color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
   color: #1d2430; background: #fff; }
+h1 { font-size: clamp(1.3rem, 5vw, 2rem); line-height: 1.25; }
 table { border-collapse: collapse; margin: 1rem 0; width: 100%; }
-th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #dde2ea;
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.quiet { color: #5b6576; } .wrong { color: #a3131c; font-weight: 600; } .name { font-weight: 600; }
+.quiet { color: var(--quiet); } .name { font-weight: 600; }
+.wrong { color: #a3131c; font-weight: 600; }
 tr.differs td { background: #fff4e5; }
-.bar { background: #dde2ea; height: .6rem; min-width: 4rem; }
+.bar { background: var(--line); height: .6rem; min-width: 4rem; }
 .bar i { display: block; height: 100%; background: #2f6fb0; }
 pre { font: 14px/1.4 ui-monospace, monospace; overflow-x: auto; }
 p, h1, td { overflow-wrap: anywhere; } .flag { white-space: nowrap; }
 table:not(:has(thead)) td:first-child { white-space: nowrap; }
 @media (max-width: 48rem) { thead { display: none; } table, tbody, tr, td { display: block; }
-  tr { padding: .5rem 0; border-bottom: 1px solid #dde2ea; }
+  tr { padding: .5rem 0; border-bottom: 1px solid var(--line); }
   td, td.n { border: 0; padding: .1rem 0; text-align: left; }
   td.n { display: inline-block; margin-right: 1rem; }
   td:empty { display: none; }
-  td[data-head]::before { content: attr(data-head) ": "; color: #5b6576; }
+  td[data-head]::before { content: attr(data-head) ": "; color: var(--quiet); }
   .bar { width: 100%; } }
-@media (prefers-color-scheme: dark) { body { color: #e5e9f0; background: #14181f; }
-  th, td { border-color: #303846; } tr.differs td { background: #3a2d16; }
-  .quiet { color: #98a2b3; } .wrong { color: #ff8b8b; } .bar { background: #303846; } }
+@media (prefers-color-scheme: dark) { :root { --line: #303846; --quiet: #98a2b3; }
+  body { color: #e5e9f0; background: #14181f; } tr.differs td { background: #3a2d16; }
+  .wrong { color: #ff8b8b; } }
 """
 
 
@@ -119,7 +122,7 @@ def _inline(text: Text) -> str:
     return "".join(pieces[:-1])
 
 
-FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
 
 def _code(text: str) -> str:

@@ -177,19 +177,20 @@ STYLE: Final = (
 )  # fmt: skip
 
 _STROKES: Final = (
-    "", "M0 8L8 0", "M0 0L8 8", "M4 0V8", "M0 4H8", "M0 8L8 0M0 0L8 8", "M4 0V8M0 4H8", "M2 2h1",
+    "M0 8L8 0", "M0 0L8 8", "M4 0V8", "M0 4H8", "M0 8L8 0M0 0L8 8", "M4 0V8M0 4H8", "M0 2H8M0 6H8",
 )  # fmt: skip
 
 
-def patterns(uid: str, count: int = COLOURS) -> str:
-    """A colour and a pattern for each step; a hatch for unknown tokens.
+def patterns(uid: str, count: int, *, plain: int) -> str:
+    """A hatched colour for each number, and one plain colour.
 
     Where there are more than colours, each colour comes again with the next pattern.
     """
     drawn = "".join(
         f'<pattern id="{uid}p{i}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<rect width="8" height="8" fill="var(--c{i % COLOURS})"/>'
-        f'<path d="{_STROKES[(i + i // COLOURS) % len(_STROKES)]}" stroke="var(--ink)"'
+        f'<path d="{"" if i == plain else _STROKES[(i + i // COLOURS) % len(_STROKES)]}"'
+        ' stroke="var(--ink)"'
         ' stroke-opacity=".28" fill="none"/></pattern>'
         for i in range(count)
     )

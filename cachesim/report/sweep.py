@@ -18,7 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
-from cachesim.report.charts import balance_bars, legend, line_chart, stacked_areas, stacked_bars
+from cachesim.report.charts import (
+    balance_bars,
+    legend,
+    line_chart,
+    numbered,
+    stacked_areas,
+    stacked_bars,
+)
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
 
 Rows = Sequence[Mapping[str, Any]]
@@ -265,7 +272,11 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
             parts += [Text(sentence), Text()]
         if any(row["lost"] for row in members if row["profile"] != "bound"):
             bars = losses(members)
-            drawn = stacked_bars(bars, title="tokens lost by cause") if bars else ""
+            drawn = (
+                stacked_bars(bars, title="tokens lost by cause", order=causes_in(members))
+                if bars
+                else ""
+            )
             heading = Heading("computed before and not reused, by cause, in tokens", level=3)
             parts += [heading, Picture(_losses(members), drawn), Text()]
         for flag in swept(members):
@@ -405,7 +416,8 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
                 for each in changed[:MOST_BARS]
             }
         )
-        drawn = balance_bars(bars, title="tokens lost more and less by cause, release by release")
+        title = "tokens lost more and less by cause, release by release"
+        drawn = balance_bars(bars, title=title, order=causes_in(rows))
         sides = "<p>To the right what is lost less than before, to the left what is lost more.</p>"
         yield Picture(upgrades_table(changed), sides + drawn)
     yield Text()
@@ -441,7 +453,7 @@ def _memory_report(rows: Rows) -> Iterator[RenderableType]:
         figures.append(f"<figure>{areas}<figcaption>{escape(name)}</figcaption></figure>")
     drawn = f"<div class='small'>{''.join(figures)}</div>"
     yield Heading(f"bytes held by kind, over the requests ({whose_bytes(rows)})", level=3)
-    colours = legend(list(KINDS.values()), filled=True)
+    colours = legend(numbered(KINDS.values()), filled=True)
     yield Picture(memory_table(shown[:MOST_HELD]), drawn + colours)
     if len(shown) > MOST_HELD:
         yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")

@@ -72,5 +72,12 @@ def test_names_problems_and_causes_are_told_and_escaped() -> None:
 
     assert "a &lt;b&gt;" in text
     assert "there is no such flag" in text
-    assert {"state-missing": 0, "pairs": 1} == colours_of(ROWS)
+    assert {"state-missing": 0, "pairs": 2} == colours_of(ROWS)
     assert REUSED not in colours_of(ROWS).values()
+
+
+def test_reused_tokens_are_plain_and_lost_ones_are_hatched() -> None:
+    drawn = ET.fromstring(plot("a title", ROWS))
+    hatches = {each.get("id"): each[1].get("d") for each in drawn.iter(f"{SVG}pattern")}
+
+    assert [f"p{REUSED}"] == [name for name, hatch in hatches.items() if not hatch]

@@ -16,7 +16,7 @@ def test_a_sentence_keeps_its_style_its_code_and_no_markup() -> None:
     text = Text("raise `--parallel` <b>", style="wrong").append(" a flag", style="quiet")
 
     assert (
-        "<p class='wrong'>raise <code>--parallel</code> &lt;b&gt;"
+        "<p class='wrong'>raise <code><span class=\"flag\">--parallel</span></code> &lt;b&gt;"
         "<span class='quiet'> a flag</span></p>"
     ) == body(Text(), text)
 
