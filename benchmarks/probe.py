@@ -257,14 +257,7 @@ def main(words: Sequence[str]) -> None:
     asked.add_argument("rows", type=Path, nargs="?")
     for name in ("engine", "release", "model", "slots", "flags", "weights"):
         asked.add_argument(f"--{name}", nargs="+")
-    numbers = {
-        "seeds": 3,
-        "first": 0,
-        "requests": 1000,
-        "identifying": 40,
-        "tries": 8,
-        "shortest": 1,
-    }
+    numbers = {"seeds": 3, "first": 0, "requests": 1000, "identifying": 40, "tries": 8}
     for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():
         asked.add_argument(f"--{name}", type=type(value), default=value)
     asked.add_argument("--no-repeats", action="store_true")

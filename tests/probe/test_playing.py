@@ -8,9 +8,9 @@ from cachesim.lab.probe import loop
 from cachesim.lab.probe.answers import Query
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.judging import plays_for
-from cachesim.lab.probe.playing import after, without_repeats
+from cachesim.lab.probe.playing import after, one_at_a_time, without_repeats
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from tests.probe.fakes import Fake, Tokens, fake
+from tests.probe.fakes import Fake, Tokens, fake, stale
 from tests.probe.fakes import Model as FakeModel
 
 LEAVING = (
@@ -43,6 +43,31 @@ def test_requests_before_the_workload_are_steps_of_it() -> None:
     assert 2 == steps[2].turns
     assert steps[0].ids[1:] == steps[1].ids
     assert LEAVING[2].ids == steps[-1].ids
+
+
+def test_one_at_a_time_leaves_cancels_and_company_out() -> None:
+    beside = replace(LEAVING[2], with_previous=True, slot=3)
+    calm = one_at_a_time(replace(WORKLOAD, step=(*LEAVING, beside)), 1)
+    assert [(300, 301), (300, 303), (300, 303)] == [step.ids for step in calm.step]
+    assert {(1, False)} == {(step.slot, step.with_previous) for step in calm.step}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_workload_from_a_fresh_start_needs_no_company_if_one_slot_shows_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SAMPLES", 12)
+    monkeypatch.setattr(loop, "TRIALS", 0)
+    monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))
+    with fake("llama", "llama.cpp@b11549", context=stale, parallel=4) as server:
+        settings = Settings(url=server.url, requests=3000, longest=60, may_erase=True, seed=seed)
+        finding = run(settings).result.outcome.finding
+
+    assert finding is not None
+    assert finding.scenario is not None
+    assert {("complete", 0, False)} == {
+        (step.do, step.slot, step.with_previous) for step in finding.scenario.step
+    }
 
 
 def test_repeats_prefixes_and_prompts_of_one_token_are_left_out() -> None:

@@ -164,6 +164,18 @@ def test_a_race_is_found_if_it_shows_in_some_of_the_replays(
     assert not result.right
 
 
+def test_an_undecided_suspicion_is_put_aside_for_a_plainer_one() -> None:
+    """All 200 replays of one that is wrong in each tenth take more requests than there are."""
+
+    def both(prompt: Tokens, cached: int, model: Model) -> Tokens:
+        if len(prompt) % 7 == 0:
+            return stale(prompt, cached, model)
+        return (9, *prompt[1:]) if model.reuses % 10 == 0 and cached > 4 else prompt
+
+    with fake("llama", PROFILES["llama"], context=both) as server:
+        assert not probed(server.url).right
+
+
 def test_an_answer_that_is_seldom_wrong_by_chance_is_no_finding() -> None:
     def once(prompt: Tokens, _: int, model: Model) -> Tokens:
         return (9, *prompt[1:]) if model.reuses in {40, 60} else prompt

@@ -25,6 +25,7 @@ from cachesim.lab.probe.playing import (
     Played,
     after,
     distances,
+    one_at_a_time,
     play,
     query_of,
     up_to,
@@ -62,11 +63,22 @@ EXPLAINING: Final = 4
 LONGEST_LIKE: Final = 1000
 """Tokens of a prompt of `--like`, where the context allows them."""
 
+ONE_SLOT: Final = 0.4
+"""Share of workloads that go to one slot of several, as most conversations in one slot meet
+another only after the others are taken.
+"""
+
 COMPARED: Final = 16
 """Last answers of a workload from a fresh start that are compared."""
 
 PROOFS: Final = 5
 """Replays of the smallest workload after a restart each; of a fault that is seldom shown, more."""
+
+IN_A_ROW: Final = 3
+"""Replays after a restart that all have to be wrong, where those of the whole workload were."""
+
+BATCH: Final = 24
+"""Replays of an undecided suspicion, after which as many requests search for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,21 @@ class Finding:
 
 
 @dataclass(slots=True, kw_only=True)
+class Suspicion:
+    """An answer beyond the limit, and its replays so far."""
+
+    workload: Scenario
+    number: int  # of the step
+    played: Played
+    at: int  # of the answer
+    test: SequentialTest
+    threshold: float
+    before: list[list[Query]]
+    seen: list[float] = field(default_factory=list)
+    resumes: int = 0  # at so many requests
+
+
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """The run so far, and at its end."""
 
@@ -138,12 +165,15 @@ class Probe:
         self._chance = Random(plan.seed)
         self._drawn = 0
         self._before: list[list[Query]] = []  # requests before the last workload
+        self._open: list[Suspicion] = []
         self._guided: list[Candidate] = []
         self._plays = 1  # of a simplification, until it counts as right
         most = plan.longest or min(LONGEST_LIKE, self.facts.context // 2)
         self._like = [] if plan.like is None else list(plan.like.workloads(most))
         engine = target.dialect.engine
-        self._profile = Profile(engine or "llama.cpp", family_of(engine or "llama.cpp").names()[-1])
+        family = family_of(engine or "llama.cpp")
+        self._profile = Profile(family.name, family.names()[-1])
+        self._slots = self.facts.slots if family.has_slots else 1
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -156,6 +186,11 @@ class Probe:
                     part()
         except BudgetError as error:
             self.outcome.ended = str(error)
+        for each in self._open if self.outcome.finding is None else ():
+            self.outcome.note(
+                f"a suspicion was not decided: {each.test.hits} of {each.test.replays} replays are "
+                f"off by more than {self.judge.noise.limit:.2g}"
+            )
         for fault, times in self.target.faults.most_common(5):
             self.outcome.note(f"{fault} ({counted(times, 'request')})")
         if not self.outcome.compared and self.outcome.finding is None:
@@ -275,6 +310,9 @@ class Probe:
     def _search(self) -> None:
         guide = Guide(self._guided, self.plan.tries)
         while self.outcome.finding is None:
+            if self._open and self.meter.requests >= self._open[0].resumes:
+                self._decide(self._open[0])
+                continue
             scenario = guide.choose(self._draw)
             if self._chance.random() < 0.5:
                 self.target.erase()
@@ -294,35 +332,51 @@ class Probe:
             if not self.judge.add(far):
                 continue
             self.outcome.suspicions += 1
-            if self._confirm(scenario, played, at):
+            number = played.steps[at]
+            test, threshold = self.judge.next_test()
+            suspicion = Suspicion(
+                workload=up_to(scenario, number, CONTINUATION if self.facts.forces else 0),
+                number=number,
+                played=played,
+                at=at,
+                test=test,
+                threshold=threshold,
+                before=self._before,
+            )
+            self._open.append(suspicion)
+            self._decide(suspicion)
+            if self.outcome.finding is not None:
                 return
 
-    def _confirm(self, scenario: Scenario, played: Played, at: int) -> bool:
-        """Replay a suspicious workload with other tokens until the test is decided.
+    def _decide(self, suspicion: Suspicion) -> None:
+        """Replay a suspicious workload with other tokens; if it stays undecided, later again.
 
         A server that takes two buffers in turn may be wrong at each second reuse only, so half of
         the replays follow one reuse more.
         """
-        number = played.steps[at]
-        workload = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
-        test, threshold = self.judge.next_test()
-        seen: list[float] = []
-        while test.value < threshold and not test.dropped:
+        test, seen, started = suspicion.test, suspicion.seen, self.meter.requests
+        while test.value < suspicion.threshold and not test.dropped:
             if test.replays % 2:
                 text = self._text(self._longest, self._longest)
                 for prompt in (text[:-1], text):
                     self.target.together([Query(prompt=prompt, reply=self._text(1, 1))])
-            far = self._replayed(workload, number)
+            far = self._replayed(suspicion.workload, suspicion.number)
             if far is None:
-                return False
+                self._open.remove(suspicion)
+                return
             seen.append(far)
             test.add(hit=far > self.judge.noise.limit)
-        if test.value < threshold:
+            if test.replays % BATCH == 0 and test.value < suspicion.threshold and not test.dropped:
+                suspicion.resumes = 2 * self.meter.requests - started
+                return
+        self._open.remove(suspicion)
+        if test.value < suspicion.threshold:
             self.outcome.note(
                 f"a suspicion was not confirmed: {test.hits} of {test.replays} replays are off "
                 f"by more than {self.judge.noise.limit:.2g}"
             )
-            return False
+            return
+        played, at = suspicion.played, suspicion.at
         query, answer = played.queries[at], played.answers[at]
         hits = [each for each in seen if each > self.judge.noise.limit]
         cached = "an unknown number" if answer.cached is None else str(answer.cached)
@@ -331,20 +385,21 @@ class Probe:
             f"off by {median(hits):.2g} in {len(hits)} of {len(seen)} replays"
         )
         finding = self._found(
-            "answer", sentence, evidence=test.value, distances=seen, scenario=workload
+            "answer", sentence, evidence=test.value, distances=seen, scenario=suspicion.workload
         )
         finding.hits, finding.replays = test.hits, test.replays
         finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
-        self._prove(finding, workload)
-        return True
+        self._before = suspicion.before
+        self._prove(finding, suspicion.workload)
 
     def _replayed(self, scenario: Scenario, number: int) -> float | None:
         """The distance of one step in a replay; None where it has no answer any more."""
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
-        for at, far, _ in distances(self.target, played):
-            if played.steps[at] == number:
-                return far
-        return None
+        at = played.steps.index(number) if number in played.steps else -1
+        if at < 0 or played.answers[at].error:
+            return None
+        cold = self.target.cold(played.queries[at])
+        return None if cold.error else distance(cold, played.answers[at])
 
     def _found(
         self,
@@ -416,13 +471,8 @@ class Probe:
         """The smallest workload that is wrong from a fresh start, and its proof."""
         if not self.plan.shrinking:
             return
-        self._plays = plays_for(finding.hits / (finding.replays + 1))
-        for back in BEFORE:
-            before = self._before[-back:] if back else []
-            whole = after(before, scenario, self.facts.words)
-            if self._shows(whole):
-                break
-        else:
+        whole = self._from_fresh(finding, scenario)
+        if whole is None:
             self.outcome.note(
                 "not wrong again from a fresh start: what the server was sent before has a part "
                 "in it"
@@ -436,16 +486,45 @@ class Probe:
             affords = self.meter.left > (plays + self._plays) * (len(whole.step) + COMPARED)
             if self.meter.seconds > ends or not affords:
                 return False
+            if self._plays == 1:
+                return self._in_a_row(each)
             return self._shows(each) and self._shows(each)  # once may be luck
 
-        finding.scenario = smallest = shrink(whole, holds, trials=TRIALS)
-        proofs = [self._fresh_play(smallest) for _ in range(plays)]
-        shown = [each for each in proofs if each[1]]
+        best = (0, whole, list[tuple[Played, list[tuple[int, float, Answer]]]]())
+        for each in (shrink(whole, holds, trials=TRIALS), whole):
+            shown = [proof for proof in (self._fresh_play(each) for _ in range(plays)) if proof[1]]
+            best = max(best, (len(shown), each, shown), key=lambda one: one[0])
+            if len(shown) == plays:
+                break
+        _, finding.scenario, shown = best
         finding.proofs = (len(shown), plays if self.target.process else 0)
         if shown:
             played, wrong = shown[0]
             finding.queries, finding.answers = played.queries, played.answers
             finding.wrong, _, finding.cold = wrong[-1]
+
+    def _from_fresh(self, finding: Finding, scenario: Scenario) -> Scenario | None:
+        """A workload that is wrong from a fresh start: if possible, one request at a time.
+
+        Where slots are many, a fresh server gives each conversation its own; those that a used
+        server had to replace meet again in one slot.
+        """
+        most = plays_for(finding.hits / (finding.replays + 1))
+        slot = 0 if self._slots > 1 else -1
+        for back in BEFORE:
+            before = self._before[-back:] if back else []
+            whole = after(before, scenario, self.facts.words)
+            calm, self._plays = one_at_a_time(whole, slot), 1
+            for each in (calm, whole) if calm != whole else (whole,):
+                if self._in_a_row(each):
+                    return each
+            self._plays = most
+            if most > 1 and self._shows(whole):
+                return whole
+        return None
+
+    def _in_a_row(self, scenario: Scenario) -> bool:
+        return all(self._fresh_play(scenario)[1] for _ in range(IN_A_ROW))
 
     def _shows(self, scenario: Scenario) -> bool:
         return any(self._fresh_play(scenario)[1] for _ in range(self._plays))
@@ -493,8 +572,8 @@ class Probe:
 
     def _workloads(self, *, together: bool) -> Iterator[Scenario]:
         """Workloads that have something to send."""
-        engine, slots = self.target.dialect.engine or "llama.cpp", self.facts.slots
-        parallel = {"parallel": slots} if family_of(engine).has_slots else {}
+        slots = self.facts.slots
+        parallel = {"parallel": slots} if family_of(self._profile.engine).has_slots else {}
         shape = Shape(
             flags=False,
             longest=self._longest,
@@ -517,4 +596,6 @@ class Probe:
             if not self.plan.repeats:
                 steps = without_repeats(steps)
             if steps and steps[0].do == "complete":
-                yield replace(drawn, step=steps)
+                drawn = replace(drawn, step=steps)
+                alone = self._slots > 1 and self._chance.random() < ONE_SLOT
+                yield one_at_a_time(drawn, self._chance.randrange(slots)) if alone else drawn

@@ -156,6 +156,18 @@ def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
     return (replace(kept[0], with_previous=False), *kept[1:]) if kept else ()
 
 
+def one_at_a_time(scenario: Scenario, slot: int) -> Scenario:
+    """The requests without cancels, each after the one before is answered, in one slot."""
+    return replace(
+        scenario,
+        step=tuple(
+            replace(step, slot=slot, with_previous=False)
+            for step in scenario.step
+            if step.do == "complete"
+        ),
+    )
+
+
 def after(sent: Sequence[Sequence[Query]], scenario: Scenario, words: Sequence[Word]) -> Scenario:
     """The workload after requests that were sent before; a cancel is of the step before it."""
     size = LAST_WORD - FIRST_WORD + 1
