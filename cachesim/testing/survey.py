@@ -191,7 +191,7 @@ def causes(
     if find != "lost":
         shown = _wrong(trial, scenario, profile, arithmetic, oracles)
     else:
-        shown = _lost(run(scenario, profile, arithmetic=arithmetic), scenario)
+        shown = lost(run(scenario, profile, arithmetic=arithmetic), scenario)
     for cause, step, detail in shown:
         found.setdefault(cause, (step, detail))
     return found
@@ -320,7 +320,7 @@ def _nature(fault: Culprit) -> str:
     return "holds another token"
 
 
-def _lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
+def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
     """Steps that reprocessed matched tokens although a state to resume from was available."""
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
