@@ -20,14 +20,11 @@ from cachesim.engines.family import Family, Patch, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.runner import run
-from cachesim.play.session import ABORTED, ENDLESS, NOT_RUN
+from cachesim.play.session import ABORTED, ENDLESS, NOT_RUN, WORKER_GONE
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import Evidence
 
 State: TypeAlias = Literal["good", "bad", "-"]
-
-WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
-"""Beginnings of errors from a server that no longer answers."""
 
 SHARE: Final = 0.5
 """A step that reuses less than this share of the best release's reuse is bad."""

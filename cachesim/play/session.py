@@ -37,6 +37,9 @@ TIMEOUT: Final = "timeout"
 ENDLESS: Final = "endless"
 """The error of steps during which the server never becomes idle."""
 
+WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
+"""Beginnings of errors from a server that no longer answers."""
+
 
 AS_TEXT: Final = "prompt_string"
 """The request field of a prompt that is sent as text."""

@@ -14,7 +14,7 @@ from cachesim.engines.words import counted
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Record, Session
 from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
 from cachesim.testing.facts import neighbours, with_facts
@@ -352,6 +352,10 @@ def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
+    if (record.error or "").startswith(WORKER_GONE):
+        if any(each.kind == "crash" for each in trial.findings):
+            return None  # of a server without its worker, as before
+        return Finding(kind="crash", step=step, detail=f"{record.error}; {record.message}")
     if record.step.do != "complete":
         return None
     trial.requests += 1

@@ -14,7 +14,7 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.scenario import loads
-from cachesim.scenario.files import to_toml
+from cachesim.scenario.files import load, to_toml
 from cachesim.testing.search import (
     EXERCISED,
     WHOLE,
@@ -69,6 +69,15 @@ def test_what_was_found_is_played_again_from_its_file(found: Counterexample) -> 
     assert found.scenario == again
     assert not run(again, released, arithmetic="ring").as_expected
     assert run(again, mended, arithmetic="ring").as_expected
+
+
+def test_a_dead_generation_thread_is_one_crash_however_many_requests_wait() -> None:
+    exact = load("scenarios/mlx-lm/mlx-lm-1215-exact-hit.toml")
+
+    trial = play(exact, Profile.parse("mlx-lm@0.31.3"), stop_early=False)
+
+    assert ["crash"] == [each.kind for each in trial.findings]
+    assert trial.findings[0].detail.startswith("worker died: IndexError")
 
 
 def test_a_sound_profile_passes() -> None:
