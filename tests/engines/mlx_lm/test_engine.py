@@ -14,6 +14,8 @@ from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamAttributeError
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ContractError, OptionError
+from cachesim.model.build import build
+from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 
 PROMPT = as_tokens(list(range(300, 320)))
@@ -93,3 +95,13 @@ def test_before_807_a_restored_recurrent_cache_has_no_fields_for_padding(
 
 def test_from_0_29_1_to_0_30_2_nothing_changed_in_what_is_cached() -> None:
     assert 1 == len({repr(FAMILY.release(name).rules) for name in ("0.29.1", "0.30.0", "0.30.2")})
+
+
+def test_a_placeholder_that_a_ring_never_wrote_is_no_position() -> None:
+    windows = build(preset("swa"), "ring")
+    engine = Engine.create("mlx-lm@0.30.2", model=windows)
+    ask(engine, PROMPT[:1], predict=1)
+
+    reply = ask(engine, PROMPT[:1], predict=40, options={"seed": 0})
+
+    assert 40 == len(reply.generated)

@@ -163,6 +163,7 @@ class Visibility:
         column are those from its `low` to its `high`.
         """
         places = marks.astype(np.int64) - 1
+        places[places >= MARK - 1] = NOWHERE  # a placeholder that was never written
         gather = _common_gather(places, visible, rows, low, high)
         if gather is not None:
             return cls(marks, visible, (gather,))
