@@ -5,12 +5,14 @@
 
 A search draws as `cachesim check --all` does, on the report's model with flags of its own, in one
 process. It has found the defect at the first workload that fails on the profile with it, and does
-not fail at that step on the profile without it; only the first counts as time.
+not fail at that step on the profile without it; only the first counts as time, unless the search
+compares both.
 """
 
 import json
 import time
 from argparse import ArgumentParser
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -53,10 +55,11 @@ def searched(defect: Defect, seed: int, seconds: float) -> Search:
         begin = time.process_time()
         scenario = next(drawn)
         steps = defect.shown(scenario, number)
-        spent += time.process_time() - begin
-        number += 1
+        middle = time.process_time()
         if steps and defect.is_own(scenario, steps):
             found = scenario
+        spent += (time.process_time() if defect.effect == "less" else middle) - begin
+        number += 1
     return Search(defect=defect, seed=seed, seconds=spent, workloads=number, found=found)
 
 
@@ -103,21 +106,23 @@ def rows(found: Sequence[Search]) -> Iterator[dict[str, Any]]:
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    """A row for each engine, and one for all."""
+    """A row for each engine, each effect, and one for all."""
     shown = Table(title="defects found by a blind search, processor seconds", title_style="")
-    shown.add_column("engine")
+    shown.add_column("engine or effect")
     for head in ("defects", "searches", "median", "slowest", "workloads", "shrunk, tokens"):
         shown.add_column(head, justify="right")
-    engines = sorted({each["profile"].partition("@")[0] for each in found})
-    for engine in (*engines, ""):
-        some = [each for each in found if each["profile"].startswith(engine)]
+    groups = defaultdict(list)
+    for each in found:
+        for group in (each["profile"].partition("@")[0], each["effect"], "all"):
+            groups[group].append(each)
+    for group, some in sorted(groups.items(), key=lambda each: len(each[1])):
         searches = [search for each in some for search in each["searches"]]
         right = [each for each in searches if each["found"]]
         seen = sum(any(search["found"] for search in each["searches"]) for each in some)
         sizes = [each["shrunk"][1] for each in some if each["shrunk"]]
         seconds = [each["seconds"] for each in right]
         shown.add_row(
-            engine or "all",
+            group,
             f"{seen} of {len(some)}",
             f"{len(right)} of {len(searches)}",
             f"{median(seconds):.3f}" if right else "-",

@@ -1,8 +1,12 @@
 """The defects that `python -m benchmarks bugs` searches for: reports with a profile that has it.
 
 Collected from the scenarios: the profile of `before` has the defect, that of `after` does not.
-A workload shows the defect where the first fails at a step and the second does not; reuse is lost
-where `check --find lost` reports it of the first, and the second reuses more.
+A workload shows the defect where the first fails at a step and the second does not:
+
+    wrong, crash   as `check --all` reports it of the first
+    lost           as `check --find lost` reports it of the first, and the second reuses more
+    less           the second reuses more, as `check --against` compares: of these engines' states
+                   `--find lost` knows nothing
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +17,7 @@ from typing import Final, Literal, TypeAlias
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.play.runner import run
+from cachesim.play.session import Session
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Seen
 from cachesim.testing.search import trial_of
@@ -23,7 +28,10 @@ SCENARIOS: Final = Path(__file__).parent.parent / "scenarios"
 SHAPE: Final = Shape(incidents=True, chats=True)
 """As `cachesim check --all` draws."""
 
-Effect: TypeAlias = Literal["wrong", "crash", "lost"]
+Effect: TypeAlias = Literal["wrong", "crash", "lost", "less"]
+LISTING: Final = ("llama.cpp", "ik_llama.cpp")
+"""Engines that list their checkpoints."""
+
 CRASHES: Final = ("aborted", "endless", "worker died")
 
 
@@ -42,17 +50,24 @@ class Defect:
         if self.effect == "lost":
             played = run(scenario, self.profile, arithmetic="ring")
             return {step: played.steps[step].cached or 0 for _, step, _ in lost(played, scenario)}
+        if self.effect == "less":
+            return self._cached(scenario, self.profile)
         return dict.fromkeys(self._failed(scenario, self.profile, number), 0)
 
     def is_own(self, scenario: Scenario, steps: Mapping[int, int]) -> bool:
         """True if the control plays the workload too, and one of these steps better."""
         try:
-            if self.effect == "lost":
-                played = run(scenario, self.control, arithmetic="ring").steps
-                return any((played[step].cached or 0) > cached for step, cached in steps.items())
+            if self.effect in {"lost", "less"}:
+                control = self._cached(scenario, self.control)
+                return any(control.get(step, 0) > cached for step, cached in steps.items())
             return bool(steps.keys() - self._failed(scenario, self.control, 0))
         except InputError:
             return False
+
+    def _cached(self, scenario: Scenario, profile: Profile) -> dict[int, int]:
+        records = Session(scenario, profile, arithmetic="ring", reads_state=False, thin=True).run()
+        replies = ((record.index, record.reply) for record in records)
+        return {at: reply.cached for at, reply in replies if reply and reply.cached is not None}
 
     def _failed(self, scenario: Scenario, profile: Profile, number: int) -> set[int]:
         trial = trial_of(number, scenario, profile, arithmetic="ring", stop_early=False)
@@ -71,6 +86,8 @@ def defects(part: str = "") -> Iterator[Defect]:
 def _of(scenario: Scenario) -> Defect | None:
     before, after = scenario.shows.before, scenario.shows.after
     effect = _effect(before, after)
+    if effect == "lost" and scenario.engine.name not in LISTING:
+        effect = "less"
     if effect is None or not after.profile or before.profile == after.profile:
         return None
     profile, control = (

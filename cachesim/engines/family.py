@@ -212,6 +212,7 @@ class Family(Generic[R, S]):
 
     has_slots: bool = True  # requests may name a slot
     may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
+    keeps_replies: bool = False  # its cache holds the last token of a reply too
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
     plays_chunks: bool = False  # a layer's window may be the chunk of a token

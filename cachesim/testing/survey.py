@@ -20,6 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from cachesim.engines.events import Event
 from cachesim.engines.family import Patch, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -60,6 +61,9 @@ PLACES: Final[Mapping[str, str]] = {
     "window": "window",
     "recurrent": "recurrent state",
 }
+
+PAGES: Final = 64
+"""A prompt of so many tokens, sent again at once, is reused in part by every block size here."""
 
 STATELESS: Final = frozenset({"attention"})
 """Layers without a state beside their cells."""
@@ -333,6 +337,43 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         if best - 1 > step.cached:  # the last token is always reprocessed
             marks = tuple(dict.fromkeys(each.rule for each in rules))
             yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} were there"
+        elif stateful and (before := max(_resumable(played, scenario, index), default=0)):
+            marks = tuple(dict.fromkeys(each.rule for each in rules))
+            detail = f"{step.cached} cached, {before} were there before, and nothing was evicted"
+            yield Cause("lost reuse", marks), index, detail
+
+
+def _resumable(played: Run, scenario: Scenario, index: int) -> Iterator[int]:
+    """Positions beyond those reused that had a checkpoint, or that an earlier step resumed from.
+
+    Without those that a lack of room, or another conversation in the slot, took away since.
+    """
+    tokens, cached = scenario.step[index].ids, played.steps[index].cached or 0
+    has_slots = family_of(Profile.parse(played.profile).engine).has_slots
+    shared = len(tokens) - 1
+    for before in reversed(range(index)):
+        step, given = played.steps[before], scenario.step[before]
+        if given.do != "complete":
+            return
+        common = 0
+        for one, other in zip(given.ids + tuple(step.generated), tokens, strict=False):
+            if one != other:
+                break
+            common += 1
+        if has_slots:
+            shared = min(shared, common)
+        elif before < index - 1:
+            common = min(common, step.cached or 0)
+        states = [each.n_tokens for each in step.checkpoints] if has_slots else [step.cached or 0]
+        yield from (each for each in states if cached + 1 < each <= min(shared, common))
+        if not has_slots and not cached and step.cached is not None and common >= PAGES:
+            yield common
+        if any(map(_is_loss, step.events)):
+            return
+
+
+def _is_loss(event: Event) -> bool:
+    return event.name().endswith(("evicted", "dropped", "trimmed"))
 
 
 def _equal(step: Step) -> int:

@@ -285,8 +285,9 @@ def draw_workload(
     speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
     crowd = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
     crowd = crowd or corner.crowd
+    arrivals = shape.incidents and "arrival" in (shape.kinds or family.incidents)
     chats = Chats(draws, strangers=crowd) if speaks else None
-    tree = _Tree(draws, shape, may_decline=family.may_decline, chats=chats)
+    tree = _Tree(draws, shape, family, chats=chats)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
         step = tree.next_step(index)
@@ -296,10 +297,10 @@ def draw_workload(
             off = ({"id": 0, "scale": 0.0},)
             step = replace(step, options={family.adapter_flag: off})
         alone = index == 0 or not shape.together
-        if slots > 1:
+        if slots > 1 or (family.has_slots and shape.incidents):
             step = _placed(draws, step, slots, first=alone)
         elif not family.has_slots:
-            step = _batched(draws, step, family, first=alone, crowd=crowd)
+            step = _batched(draws, step, family, first=alone, crowd=crowd, arrivals=arrivals)
         steps.append(step)
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
@@ -407,7 +408,13 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
 
 
 def _batched(
-    draws: Draws, step: Step, family: Family[Any, Any], *, first: bool, crowd: bool
+    draws: Draws,
+    step: Step,
+    family: Family[Any, Any],
+    *,
+    first: bool,
+    crowd: bool,
+    arrivals: bool,
 ) -> Step:
     """With the previous request or while it runs; or with fields that take another code path.
 
@@ -418,6 +425,8 @@ def _batched(
         changes["with_previous"] = True
         if family.interrupts:
             changes["turns"] = draws.integer(0, 3)
+        elif arrivals and draws.integer(0, 1):
+            changes["turns"] = draws.integer(1, 6)
     if family.asks and draws.integer(0, 4) == 4:
         changes["options"] = dict(family.asks)
     return replace(step, **changes)
@@ -427,13 +436,13 @@ class _Tree:
     """The turns so far, and their continuations."""
 
     def __init__(
-        self, draws: Draws, shape: Shape, *, may_decline: bool, chats: Chats | None
+        self, draws: Draws, shape: Shape, family: Family[Any, Any], *, chats: Chats | None
     ) -> None:
         self._draws = draws
         self._shape = shape
-        self._may_decline = may_decline  # a request may disable reuse of the cache
+        self._family = family
         self._chats = chats  # in place of prompts
-        self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
+        self._turns: list[tuple[int, ...]] = []  # prompt and reply, as far as a cache may hold it
 
     def next_step(self, index: int) -> Step:
         """The next request."""
@@ -441,10 +450,10 @@ class _Tree:
         prompt = self._prompt() if self._chats is None else None
         reply = self._words(self._draws.integer(1, self._shape.replies))
         if prompt is not None:
-            self._turns.append(prompt + reply[:-1])
+            self._turns.append(prompt + (reply if self._family.keeps_replies else reply[:-1]))
         if self._chats is not None:
             self._chats.learn(chat, reply)
-        cache_prompt = not self._may_decline or self._draws.integer(0, 24) != 24
+        cache_prompt = not self._family.may_decline or self._draws.integer(0, 24) != 24
         return Step(
             name=f"r{index}", prompt=prompt, messages=chat, reply=reply, cache_prompt=cache_prompt
         )

@@ -1,5 +1,6 @@
 """A search that goes on tells causes apart, counts them, and makes the first of each small."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -15,7 +16,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
 from cachesim.testing.search import Trial, play, simpler, workloads
-from cachesim.testing.survey import Cause, Survey, made_small, survey, survey_by
+from cachesim.testing.survey import Cause, Survey, lost, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
 
 WINDOWS = Profile.parse("llama.cpp@b11549")
@@ -90,11 +91,11 @@ def test_several_processes_see_what_one_sees() -> None:
 
 def test_reuse_that_was_lost_though_the_state_was_there_is_a_finding() -> None:
     june = Profile.parse("llama.cpp@b9538")
-    lost = survey(june, "dense", examples=3, find="lost")
+    found = survey(june, "dense", examples=3, find="lost")
     cause = Cause("lost reuse", ("f-keep",))
 
-    assert cause in lost.counts
-    step = run(lost.first[cause].scenario, june, arithmetic="ring").steps[lost.first[cause].step]
+    assert cause in found.counts
+    step = run(found.first[cause].scenario, june, arithmetic="ring").steps[found.first[cause].step]
     assert step.explanation is not None
     assert (27, 121) == (step.cached, step.explanation.equal)
 
@@ -150,3 +151,27 @@ def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
     assert expected == again
     assert WINDOWS not in profiles
     assert profiles
+
+
+def flagged(profile: str, model: str, *prompts: Sequence[int]) -> list[int]:
+    """The steps that lost reuse."""
+    parsed = Profile.parse(profile)
+    drawn = next(workloads(parsed, model, shape=Shape(flags=False, min_steps=1, max_steps=1)))
+    steps = (Step(name=f"r{i}", prompt=tuple(each), predict=8) for i, each in enumerate(prompts))
+    scenario = replace(drawn, step=tuple(steps))
+    played = run(scenario, parsed, arithmetic="ring")
+    return [step for _, step, _ in lost(played, scenario)]
+
+
+def test_a_checkpoint_that_was_erased_though_valid_is_lost_reuse() -> None:
+    prompts = (range(300, 400), range(300, 396), range(300, 400))
+
+    assert 2 in flagged("llama.cpp@b11549", "recurrent", *prompts)
+    assert 2 not in flagged("llama.cpp@b11549+24035-lcp", "recurrent", *prompts)
+
+
+def test_a_long_prompt_of_which_nothing_is_reused_at_once_is_lost_reuse() -> None:
+    prompts = (range(300, 400), (*range(300, 370), *range(400, 430)))
+
+    assert [1] == flagged("vllm@0.33.0", "hybrid-delta", *prompts)
+    assert [] == flagged("vllm@0.33.0", "hybrid-delta", prompts[0], prompts[0])

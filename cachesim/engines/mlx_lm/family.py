@@ -518,6 +518,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     fields=FIELDS,
     has_slots=False,
     may_decline=False,
+    keeps_replies=True,
     renders_chats=True,
     check_model=family_of,
     records_provenance="provenance",
@@ -532,6 +533,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         {"prompt_concurrency": 2, "prefill_step_size": 4},
     ),
     elsewhere=ELSEWHERE,
+    incidents=("arrival",),
     exercised={
         "prompt-cache-evicted": "eviction",
         "store-trimmed": "eviction",
