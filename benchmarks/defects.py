@@ -32,7 +32,7 @@ Effect: TypeAlias = Literal["wrong", "crash", "lost", "less"]
 LISTING: Final = ("llama.cpp", "ik_llama.cpp")
 """Engines that list their checkpoints."""
 
-CRASHES: Final = ("aborted", "endless", "worker died")
+CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,8 @@ class Defect:
 
     def _failed(self, scenario: Scenario, profile: Profile, number: int) -> set[int]:
         trial = trial_of(number, scenario, profile, arithmetic="ring", stop_early=False)
-        crash = self.effect == "crash"
-        return {each.step for each in trial.findings if (each.kind == "crash") == crash}
+        ends = self.effect == "crash"
+        return {e.step for e in trial.findings if (e.kind in {"crash", "refusal"}) == ends}
 
 
 def defects(part: str = "") -> Iterator[Defect]:

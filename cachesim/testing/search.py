@@ -266,7 +266,9 @@ def _with_steps(scenario: Scenario, steps: tuple[Step, ...]) -> Scenario:
     return replace(scenario, step=steps)
 
 
-Kind: TypeAlias = Literal["wrong answer", "leak", "broken invariant", "crash", "lost reuse"]
+Kind: TypeAlias = Literal[
+    "wrong answer", "leak", "broken invariant", "crash", "refusal", "lost reuse"
+]
 
 EXERCISED: Final = (
     "restore",
@@ -283,9 +285,13 @@ EXERCISED: Final = (
 """Exercised features that a search counts; each engine maps its events to them."""
 
 
+SERVER_ERROR: Final = "server_error"
+"""The error of a request that the server failed to process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A wrong answer, broken invariant or crash, with its step."""
+    """A wrong answer, broken invariant, crash or refusal, with its step."""
 
     kind: Kind
     step: int
@@ -335,7 +341,7 @@ def play(
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
-            finding = _finding_of(record, oracle, trial)
+            finding = _finding_of(record, oracle, trial, scenario.engine.options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
@@ -348,7 +354,9 @@ def play(
     return trial
 
 
-def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
+def _finding_of(
+    record: Record, oracle: Oracle, trial: Trial, options: Mapping[str, Any]
+) -> Finding | None:
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
@@ -363,7 +371,7 @@ def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     if reply is None or reply.error is not None:
         trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
         trial.cached.append(None)
-        return _broken_batch(record, reply)
+        return _broken_batch(record, reply, options)
     trial.cached.append(reply.cached)
     trial.exercised["reuse"] += bool(reply.cached)
     explained = sum(loss.before - loss.after for loss in reply.losses)
@@ -387,11 +395,19 @@ def _finding_of(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     return Finding(kind="wrong answer", step=step, detail=detail)
 
 
-def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
-    """True if memory refuses a batch as invalid: the server's position and the memory disagree."""
-    if reply is None or "Invalid input batch" not in reply.message:
+def _broken_batch(
+    record: Record, reply: Reply | None, options: Mapping[str, Any]
+) -> Finding | None:
+    """A batch that memory refuses as invalid, or a request that fails though it fits its slot."""
+    if reply is None or reply.error != SERVER_ERROR:
         return None
-    return Finding(kind="broken invariant", step=record.index, detail=reply.message)
+    if "Invalid input batch" in reply.message:
+        return Finding(kind="broken invariant", step=record.index, detail=reply.message)
+    room = options.get("ctx_size", 4096) // options.get("parallel", 1)
+    more = 0 if options.get("context_shift") else len(record.step.reply or ()) or room
+    if options.get("kv_unified") or len(reply.prompt) + more + 1 >= room:
+        return None
+    return Finding(kind="refusal", step=record.index, detail=reply.message)
 
 
 def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str, str]) -> None:

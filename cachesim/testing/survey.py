@@ -6,7 +6,7 @@ first workload is reduced.
 
     wrong answer    the patch that cures it; where none does: which memory was wrong, how, and
                     what had brought it back
-    crash           the sentence of the abort, its numbers aside
+    crash, refusal  the sentence of the abort or error, its numbers aside
     lost reuse      the rules that kept matching tokens from being reused, though their states
                     were there
 """
@@ -212,8 +212,8 @@ def _wrong(
     cures = cured_by(scenario, profile, arithmetic, wrong=wrong, oracles=oracles) if wrong else {}
     played = None
     for each in trial.findings:
-        if each.kind == "crash":
-            yield Cause("crash", (_unnumbered(each.detail),)), each.step, each.detail
+        if each.kind in {"crash", "refusal"}:
+            yield Cause(each.kind, (_unnumbered(each.detail),)), each.step, each.detail
         elif cures.get(each.step):
             for patch in cures[each.step]:
                 cause = Cause(each.kind, (patch.cures,), patch.name)
