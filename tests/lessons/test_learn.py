@@ -44,7 +44,7 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
 def test_at_a_terminal_it_waits_before_each_run(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\ndiverged\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\ndiverged\nfirst\n"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
     assert 0 == main(["learn", "5"])
@@ -54,7 +54,7 @@ def test_at_a_terminal_it_waits_before_each_run(
     assert "Not yet. Hint: Which checkpoint is inside the matching part?" in said.err
     assert "6: the run says 10" in said.out
     assert "diverged: right" in said.out
-    assert "2 of 3 predicted" in said.out
+    assert "3 of 4 predicted" in said.out
 
 
 def test_with_all_nothing_is_asked(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ class Drawn:
 
     def text(self) -> str:
         """Text for a terminal: a letter for each token, and a mark under wrong ones."""
-        return picture_text.text(self.picture, letter=_letter)
+        words = any(bar.words for row in self.picture.rows for bar in row.bars)
+        return picture_text.text(self.picture, letter=None if words else _letter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,5 +136,6 @@ def swept(
         replies = play(value)
         last = replies[-1]
         text = f"last request: {last.cached} of {last.tokens} cached, answer {last.answer}"
+        text += f", reply {last.reply}" if last.reply else ""
         found.append((str(value), text, drawn(replies, *also)))
     return Control(label=label, shown=tuple(found))

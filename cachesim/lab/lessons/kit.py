@@ -1,4 +1,4 @@
-"""Functions of the lessons: letters as tokens, a memory, a server."""
+"""Functions of the lessons: letters or words as tokens, a memory, a server."""
 
 import base64
 import json
@@ -23,7 +23,8 @@ from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
 from cachesim.errors import ContractError
 from cachesim.model.build import build
-from cachesim.model.presets import tiny
+from cachesim.model.presets import RECALL, preset, tiny
+from cachesim.model.recall import encode, text_of
 from cachesim.model.spec import ModelSpec
 from cachesim.play import run_scenario
 from cachesim.play.result import Run, Saved
@@ -60,10 +61,23 @@ def letters(ids: Sequence[int]) -> str:
     return "".join(chr(i - FIRST) if 32 <= i - FIRST < 127 else "." for i in ids)
 
 
+def spelled(spec: ModelSpec, text: str) -> tuple[Tokens, Sequence[str]]:
+    """The tokens of a text with their labels: words of a model that recalls facts, else letters."""
+    if spec.recall:
+        return as_tokens(encode(text)), text.split()
+    return tokens(text), text
+
+
 def cold(model: str | ModelSpec, text: str) -> Array:
     """The logits after a text, computed cold."""
-    row: Array = cold_logits(model_of(model), tokens(text))[-1]
+    spec = model_of(model)
+    row: Array = cold_logits(spec, spelled(spec, text)[0])[-1]
     return row
+
+
+def reply(row: Array) -> str:
+    """The word with the largest logit."""
+    return text_of((int(row.argmax()),))
 
 
 def model_of(model: str | ModelSpec) -> ModelSpec:
@@ -71,7 +85,7 @@ def model_of(model: str | ModelSpec) -> ModelSpec:
     if isinstance(model, ModelSpec):
         return model
     window = {"window": 4} if "swa" in model else {}
-    return tiny(model, **window)
+    return preset(model, **window) if model in RECALL else tiny(model, **window)
 
 
 class Memory:
@@ -80,7 +94,8 @@ class Memory:
     def __init__(
         self, model: str | ModelSpec, *, cells: int = 12, parts: int = 1, rollback: int = 0
     ) -> None:
-        network = build(model_of(model))
+        self._spec = model_of(model)
+        network = build(self._spec)
         depth = rollback_depth(network, rollback, B11434)
         memory = create_memory(
             network,
@@ -109,7 +124,8 @@ class Memory:
     def read(self, text: str, *, seq: int = 0, at: int | None = None) -> Array:
         """Append a text to a sequence; return the logits after its last token."""
         start = self.context.seq_pos_max(seq) + 1 if at is None else at
-        code = self.context.decode(Batch.of(tokens(text), start=start, seq=seq))
+        ids, labels = spelled(self._spec, text)
+        code = self.context.decode(Batch.of(ids, start=start, seq=seq))
         if code != 0:
             why = self.context.refusal if code == INVALID else "no place"
             msg = f"decode answers {code}: {why}"
@@ -118,8 +134,8 @@ class Memory:
             cells = cache.streams.cells[0]
             for cell in range(cache.streams.size):
                 if int(cells.bits[0, cell]) >> seq & 1 and cells.pos[cell] >= start:
-                    self._labels[name, cell] = text[int(cells.pos[cell]) - start]
-        return self.context.logits(len(text) - 1)
+                    self._labels[name, cell] = labels[int(cells.pos[cell]) - start]
+        return self.context.logits(len(ids) - 1)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Remove the positions from p0 on (up to p1); False if memory refuses."""
@@ -212,6 +228,7 @@ class Answered:
     entries: tuple[dict[str, Any], ...]
     why: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
+    reply: str = ""  # of a model that recalls facts
     error: str | None = None
     evidence: str | None = None
     again: Callable[[], Run] | None = field(default=None, repr=False, compare=False)
@@ -268,6 +285,22 @@ def serve(
         replace(_answered(text, step), again=again)
         for text, step in zip(texts, entries, strict=True)
     ]
+
+
+def recall(profile: str, model: str, *prompts: str, **options: object) -> list[Answered]:
+    """Prompts in words to a server with a model that recalls facts; each reply is one word."""
+    steps = [{"prompt": list(encode(each)), "predict": 1} for each in prompts]
+    entries, again = _played(profile, model, steps, options=options)
+    return [
+        replace(_answered(_short(text), step), again=again, reply=text_of(step.generated))
+        for text, step in zip(prompts, entries, strict=True)
+    ]
+
+
+def _short(text: str) -> str:
+    """A text with a few of its middle words left out."""
+    words = text.split()
+    return text if len(words) < 12 else " ".join((*words[:7], "...", *words[-2:]))
 
 
 def chat(
@@ -357,12 +390,15 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
     """
     wide = max(8, *(len(each.prompt) for each in replies))
     more = "checkpoints" if checkpoints else "entries" if entries else ""
+    more = more or ("reply" if any(each.reply for each in replies) else "")
     say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
     for each in replies:
         counts = f"{each.tokens:>6}  {each.cached:>6}"
         rest = [str(checkpoint) for checkpoint in each.checkpoints] if checkpoints else []
         if entries:
             rest = [str(entry["n_tokens"]) for entry in each.entries]
+        if more == "reply":
+            rest = [each.reply]
         say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
     for label in dict.fromkeys(each.evidence for each in replies if each.evidence):
         say(f"evidence: {label}")
