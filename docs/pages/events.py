@@ -12,7 +12,7 @@ INTRODUCTION = """\
 Events are an engine's only output besides replies. Each is one thing that happened, as a small
 value; the lines of the real servers' logs that carry numbers are among them, with the same
 numbers. In the JSON output every event has its name under `event`, `slot` and `task` (-1 where
-there is none), and the fields below.
+there is none), the fields in braces, and the others.
 """
 
 
@@ -27,7 +27,7 @@ def _engines() -> Iterator[str]:
         known = [each for path in files for each in classes(path)]
         yield f"## {engine}"
         rows = [_row(each, known) for each in known if _is_event(each, known)]
-        yield table(("event", "what happened", "fields"), rows)
+        yield table(("event", "what happened", "other fields"), rows)
 
 
 def _is_event(one: Class, known: list[Class]) -> bool:
@@ -43,8 +43,10 @@ def _is_event(one: Class, known: list[Class]) -> bool:
 def _row(one: Class, known: list[Class]) -> tuple[str, str, str]:
     inherited = [each for each in known if each.name in one.bases]
     fields = [field for each in (*inherited, one) for field in each.fields]
-    words = ", ".join(f"{code(each.name)} {each.about}".strip() for each in fields)
-    return code(_name(one.name)), plain(one.about.split("\n\n")[0]), words
+    about = one.about.split("\n\n")[0]
+    others = [each for each in fields if each.about or f"{{{each.name}}}" not in about]
+    words = ", ".join(f"{code(each.name)} {each.about}".strip() for each in others)
+    return code(_name(one.name)), plain(about), words
 
 
 def _name(class_name: str) -> str:

@@ -60,7 +60,10 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
     if not label and any(each["result"] == "agrees" for each in played):
         facts.append("same counts")
-    links = [f'<a href="{escape(playground_link(scenario))}">playground</a>']
+    links = [
+        f'<a class="try" href="{escape(playground_link(scenario))}"'
+        f' aria-label="{name} in the playground"></a>'
+    ]
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return (
         f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'

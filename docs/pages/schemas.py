@@ -45,10 +45,10 @@ def _tables(schema: Mapping[str, Any], title: str) -> Iterator[str]:
         yield plain(schema["description"])
     required = schema.get("required", ())
     rows = [
-        (code(name), _kind(each), "yes" if name in required else "", _about(each))
+        (code(name), _kind(each) + ", optional" * (name not in required), _about(each))
         for name, each in schema["properties"].items()
     ]
-    yield table(("key", "value", "needed", "what it is"), rows)
+    yield table(("key", "value", "what it is"), rows)
     for name, each in schema["properties"].items():
         inner = each.get("items", each)
         if inner.get("properties"):
