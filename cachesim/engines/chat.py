@@ -203,7 +203,7 @@ class ByteTokenizer:
             msg = f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}"
             raise TokenError(msg)
         self.template = TEMPLATES[template] if isinstance(template, str) else template
-        self.words = words
+        self.words = dict(words)  # a mapping proxy cannot be copied with its server
         self.tools: tuple[str, ...] = ()
         self.thinks = True  # the generation prompt leaves the reasoning part open
 

@@ -77,7 +77,7 @@ PROOFS: Final = 5
 IN_A_ROW: Final = 3
 """Replays after a restart that all have to be wrong, where those of the whole workload were."""
 
-BATCH: Final = 24
+BATCH: Final = 8
 """Replays of an undecided suspicion, after which as many requests search for another one."""
 
 
@@ -120,15 +120,22 @@ class Finding:
 class Suspicion:
     """An answer beyond the limit, and its replays so far."""
 
-    workload: Scenario
-    number: int  # of the step
+    forms: list[tuple[Scenario, int]]  # workload and step, as it was sent and one at a time
     played: Played
     at: int  # of the answer
     test: SequentialTest
     threshold: float
     before: list[list[Query]]
+    hits: Counter[int] = field(default_factory=Counter)  # by form
     seen: list[float] = field(default_factory=list)
     resumes: int = 0  # at so many requests
+
+    @property
+    def form(self) -> int:
+        """The form of the next replay: each in turn, then the one that was wrong more often."""
+        if self.test.replays < BATCH:
+            return self.test.replays % len(self.forms)
+        return max(range(len(self.forms)), key=self.hits.__getitem__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +181,7 @@ class Probe:
         family = family_of(engine or "llama.cpp")
         self._profile = Profile(family.name, family.names()[-1])
         self._slots = self.facts.slots if family.has_slots else 1
+        self._slot = 0 if self._slots > 1 else -1  # that all requests of a workload may name
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -334,9 +342,12 @@ class Probe:
             self.outcome.suspicions += 1
             number = played.steps[at]
             test, threshold = self.judge.next_test()
+            workload = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
+            calm = one_at_a_time(workload, self._slot)
+            place = sum(step.do == "complete" for step in workload.step[:number])
+            forms = [(workload, number), (calm, place)]
             suspicion = Suspicion(
-                workload=up_to(scenario, number, CONTINUATION if self.facts.forces else 0),
-                number=number,
+                forms=forms if calm != workload else forms[:1],
                 played=played,
                 at=at,
                 test=test,
@@ -356,16 +367,18 @@ class Probe:
         """
         test, seen, started = suspicion.test, suspicion.seen, self.meter.requests
         while test.value < suspicion.threshold and not test.dropped:
-            if test.replays % 2:
+            form = suspicion.form
+            if test.replays // len(suspicion.forms) % 2:
                 text = self._text(self._longest, self._longest)
                 for prompt in (text[:-1], text):
                     self.target.together([Query(prompt=prompt, reply=self._text(1, 1))])
-            far = self._replayed(suspicion.workload, suspicion.number)
+            far = self._replayed(*suspicion.forms[form])
             if far is None:
                 self._open.remove(suspicion)
                 return
             seen.append(far)
             test.add(hit=far > self.judge.noise.limit)
+            suspicion.hits[form] += far > self.judge.noise.limit
             if test.replays % BATCH == 0 and test.value < suspicion.threshold and not test.dropped:
                 suspicion.resumes = 2 * self.meter.requests - started
                 return
@@ -376,7 +389,7 @@ class Probe:
                 f"by more than {self.judge.noise.limit:.2g}"
             )
             return
-        played, at = suspicion.played, suspicion.at
+        played, at, workload = suspicion.played, suspicion.at, suspicion.forms[0][0]
         query, answer = played.queries[at], played.answers[at]
         hits = [each for each in seen if each > self.judge.noise.limit]
         cached = "an unknown number" if answer.cached is None else str(answer.cached)
@@ -385,12 +398,12 @@ class Probe:
             f"off by {median(hits):.2g} in {len(hits)} of {len(seen)} replays"
         )
         finding = self._found(
-            "answer", sentence, evidence=test.value, distances=seen, scenario=suspicion.workload
+            "answer", sentence, evidence=test.value, distances=seen, scenario=workload
         )
         finding.hits, finding.replays = test.hits, test.replays
         finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
         self._before = suspicion.before
-        self._prove(finding, suspicion.workload)
+        self._prove(finding, workload)
 
     def _replayed(self, scenario: Scenario, number: int) -> float | None:
         """The distance of one step in a replay; None where it has no answer any more."""
@@ -510,11 +523,10 @@ class Probe:
         server had to replace meet again in one slot.
         """
         most = plays_for(finding.hits / (finding.replays + 1))
-        slot = 0 if self._slots > 1 else -1
         for back in BEFORE:
             before = self._before[-back:] if back else []
             whole = after(before, scenario, self.facts.words)
-            calm, self._plays = one_at_a_time(whole, slot), 1
+            calm, self._plays = one_at_a_time(whole, self._slot), 1
             for each in (calm, whole) if calm != whole else (whole,):
                 if self._in_a_row(each):
                     return each
