@@ -25,6 +25,7 @@ from cachesim.report.charts import (
     WIDTH,
     legend,
     line_of,
+    numbered,
     svg_of,
 )
 
@@ -102,7 +103,7 @@ def chart(axis: str, rows: Sequence[Row]) -> str:
     for index, row in enumerate(rows):
         parts += line_of(index, [(place(size), height(took)) for size, took in points(row)])
     names = [f"{row['model']}, {row['arithmetic']}" for row in rows]
-    return svg_of(parts, HEIGHT) + legend(names)
+    return svg_of(parts, HEIGHT) + legend(numbered(names))
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:

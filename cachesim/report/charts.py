@@ -151,7 +151,7 @@ def scatter(
     return svg_of(parts, HEIGHT) + legend(numbered(groups), lined=False)
 
 
-def line_of(index: int, spots: Points, *, wide: float) -> list[str]:
+def line_of(index: int, spots: Points, *, wide: float = 2) -> list[str]:
     """A line of some width through some points, and its mark at each."""
     way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
     drawn = f'<polyline points="{way}" fill="none" {_pen(index, wide)}/>'

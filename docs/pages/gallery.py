@@ -60,10 +60,8 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
     if not label and any(each["result"] == "agrees" for each in played):
         facts.append("same counts")
-    links = [
-        f'<a class="try" href="{escape(playground_link(scenario))}"'
-        f' aria-label="{name} in the playground"></a>'
-    ]
+    address = escape(playground_link(scenario))
+    links = [f'<a class="try" href="{address}" aria-label="{name} in the playground"></a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return (
         f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
