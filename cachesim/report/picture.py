@@ -638,7 +638,7 @@ def _heading(step: Step, *, words: bool) -> str:
         right = "right" if step.answer == "same" else answer
         answer = f"reply {reply}, {right}"
         if row.cached != row.cold:
-            answer = f"reply {reply} is WRONG, a cold run replies {text_of((row.cold,))}"
+            return f"{step.name}: reply {reply} is WRONG, cold run: {text_of((row.cold,))}"
     return f"{step.name}: {step.prompt_tokens} tokens, {step.cached} cached, {answer}"
 
 

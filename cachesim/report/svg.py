@@ -279,12 +279,17 @@ def _words(
         for screen, pixels in SCREENS.items()
         if len(texts) != max(size, 1) or pixels / wide < least
     }
-    only = f" {min(set(SCREENS) - narrow)}" if len(narrow) == 1 else ""
-    for i, text in enumerate(texts if len(narrow) < len(SCREENS) else []):
+    for i, text in enumerate(texts):
         x = f"{100 * (i + 0.5) / size:.4g}%"
-        fits = int((SCREENS["onwide"] / wide - 2) / LETTER)
-        shown = text if len(text) <= max(fits, 1) else f"{text[: fits - 1]}…"
-        yield f'<text class="m{tone}{only}" x="{x}" y="12">{escape(shown)}</text>'
+        shown = {
+            screen: text[: max(1, int(pixels / wide / LETTER))]
+            for screen, pixels in SCREENS.items()
+            if screen not in narrow
+        }
+        alike = len(shown) == len(SCREENS) and len(set(shown.values())) == 1
+        for screen, part in [("", text)] if alike else shown.items():
+            css = f"m{tone} {screen}".rstrip()
+            yield f'<text class="{css}" x="{x}" y="12">{escape(part)}</text>'
     found = {
         screen: _fitting(bar.text, pixels * size / wide, pixels * (room - size) / wide - gap)
         for screen, pixels in SCREENS.items()

@@ -17,4 +17,4 @@ def test_the_picture_fetches_nothing() -> None:
 
     assert "@font-face" not in kept
     assert "http" not in without
-    assert "reply 7413 is WRONG, a cold run replies 2361" in kept
+    assert "reply 7413 is WRONG, cold run: 2361" in kept

@@ -81,7 +81,7 @@ def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_cl
     (long,) = (row for row in picture.rows if row.label.startswith("request b-reads"))
 
     assert 13 == picture.positions
-    assert "b-asks: 10 tokens, 7 cached, reply 7413 is WRONG, a cold run replies 2361" in [
+    assert "b-asks: reply 7413 is WRONG, cold run: 2361" in [
         heading for _, heading in picture.headings
     ]
     assert ["please note the code of alice", "7413", ". alice ?"] == [
