@@ -487,16 +487,17 @@ def run(
     """Run a scenario on one profile.
 
     Several runs of one scenario may share an oracle: cold answers are computed once. A run with a
-    diverged answer is repeated with provenance traced in every memory, to find the wrong state. A
-    scenario that expects one is traced at once; so is a run with `detail`, which also reports the
-    server's state after each event.
+    diverged answer, or one that differs by design, is repeated with provenance traced in every
+    memory, to find the state that differs. A scenario that expects a diverged answer is traced at
+    once; so is a run with `detail`, which also reports the server's state after each event.
     """
     traced = detail or (verify and expects_wrong(scenario, profile))
     session = Session(scenario, profile, arithmetic=arithmetic, traced=traced)
     oracle = oracle or Oracle(session.network)
     watcher = Watcher(session) if detail else None
     steps = run_steps(session, oracle, verify=verify, watcher=watcher, pace=pace)
-    if session.trace is None and any(step.answer == "diverged" for step in steps):
+    differs = any(step.answer in {"diverged", "by-design"} for step in steps)
+    if session.trace is None and differs:
         session = Session(scenario, profile, arithmetic=arithmetic, traced=True)
         again = run_steps(session, oracle, pace=pace)
         steps = steps if again[-1].error == TIMEOUT else again
