@@ -90,7 +90,7 @@ def written(told: Mapping[str, Any]) -> str:
     turns = len(told["rows"][0]["searched"])
     measured = (
         f"Measured with Python {told['python']} and NumPy {told['numpy']}, {turns} turns each: the"
-        f" median turn, and in brackets the least and the most of the turns."
+        f" median turn, with the range over the turns in brackets."
     )
     lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
     return "\n".join(lines)
