@@ -81,7 +81,8 @@ def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> Non
         fake("text", PROFILES["text"], context=context) as warm,  # type: ignore[arg-type]
         fake("text", PROFILES["text"], prompt_cache_size=0) as cold,
     ):
-        result = probed(warm.url, cold=cold.url, requests=600)
+        # A prompt that is cached whole ends the release's generation thread.
+        result = probed(warm.url, cold=cold.url, requests=600, no_repeats=True)
     assert (context is sound) == result.right
     assert "mlx_lm.server 0.32.2" == result.name
 
