@@ -98,7 +98,7 @@ def _of(scenario: Scenario) -> Defect | None:
         effect=effect,
         profile=profile,
         control=control,
-        model=scenario.model.preset or "hybrid",
+        model=scenario.model.preset or "swa",
     )
 
 

@@ -366,7 +366,8 @@ def _resumable(played: Run, scenario: Scenario, index: int) -> Iterator[int]:
             common = min(common, step.cached or 0)
         states = [each.n_tokens for each in step.checkpoints] if has_slots else [step.cached or 0]
         yield from (each for each in states if cached + 1 < each <= min(shared, common))
-        if not has_slots and not cached and step.cached is not None and common >= PAGES:
+        again = not has_slots or common >= len(given.ids)
+        if again and not cached and step.cached is not None and common >= PAGES:
             yield common
         if any(map(_is_loss, step.events)):
             return

@@ -306,9 +306,9 @@ def draw_workload(
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     if shape.incidents and draws.integer(0, 1):
         kind = draws.one_of(("long reply", *(shape.kinds or family.incidents)))
-        steps = _with_incident(draws, steps, kind, slots)
+        steps = _with_incident(draws, steps, kind, slots, family)
     elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
-        steps = _with_incident(draws, steps, "cancel", slots)
+        steps = _with_incident(draws, steps, "cancel", slots, family)
     if shape.alike:
         steps = _alike(steps)
     return Scenario(
@@ -347,7 +347,9 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -> list[Step]:
+def _with_incident(
+    draws: Draws, steps: Sequence[Step], kind: str, slots: int, family: Family[Any, Any]
+) -> list[Step]:
     """The steps with an incident: a save, a restart, a cancel or the like."""
     at = draws.integer(0, len(steps) - 1)
     step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
@@ -369,7 +371,8 @@ def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -
     elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
         here = [replace(step, completions=2)]
     elif kind == "arrival" and before and before[-1].do == "complete":
-        here = [replace(step, with_previous=True, turns=draws.integer(1, 6))]
+        slot = draws.one_of((step.slot, 0, slots - 1)) if family.has_slots else step.slot
+        here = [replace(step, with_previous=True, turns=draws.integer(1, 6), slot=slot)]
     return [*before, *here, *after]
 
 
@@ -442,7 +445,8 @@ class _Tree:
         self._shape = shape
         self._family = family
         self._chats = chats  # in place of prompts
-        self._turns: list[tuple[int, ...]] = []  # prompt and reply, as far as a cache may hold it
+        self._turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        """Prompts, each without and with its reply, as far as a cache may hold that."""
 
     def next_step(self, index: int) -> Step:
         """The next request."""
@@ -450,7 +454,8 @@ class _Tree:
         prompt = self._prompt() if self._chats is None else None
         reply = self._words(self._draws.integer(1, self._shape.replies))
         if prompt is not None:
-            self._turns.append(prompt + (reply if self._family.keeps_replies else reply[:-1]))
+            held = reply if self._family.keeps_replies else reply[:-1]
+            self._turns.append((prompt, prompt + held))
         if self._chats is not None:
             self._chats.learn(chat, reply)
         cache_prompt = not self._family.may_decline or self._draws.integer(0, 24) != 24
@@ -462,12 +467,13 @@ class _Tree:
         draws = self._draws
         if not self._turns:
             return self._new()
-        base = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
-        way = draws.one_of(("extend", "new", "edit", "edit", "again", "cut", "drop"))
+        turn = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
+        base = draws.one_of(turn)
+        way = draws.one_of(("extend", "new", "new", "edit", "edit", "again", "cut", "drop"))
         if way == "new":
             return self._new()
         if way == "extend":
-            return (base + self._new())[: 2 * self._shape.longest]
+            return (turn[1] + self._new())[: 2 * self._shape.longest]
         kept = base[: self._cut(len(base))]
         if way == "cut" and kept:
             return kept
@@ -483,7 +489,7 @@ class _Tree:
         return self._draws.integer(1, length - 1)
 
     def _new(self) -> tuple[int, ...]:
-        if self._draws.integer(0, 3) == 3:
+        if self._draws.integer(0, 1):
             return self._words(min(self._draws.one_of(EDGES), self._shape.longest))
         low, high = self._draws.one_of((SHORT, MIDDLE, MIDDLE, LONG))
         high = min(high, self._shape.longest)

@@ -15,7 +15,7 @@ def test_defects_of_every_engine_with_their_controls_come_from_the_scenarios() -
     found = list(defects())
 
     assert len(found) >= 80
-    assert {"wrong", "crash", "lost"} == {each.effect for each in found}
+    assert {"wrong", "crash", "lost", "less"} == {each.effect for each in found}
     assert {"llama.cpp", "ik_llama.cpp", "mlx-lm", "vllm", "sglang"} <= {
         each.profile.engine for each in found
     }

@@ -46,7 +46,7 @@ def test_a_message_is_read_as_the_tokens_that_it_was_made_of() -> None:
 
 
 def test_the_search_comes_upon_the_ring_that_has_turned() -> None:
-    found = survey(OCTOBER, "swa", first=80, examples=1, shape=CROWDED)
+    found = survey(OCTOBER, "swa", first=185, examples=1, shape=CROWDED)
 
     assert ["ring-mask"] == [each.cure for each in found.counts]
 

@@ -36,7 +36,7 @@ from cachesim.units import Array
 def _found() -> Counterexample:
     """What a search of the October release shows on a hybrid model."""
     found = search(
-        Profile.parse("llama.cpp@b11549"), "hybrid", first=100, examples=50
+        Profile.parse("llama.cpp@b11549"), "hybrid", first=170, examples=50
     ).counterexample
     assert found is not None
     return found
@@ -133,7 +133,7 @@ def test_a_mix_up_among_layers_is_found_though_one_of_each_kind_does_not_show_it
 
     monkeypatch.setattr(Planes, "put", put)
     profile = Profile.parse("llama.cpp@b11549+erase-equal")
-    found = search(profile, "hybrid", examples=100).counterexample
+    found = search(profile, "hybrid", examples=100, shape=Shape(flags=False)).counterexample
 
     assert found is not None
     assert 0 == found.number % WHOLE

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.family import Family, Patch, Release, laying, switching
+from cachesim.engines.family import Corner, Family, Patch, Release, laying, switching
 from cachesim.engines.ik_llama.options import FIELDS, Options
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
 from cachesim.units import Count
@@ -116,6 +116,15 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "recurrent_ckpt_mode": "cpu",
         "parallel": 1,  # the server refuses drafts beside further slots
     },
+    corners=(
+        Corner(),
+        Corner(),
+        Corner(flags={"ctx_size": 128}, replies=60),
+        *(
+            Corner(flags={"companion": each, "draft_max": 3, "parallel": 1}, replies=12)
+            for each in ("attn", "window", "strict_tail")
+        ),
+    ),
     incidents=("slot file",),
     exercised={
         "checkpoint-restored": "restore",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Family, Package, Patch, Release, Rules, laying
+from cachesim.engines.family import Corner, Family, Package, Patch, Release, Rules, laying
 from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.options import FIELDS, Options
 from cachesim.engines.llamacpp.rules import (
@@ -679,7 +679,15 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
         {"lora": "A"},
         {"parallel": 2, "kv_unified": True},
     ),
-    incidents=("cancel", "slot file", "completions", "arrival"),
+    corners=(
+        *(Corner(),) * 4,
+        Corner(flags={"ctx_size": 256, "context_shift": True, "ubatch_size": 64}, replies=60),
+        Corner(flags={"batch_size": 32}),
+        Corner(flags={"ubatch_size": 64, "batch_size": 256, "cache_ram": 0}),
+        Corner(flags={"cache_ram": 1}),
+        Corner(window=8, layers=frozenset({"window"})),
+    ),
+    incidents=("cancel", "slot file", "completions", "arrival", "trips"),
     exercised={
         "checkpoint-restored": "restore",
         "checkpoint-created": "checkpoint",

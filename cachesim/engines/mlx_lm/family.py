@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import Family, Package, Patch, Release, laying, switching
+from cachesim.engines.family import Corner, Family, Package, Patch, Release, laying, switching
 from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import CacheRules, ServerRules, SnapshotRules, StoreRules
@@ -533,6 +533,10 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         {"prompt_concurrency": 2, "prefill_step_size": 4},
     ),
     elsewhere=ELSEWHERE,
+    corners=(
+        Corner(),
+        Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True),
+    ),
     incidents=("arrival",),
     exercised={
         "prompt-cache-evicted": "eviction",

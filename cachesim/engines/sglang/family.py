@@ -156,6 +156,14 @@ def _corners() -> Iterator[Corner]:
     yield Corner(flags=host, steps=14)
     few = host | {"max_total_tokens": 400, "swa_full_tokens_ratio": 0.3}
     yield Corner(flags=few, layers=_WINDOWS, steps=14)
+    back = host | {"hicache_write_policy": "write_back", "hicache_ratio": 1.0}
+    back |= {"max_total_tokens": 160}
+    yield Corner(flags=back, steps=14)
+    yield Corner(flags=back | {"max_mamba_cache_size": 6}, layers=_STATES, steps=14)
+    file = {"hicache_storage_backend": "file", "prefetch_threshold": 20, "page_size": 4}
+    yield Corner(flags=host | file, steps=14)
+    one = {"max_mamba_cache_size": 6, "max_running_requests": 1}
+    yield Corner(flags=one, layers=_STATES, steps=14)
 
 
 FAMILY: Final[Family[Rules, SglangOptions]] = Family(

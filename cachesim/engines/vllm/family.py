@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Family, Patch, laying, tagged
+from cachesim.engines.family import Corner, Family, Patch, laying, tagged
 from cachesim.engines.option import asked
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import (
@@ -258,6 +258,28 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     groups_layers=True,
     interrupts=True,
     draft_flag="speculative_method",
+    corners=(
+        Corner(),
+        Corner(flags={"block_size": 4, "num_gpu_blocks_override": 27, "connector": "store"}),
+        Corner(
+            flags={
+                "block_size": 4,
+                "num_gpu_blocks_override": 27,
+                "max_num_batched_tokens": 8,
+                "scheduling_policy": "priority",
+                "scheduler_reserve_full_isl": False,
+            },
+            crowd=True,
+        ),
+        Corner(
+            flags={
+                "block_size": 32,
+                "drafter_block_size": 16,
+                "speculative_method": "eagle",
+                "num_speculative_tokens": 2,
+            }
+        ),
+    ),
     exercised={
         "block-evicted": "eviction",
         "blocks-published": "save",
