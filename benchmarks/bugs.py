@@ -23,7 +23,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.defects import SHAPE, Defect, defects
+from benchmarks.defects import BEYOND, SHAPE, Defect, defects
 from cachesim.errors import InputError
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink, workloads
@@ -146,7 +146,8 @@ def run(
     out.print(table(found))
     for each in found:
         if not any(search["found"] for search in each["searches"]):
-            out.print(f"not found: {each['name']} ({each['effect']}, {each['profile']})")
+            reason = BEYOND.get(each["name"], "too rare for this time")
+            out.print(f"not found: {each['name']} ({each['effect']}, {each['profile']}): {reason}")
     if file is not None:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -11,6 +11,7 @@ A workload shows the defect where the first fails at a step and the second does 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -33,6 +34,16 @@ LISTING: Final = ("llama.cpp", "ik_llama.cpp")
 """Engines that list their checkpoints."""
 
 CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
+
+
+BEYOND: Final = {
+    "ik_llama.cpp-1754-step-zero-stays": "no draft of given tokens is drawn for ik_llama.cpp",
+    "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
+    "mlx-lm-1673-chunk-dropped": "no preset has chunks",
+    "mlx-lm-1699-gemma3n-in-batches": "no preset is of this model family",
+    "mlx-lm-draft-last-token-unfed": "no draft model is drawn",
+}
+"""Defects that no drawn workload can show, and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +86,28 @@ class Defect:
         return {e.step for e in trial.findings if (e.kind in {"crash", "refusal"}) == ends}
 
 
+REPORTED: Final = (
+    ("mlx-lm-983", "mlx-lm@0.31.1", "mlx-lm@0.32.2", "swa"),
+    ("mlx-lm-1129", "mlx-lm@0.31.2", "mlx-lm@0.32.2", "hybrid-delta"),
+    ("vllm-45407", "vllm@0.19.1", "vllm@0.33.0", "hybrid"),
+)
+"""Crashes that were reported, and are not in a scenario."""
+
+
 def defects(part: str = "") -> Iterator[Defect]:
     """All of them; with `part` those whose name or profile contains it."""
-    for path in sorted(SCENARIOS.glob("*/*.toml")):
-        found = _of(load(path))
+    scenarios = (_of(load(path)) for path in sorted(SCENARIOS.glob("*/*.toml")))
+    reported = (
+        Defect(
+            name=name,
+            effect="crash",
+            profile=Profile.parse(profile),
+            control=Profile.parse(control),
+            model=model,
+        )
+        for name, profile, control, model in REPORTED
+    )
+    for found in chain(scenarios, reported):
         if found is not None and (part in found.name or part in str(found.profile)):
             yield found
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from benchmarks.bugs import rows, searched, table
-from benchmarks.defects import defects
+from benchmarks.defects import BEYOND, defects
 
 KNOWN = next(defects("mlx-lm-1908"))
 """A defect that a few workloads show."""
@@ -20,6 +20,7 @@ def test_defects_of_every_engine_with_their_controls_come_from_the_scenarios() -
         each.profile.engine for each in found
     }
     assert all(each.profile != each.control for each in found)
+    assert BEYOND.keys() <= {each.name for each in found}
 
 
 def test_a_blind_search_finds_a_defect_and_shrinks_it() -> None:
