@@ -101,7 +101,8 @@ def chart(axis: str, rows: Sequence[Row]) -> str:
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{UNITS[axis]}</text>'
     )
     for index, row in enumerate(rows):
-        parts += line_of(index, [(place(size), height(took)) for size, took in points(row)])
+        spots = [(place(size), height(took)) for size, took in points(row)]
+        parts += line_of(index, spots, wide=2)
     names = [f"{row['model']}, {row['arithmetic']}" for row in rows]
     return svg_of(parts, HEIGHT) + legend(numbered(names))
 

@@ -6,6 +6,7 @@ is left to reused tokens, red to wrong answers; bars of lost tokens are hatched,
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import count
 from math import log10
 from textwrap import wrap
 from typing import Final
@@ -19,7 +20,10 @@ COLOURS: Final = (
     "#6b6b1f",
     "#3b8a99",
     "#9a4a72",
+    "#2f6fb0",
 )
+REUSED: Final = len(COLOURS) - 1
+"""The colour of reused tokens; it and the first one are plain."""
 MARKS: Final = ("circle", "square", "diamond", "cross")
 DASHES: Final = ("", "6 3", "2 3", "9 3 2 3")
 
@@ -184,8 +188,10 @@ def stacked_bars(
 def _fills(bars: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> dict[str, int]:
     """A hatch for each part; parts of `order` have theirs in every chart of a page."""
     used = dict.fromkeys(part for bar in bars.values() for part in bar)
+    free = (each for each in count() if each % len(COLOURS) not in {0, REUSED})
     every = dict.fromkeys([*order, *used])
-    return {part: fill for fill, part in enumerate(every, 1) if part in used}
+    fills = {part: REUSED if part == "reused" else next(free) for part in every}
+    return {part: fill for part, fill in fills.items() if part in used}
 
 
 LETTERS: Final = 64
@@ -253,12 +259,12 @@ def _mark(index: int, x: float, y: float) -> str:
 
 
 def patterns(indexes: Iterable[int]) -> Iterator[str]:
-    """The first colour is plain, the others have stripes."""
+    """The first colour and that of reused tokens are plain, the others have stripes."""
     yield "<defs>"
     for index in indexes:
         colour = COLOURS[index % len(COLOURS)]
         turn = (0, 45, 90, 135)[(index + index // len(COLOURS)) % 4]
-        wide = 1.5 if index else 0
+        wide = 0 if index in {0, REUSED} else 1.5
         stripe = f'<path d="M0 3h6" stroke="#fff" stroke-opacity=".55" stroke-width="{wide}"/>'
         yield (
             f'<pattern id="p{index}" width="6" height="6" patternUnits="userSpaceOnUse" '
