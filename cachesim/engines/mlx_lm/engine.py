@@ -81,7 +81,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
 
     def _set_up(self) -> None:
         rules, network = self.rules, self.network
-        self.tokenizer = self.options.chat_tokenizer(network.spec.vocabulary)
+        self.tokenizer = self.options.chat_tokenizer(network.spec)
         if self.options.provenance and not isinstance(network, Traced):
             network = Traced(network)
         self.model = Forward(

@@ -8,14 +8,23 @@ from cachesim.engines.chat import TEMPLATES, ByteTokenizer, ChatTokenizer
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.engines.option import MOST_BYTES, asked, option
 from cachesim.errors import OptionError
+from cachesim.model import recall
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.spec import F16_BYTES, F32_BYTES, ModelSpec
 
-TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatTokenizer]]]] = {
-    "bytes": (tuple(TEMPLATES), lambda template, _size: ByteTokenizer(template)),
-    "words": (tuple(WORD_TEMPLATES), WordTokenizer),
+TOKENIZERS: Final[
+    Mapping[str, tuple[tuple[str, ...], Callable[[str, ModelSpec], ChatTokenizer]]]
+] = {
+    "bytes": (
+        tuple(TEMPLATES),
+        lambda template, spec: ByteTokenizer(template, recall.TEXTS if spec.recall else {}),
+    ),
+    "words": (
+        tuple(WORD_TEMPLATES),
+        lambda template, spec: WordTokenizer(template, spec.vocabulary),
+    ),
 }
-"""Name -> its chat templates, and its constructor for a template and a vocabulary."""
+"""Name -> its chat templates, and its constructor for a template and a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +153,7 @@ class MlxOptions:
             return None if self.draft_model is None else model
         return tiny(self.draft_model, vocabulary=model.vocabulary, seed=model.seed + 1)
 
-    def chat_tokenizer(self, vocabulary: int) -> ChatTokenizer:
+    def chat_tokenizer(self, spec: ModelSpec) -> ChatTokenizer:
         """The tokenizer of the options, with its chat template."""
         if not isinstance(self.tokenizer, str):
             if not isinstance(self.tokenizer, ChatTokenizer):
@@ -162,7 +171,7 @@ class MlxOptions:
                 f"write one of {', '.join(templates)}"
             )
             raise OptionError(msg)
-        return build(self.chat_template, vocabulary)
+        return build(self.chat_template, spec)
 
 
 FIELDS: Final = (
