@@ -17,9 +17,11 @@ from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
+from cachesim.model.recall import leaked_from, text_of
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
+from cachesim.units import Tokens
 
 P = ParamSpec("P")
 
@@ -106,6 +108,28 @@ class Stage:
             verdict = "equal" if step.agrees else "DIFFERENT"
             table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells, verdict)
         return table
+
+
+def in_words(
+    name: str,
+    reply: Tokens,
+    cold: Tokens,
+    at: int,
+    *,
+    prompt: Sequence[int],
+    earlier: Iterable[tuple[str, Sequence[int]]],
+) -> str:
+    """A wrong reply as text, beside that of a fresh server, and whose value it is.
+
+    `at`: the first token whose probabilities differ.
+    """
+    said, right = text_of(reply), text_of(cold)
+    text = f'{name}: the real server replied "{said}", a fresh one replies "{right}".'
+    if reply[at : at + 1] == cold[at : at + 1] or not reply[at:]:
+        return text
+    if names := leaked_from(reply[at], (*prompt, *reply[:at]), earlier):
+        text += f" Only {' and '.join(names)} contained {text_of(reply[at : at + 1])}."
+    return text
 
 
 def not_compared(error: EnvironmentUnavailableError) -> int:

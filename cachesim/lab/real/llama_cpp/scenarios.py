@@ -18,9 +18,8 @@ from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, play_on
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.presets import preset
-from cachesim.model.recall import leaked_from, text_of
 from cachesim.play.bisect import Play, Played, Seen
 from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
@@ -248,18 +247,10 @@ def _in_words(step: StepPlayed, played: Sequence[Answered]) -> str:
     if step.proof is None or not step.proof.wrong:
         return ""
     *earlier, answered = played
-    at = step.proof.token
-    reply, cold = answered.real.reply, step.proof.cold
-    text = (
-        f'{step.name}: the real server replied "{text_of(reply)}", a fresh one replies'
-        f' "{text_of(cold)}".'
-    )
-    if reply[at : at + 1] == cold[at : at + 1] or not reply[at:]:
-        return text
     written = [(each.step.name, (*each.step.ids, *each.real.reply)) for each in earlier]
-    if names := leaked_from(reply[at], (*answered.step.ids, *reply[:at]), written):
-        text += f" Only {' and '.join(names)} contained {text_of(reply[at : at + 1])}."
-    return text
+    proof, reply = step.proof, answered.real.reply
+    asked = answered.step.ids
+    return in_words(step.name, reply, proof.cold, proof.token, prompt=asked, earlier=written)
 
 
 def _with_flags(scenario: Scenario, times: int) -> Scenario:

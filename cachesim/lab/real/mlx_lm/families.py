@@ -557,15 +557,28 @@ def windows_at(release: str, family: str) -> tuple[int, ...]:
 def toy_of(model: Mapping[str, Any], vocabulary: int) -> ModelSpec:
     """The small toy of a workload's model."""
     changes = {name: model[name] for name in ("window", "head_size") if model.get(name)}
+    if "ids" in model:
+        name, held = model["family"], CLASSES[model["family"]]
+        return preset(f"recall-{held.preset}", **{**held.changes, "family": name, **changes})
     return spec_of(model["family"], small=True, vocabulary=vocabulary, **changes)
 
 
-def order_of(spec: ModelSpec, weights: Path) -> dict[str, Any]:
-    """The message from which a worker builds the real model; the tensors are written to a file."""
+def order_of(spec: ModelSpec, weights: Path, ids: Sequence[int] = ()) -> dict[str, Any]:
+    """The message from which a worker builds the real model; the tensors are written to a file.
+
+    `ids`: the number of each token in the real vocabulary, where that is another one.
+    """
     held = CLASSES.get(spec.family) or OTHERS[spec.family]
+    drawn = draw(spec) if held.tensors else {}
+    if ids:
+        spec = replace(spec, vocabulary=max(ids) + 1)
+        for name in ("token_embd.weight", "output.weight"):
+            rows = np.zeros((spec.vocabulary, spec.width), np.float32)
+            rows[list(ids)] = drawn[name]
+            drawn[name] = rows
     order: dict[str, Any] = {"module": spec.family, "arguments": held.arguments(spec)}
     if held.tensors is None:
         return order
-    tensors: dict[str, Any] = dict(held.tensors(spec, draw(spec)))
+    tensors: dict[str, Any] = dict(held.tensors(spec, drawn))
     np.savez(weights, **tensors)
     return order | {"weights": str(weights)}

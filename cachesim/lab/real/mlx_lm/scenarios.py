@@ -5,6 +5,7 @@ is a tiny one of the class that the scenario names, and says what the simulator 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -16,10 +17,11 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
+from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
 
 Outcome: TypeAlias = tuple[int | None, str | None, str | None]
@@ -50,7 +52,7 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
             {
                 "id": scenario.name,
                 "version": release,
-                "model": {"family": family} | _changes(session),
+                "model": {"family": family} | _changes(session) | words.numbers(session),
                 "template": scenario.chat.template,
                 "vocabulary": words.size,
                 "options": dict(scenario.engine.options),
@@ -61,10 +63,27 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
             }
         )
     played = [request for group in line["results"] for request in group["requests"]]
-    return tuple(
+    steps = (
         _step_played(record, theirs, _outcome(record, oracle))
         for record, theirs in zip(records, played, strict=False)
     )
+    return tuple(
+        replace(step, words=_in_words(step, theirs, records, words))
+        for step, theirs in zip(steps, played, strict=False)
+    )
+
+
+def _in_words(
+    step: StepPlayed, theirs: Mapping[str, Any], records: Sequence[Record], words: "Words"
+) -> str:
+    """The wrong reply of a step as text, token by token as greedy sampling gives it."""
+    if "sampled" not in theirs or theirs["answer"] != "diverged":
+        return ""
+    reply, cold = (words.tokens(theirs[each]) for each in ("sampled", "cold"))
+    at = next((i for i, pair in enumerate(zip(reply, cold, strict=True)) if len(set(pair)) > 1), 0)
+    prompt = next(each.prompt for each in records if each.name == step.name)
+    others = [(each.name, each.tokens) for each in records if each.name != step.name]
+    return in_words(step.name, reply, cold, at, prompt=prompt, earlier=others)
 
 
 def _step_played(record: Record, theirs: Mapping[str, Any], simulated: Outcome) -> StepPlayed:
@@ -139,6 +158,16 @@ class Words:
         """Tokens as the real tokenizer numbers their words."""
         marks = ((self._marks.get(token), token) for token in tokens)
         return [self._first + token if mark is None else self._ids[mark] for mark, token in marks]
+
+    def tokens(self, ids: Sequence[int]) -> Tokens:
+        """Tokens of words; those that no prompt has are none."""
+        known = {number: Token(index) for index, number in enumerate(self.ids(range(VOCABULARY)))}
+        return tuple(known.get(number, Token(0)) for number in ids)
+
+    def numbers(self, session: Session) -> dict[str, Any]:
+        """The real number of each token, which constructed weights depend on."""
+        recalls = session.network.spec.recall
+        return {"ids": self.ids(range(VOCABULARY))} if recalls else {}
 
     def request(self, record: Record, session: Session) -> dict[str, Any]:
         """A step as a request to the real server, with the simulator's reply."""

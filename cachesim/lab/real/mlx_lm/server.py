@@ -41,12 +41,13 @@ class RealMlxServer(RealProcess):
         model: dict[str, Any] = workload["model"]
         if "family" not in model:
             return model
-        return model | self._order(toy_of(model, workload.get("vocabulary", VOCABULARY)))
+        spec = toy_of(model, workload.get("vocabulary", VOCABULARY))
+        return model | self._order(spec, model.get("ids", ()))
 
-    def _order(self, spec: ModelSpec) -> dict[str, Any]:
+    def _order(self, spec: ModelSpec, ids: Sequence[int] = ()) -> dict[str, Any]:
         if spec not in self._models:
             weights = Path(self._folder.name) / f"{len(self._models)}.npz"
-            self._models[spec] = order_of(spec, weights)
+            self._models[spec] = order_of(spec, weights, ids)
         return self._models[spec]
 
     def _draft(self, workload: Workload) -> dict[str, Any]:

@@ -146,7 +146,8 @@ class Server:
         self.gate: Real = None
         self.generator: Real = None
         self.httpd: Real = None
-        self.gives_rows = "weights" in workload["model"]
+        self.model = workload["model"]
+        self.gives_rows = "weights" in self.model
         self.options = workload["options"]
         watch_calls(workload["model"]["module"], self._called)
         self._ready = threading.Event()
@@ -398,6 +399,11 @@ class Server:
         cold = cold - mx.logsumexp(cold, axis=-1, keepdims=True)
         distance = mx.abs(mx.array(script.rows[: len(generated)]) - cold).max().item()
         record["distance"] = distance
+        if "ids" in self.model:  # a model that recalls facts: its samples are of interest
+            rows = mx.array(script.rows[: len(generated)])
+            record["sampled"], record["cold"] = (
+                mx.argmax(each, axis=-1).tolist() for each in (rows, cold)
+            )
         return "same" if distance < ROUNDING else "diverged"
 
     def stop(self) -> None:
