@@ -16,6 +16,7 @@ from pages import (
     flags,
     gallery,
     home,
+    leaks,
     lessons,
     releases,
     schemas,
@@ -35,6 +36,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "python.md": api.page,
     "releases.md": releases.page,
     "flags.md": flags.page,
+    "leaks.md": leaks.page,
 }
 """Every generated page, and what writes it."""
 

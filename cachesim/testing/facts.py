@@ -38,7 +38,7 @@ def neighbours(draws: Draws) -> list[Step]:
 
 
 @dataclass(slots=True)
-class _Tree:
+class Tree:
     """Nodes of all texts, numbered from the root; a node is a token after its prefix."""
 
     children: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -59,7 +59,7 @@ class _Tree:
 
 def with_facts(steps: Sequence[Step], draws: Draws) -> list[Step]:
     """The steps with facts and questions in their prompts and replies."""
-    tree = _Tree()
+    tree = Tree()
     texts = {
         index: (*step.ids, *map(int, step.reply or ()))
         for index, step in enumerate(steps)
