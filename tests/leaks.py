@@ -50,6 +50,7 @@ TRIALS: Final = 100
 SPREAD: Final = 8
 REPLIED: Final = (2, 4)
 """Tokens of a reply before a question's answer, where none differs earlier."""
+OTHER_TEXT: Final = "wrong on the real engine, with another text"
 OUT: Final = Console(highlight=False, soft_wrap=True)
 ORACLES: Final = Oracles()
 
@@ -412,20 +413,25 @@ def again(row: Row) -> Outcome:
     return tried(original, asking, Place.parse(row.place)) or Outcome()
 
 
-def confirmed(row: Row) -> bool:
-    """Whether the real server gives the reply of a row, and a fresh one the cold reply."""
+def label_of_run(row: Row) -> str:
+    """The label of a row whose scenario is played on the real server, where that is possible."""
     scenario = load(shipped_file(row.scenario))
     original = Original(scenario, full_profile(row.engine, row.profile))
     asking = scenario.step_names.index(row.step)
     rewritten = there_is(twin(original, asking, Place.parse(row.place)))
     try:
-        steps: Sequence[StepPlayed] = PLAYERS[row.engine](rewritten, row.profile, proves=True)
+        step: StepPlayed = PLAYERS[row.engine](rewritten, row.profile, proves=True)[asking]
     except CachesimError as error:
         OUT.print(str(error)[:160])
-        return False
-    OUT.print(steps[asking].words)
+        return row.evidence
+    OUT.print(step.words)
+    if not step.confirmed:
+        return row.evidence
     texts = (f'replied "{row.reply}', f'replies "{row.cold}')
-    return all(text in steps[asking].words for text in texts)
+    (value,) = recall.encode(row.reply)  # a forced reply hides it
+    tops = (max(each, key=each.__getitem__, default=-1) for each in getattr(step.real, "top", ()))
+    leaked = all(text in step.words for text in texts) or value in tops
+    return CONFIRMED if leaked else OTHER_TEXT
 
 
 def read() -> list[Row]:
@@ -481,7 +487,7 @@ def played(row: Row) -> Row:
     if row.outcome != "leak" or row.evidence == CONFIRMED or row.profile not in real:
         return row
     OUT.print(f"{row.scenario} {row.profile}")
-    return replace(row, evidence=CONFIRMED) if confirmed(row) else row
+    return replace(row, evidence=label_of_run(row))
 
 
 if __name__ == "__main__":
