@@ -54,10 +54,10 @@ def run_lines(lines: Sequence[str], release: str, folder: Path) -> Shell:
         for port, free in zip(PRINTED, free_ports(), strict=True):
             text = re.sub(rf"\b{port}\b(?=[ /])", free, text)
     path = f"{shims}:{PROGRAM.parent}:{os.environ['PATH']}"
-    with subprocess.Popen(
+    with (folder / "stderr").open("w") as errors, subprocess.Popen(
         ["bash", "-u"],
         cwd=folder, env={**os.environ, "PATH": path}, stdin=subprocess.PIPE, text=True,
-        stdout=subprocess.PIPE, stderr=(folder / "stderr").open("w"), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
     ) as shell:  # fmt: skip
         try:
             out, _ = shell.communicate(f"{text}\nkill $(jobs -p) 2> /dev/null\n", timeout=SECONDS)
