@@ -75,7 +75,7 @@ RECALL: Final[Mapping[str, ModelSpec]] = MappingProxyType(
             _recalling("recall-delta", "hybrid-delta", "delta", "delta"),
             _recalling("recall-hybrid", "hybrid", "ssm", "attention", "ssm", **_REGISTERS),
             _recalling("recall-hybrid-delta", "hybrid-delta"),
-            _recalling("recall-hybrid-swa", "hybrid-swa"),
+            _recalling("recall-hybrid-swa", "hybrid-swa", heads=2),
             _recalling("recall-hybrid-mtp", "hybrid-mtp"),
         )
     }

@@ -132,6 +132,9 @@ def test_a_preset_s_file_holds_the_simulator_s_own_weights(name: str, tmp_path: 
         ("hybrid-delta", "qwen35"),
         ("hybrid-swa", "lfm2"),
         ("hybrid-mtp", "qwen35"),
+        ("recall-recurrent", "mamba2"),
+        ("recall-hybrid-delta", "qwen35"),
+        ("recall-hybrid-swa", "lfm2"),
     ],
 )
 def test_every_preset_is_written_as_the_family_it_follows(name: str, family: str) -> None:
@@ -151,9 +154,12 @@ def test_the_window_reaches_the_file() -> None:
     assert keys["gemma3.attention.sliding_window_pattern"].value == 2
 
 
-def test_a_network_of_no_family_is_refused() -> None:
+@pytest.mark.parametrize(
+    "spec", [ModelSpec(layers=("attention",), qk_norm=True), preset("recall-hybrid")]
+)
+def test_a_network_of_no_family_is_refused(spec: ModelSpec) -> None:
     with pytest.raises(SpecError, match="follows no family"):
-        architecture(ModelSpec(layers=("attention",), qk_norm=True))
+        architecture(spec)
 
 
 def test_attention_layers_at_no_fixed_period_are_refused() -> None:

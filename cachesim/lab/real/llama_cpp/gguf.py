@@ -168,7 +168,8 @@ def architecture(spec: ModelSpec) -> str:
             return family
     msg = (
         f"model {spec.name!r} with layers {', '.join(sorted(kinds))} follows no family that "
-        f"llama.cpp loads; a preset does: dense, swa, recurrent, hybrid, hybrid-delta, ..."
+        f"llama.cpp loads; a preset does: dense, swa, recurrent, hybrid, hybrid-delta, "
+        f"recall-hybrid-delta, ..."
     )
     raise SpecError(msg)
 
@@ -186,6 +187,8 @@ def _fits(spec: ModelSpec, family: str) -> bool:
         and bool(spec.mlp_width) == (family != "mamba2")
         and spec.embedding_scale == (spec.width**0.5 if family == "gemma3" else 1.0)
         and (not spec.mtp_depth or family == "qwen35")
+        and (family != "granitehybrid" or spec.inner == 2 * spec.width)  # as the loader asserts
+        and (family != "lfm2" or spec.heads * spec.head_size == spec.width)  # its query tensor
     )
 
 
