@@ -35,7 +35,9 @@ from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
+from cachesim.testing.facts import in_words
 from cachesim.testing.search import (
     EXERCISED,
     Comparison,
@@ -44,6 +46,7 @@ from cachesim.testing.search import (
     Report,
     Side,
     compare,
+    play,
     search,
     story,
 )
@@ -105,6 +108,8 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 MOST_MINUTES: Final = 7 * 24 * 60
 
 EXAMPLES: Final = 200
+LEAKED_EXAMPLES: Final = 1000
+"""Workloads of `--find leak`: most wrong answers of a drawn workload are no leak."""
 """Number of workloads where neither a number nor a time is given."""
 
 WITHOUT_END: Final = 10**9
@@ -273,14 +278,28 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
     path = free_name(folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml")
-    text = to_toml(found.scenario)
+    scenario = _in_words(found, profile)
+    text = to_toml(scenario)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
     lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
-    command = proof_command(found.scenario, profile, path)
+    command = proof_command(scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
+
+
+def _in_words(found: Counterexample, profile: Profile) -> Scenario:
+    """The scenario of a leak as texts, if it leaks with generated replies too."""
+    if found.finding.kind == "leak":
+        scenario = in_words(found.scenario)
+        try:
+            trial = play(scenario, profile, arithmetic=found.arithmetic, only="leak")
+        except InputError:  # of a token that is no word
+            return found.scenario
+        if trial.finding is not None:
+            return scenario
+    return found.scenario
 
 
 def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
@@ -349,7 +368,8 @@ def check_command(
     model: Models = None,
     settings: Settings = None,
     examples: Annotated[
-        int | None, Parameter(help="At most this many workloads; 200 if no --minutes are given.")
+        int | None,
+        Parameter(help="At most this many workloads; 200 (leak: 1000) by default."),
     ] = None,
     minutes: Annotated[
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
@@ -385,6 +405,7 @@ def check_command(
         raise InputError(msg)
     if find == "leak":
         model, arithmetic = model or ["recall-hybrid-delta"], "float"
+        examples = examples or (None if minutes else LEAKED_EXAMPLES)
         for other in sorted(set(model) - set(RECALL)):
             msg = (
                 f"--find leak needs a model that recalls facts, not {other!r}: {', '.join(RECALL)}"

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachesim.model import recall
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, Draws
 
-LENGTHS: Final = ((1, 8), (1, 8), (9, 60), (61, 700))
+SHORT: Final = ((4, 6), (1, 8), (9, 60))
+LONG: Final = (61, 700)
 """Ranges of the number of new tokens of a request."""
 
 
@@ -27,10 +28,16 @@ def neighbours(draws: Draws) -> list[Step]:
     shared = draws.tokens(draws.integer(8, 120), FIRST_WORD, LAST_WORD)
     prompts, steps = [shared], []
     for number in range(draws.integer(3, 6)):
-        base = draws.one_of([shared, prompts[-1], *prompts])
-        if base is not shared and draws.integer(0, 1):
+        base, size = draws.one_of(
+            [
+                (shared, draws.one_of(SHORT)),
+                (shared, LONG),
+                (draws.one_of(prompts[-2:]), draws.one_of(SHORT)),
+            ]
+        )
+        if base is not shared and draws.integer(0, 3):
             base = base[: draws.integer(len(shared), len(base))]
-        new = draws.tokens(draws.integer(*draws.one_of(LENGTHS)), FIRST_WORD, LAST_WORD)
+        new = draws.tokens(draws.integer(*size), FIRST_WORD, LAST_WORD)
         prompts.append(base + new * bool(number))
         reply = draws.tokens(draws.integer(1, 3), FIRST_WORD, LAST_WORD)
         steps.append(Step(name=f"r{number}", prompt=prompts[-1], reply=reply))
@@ -88,6 +95,18 @@ def with_facts(steps: Sequence[Step], draws: Draws) -> list[Step]:
         else step
         for index, step in enumerate(steps)
     ]
+
+
+def in_words(scenario: Scenario) -> Scenario:
+    """A scenario with texts of words as prompts, and replies that the model generates."""
+    texts = {step.name: recall.text_of(step.ids) for step in scenario.step if step.ids}
+    steps = tuple(
+        replace(step, prompt=step.name, reply=None, predict=len(step.reply or ()))
+        if step.name in texts
+        else step
+        for step in scenario.step
+    )
+    return replace(scenario, spans=texts, step=steps)
 
 
 def _worded(step: Step, text: Sequence[int], words: Sequence[int]) -> Step:

@@ -65,6 +65,32 @@ def test_every_fact_set_is_recalled(name: str, count: int) -> None:
     assert wrong_replies(RECALL[name], count) == []
 
 
+REPROCESSED = {"recall-hybrid-swa"}
+"""Models whose prompts llama.cpp reprocesses: convolutions beside a window."""
+
+
+def wrong_cached_replies(spec: ModelSpec, count: int) -> list[tuple[str, str]]:
+    """The same of a server that has the facts, but not the question, in its cache."""
+    chance, engine = Random(spec.name), Engine.create("llama.cpp@b11549+24035", model=build(spec))
+    found = []
+    for text, right in (drawn_facts(spec, chance) for _ in range(count)):
+        tokens = as_tokens(recall.encode(text))
+        for prompt in (tokens[:-2], tokens):
+            ticket = engine.submit(Request(prompt=prompt, predict=1))
+            engine.run()
+        answer = there_is(engine.reply(ticket))
+        reused = answer.cached == len(tokens) - 2 or spec.name in REPROCESSED
+        if not reused or recall.text_of(answer.generated) != right:
+            found.append((text, right))
+    return found
+
+
+@pytest.mark.parametrize("name", RECALL)
+@pytest.mark.parametrize("count", [20, pytest.param(1_000, marks=pytest.mark.thorough)])
+def test_every_fact_set_is_recalled_from_the_cache(name: str, count: int) -> None:
+    assert wrong_cached_replies(RECALL[name], count) == []
+
+
 def test_a_network_without_its_memory_layer_recalls_nothing() -> None:
     spec = RECALL["recall-hybrid-delta"]
     weights = draw(spec)

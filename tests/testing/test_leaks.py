@@ -1,9 +1,14 @@
 """Workloads for models that recall facts, and the search for leaks on them."""
 
+from pathlib import Path
+
 import pytest
 
+from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.model import recall
+from cachesim.play import run
+from cachesim.scenario import load
 from cachesim.scenario.format import Step
 from cachesim.testing.facts import with_facts
 from cachesim.testing.search import search
@@ -26,13 +31,19 @@ def test_facts_lie_where_conversations_diverge() -> None:
     assert b[-2:] == (b[1], recall.ASK)
 
 
-def test_a_search_finds_a_leak_of_another_conversation() -> None:
-    report = search(
-        STALE, "recall-hybrid-delta", examples=400, arithmetic="float", shape=LEAKS, only="leak"
-    )
-    assert report.counterexample is not None
-    assert report.counterexample.finding.kind == "leak"
-    assert len(report.counterexample.scenario.step) <= 4
+def test_a_leak_is_found_and_written_as_texts_of_words(
+    tmp_path: Path,
+) -> None:
+    found = ["check", str(STALE), "--find", "leak", "--jobs", "1", "--emit", str(tmp_path)]
+    assert 1 == main(found)
+
+    (file,) = tmp_path.glob("*.toml")
+    scenario = load(file)
+    steps = run(scenario, STALE, arithmetic="float").steps
+    assert all(isinstance(text, str) for text in scenario.spans.values())
+    assert all(step.reply is None for step in scenario.step)
+    assert len(steps) <= 4
+    assert "leak" in {fact.word for step in steps for fact in step.facts}
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.thorough)])
