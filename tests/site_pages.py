@@ -105,8 +105,8 @@ def taken(tab: Any, home: str) -> None:
     holds("guess" in form.locator(".said").inner_text(), "an empty answer is taken")
     form.get_by_role("button", name="Hint").click()
     holds(form.locator(".hint").is_visible(), "no hint")
-    for word in ("Try again", "the run gives diverged"):
-        form.locator("input").fill("same")
+    for word in ("Try again", "the run gives first"):
+        form.locator("input").fill("second")
         form.locator("input").press("Enter")
         holds(word in form.locator(".said").inner_text(), "no verdict")
     exercise = tab.locator("form.ask:not(:has(strong))").first
@@ -129,7 +129,7 @@ def taken(tab: Any, home: str) -> None:
     holds("diverged" not in seen[1] + seen[3], f"{seen}")
     say("a control changes a number by key, and the picture follows")
     tab.goto(home + "index.html")
-    holds("answer WRONG" in tab.locator("figure.memory").text_content(), "no picture at home")
+    holds("reply 7413 is WRONG" in tab.locator("figure.memory").text_content(), "no picture at home")
     holds(
         "this browser" in text(tab, "article a[href='playground/index.html']"),
         "no way to the playground",
