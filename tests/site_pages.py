@@ -128,7 +128,7 @@ def taken(tab: Any, home: str) -> None:
     equal([False, False, False, True], ["reply 7413" in each for each in seen])
     say("a control changes a number by key, and the picture follows")
     tab.goto(home + "index.html")
-    holds("reply 7413 is WRONG" in tab.locator("figure.memory").text_content(), "no picture at home")
+    holds("reply 7413 is WRONG" in tab.locator("figure.memory").text_content(), "no picture")
     holds(
         "this browser" in text(tab, "article a[href='playground/index.html']"),
         "no way to the playground",
