@@ -37,7 +37,7 @@ from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
-from cachesim.testing.facts import in_words
+from cachesim.testing.facts import with_texts
 from cachesim.testing.search import (
     EXERCISED,
     Comparison,
@@ -108,9 +108,10 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 MOST_MINUTES: Final = 7 * 24 * 60
 
 EXAMPLES: Final = 200
-LEAKED_EXAMPLES: Final = 1000
-"""Workloads of `--find leak`: most wrong answers of a drawn workload are no leak."""
 """Number of workloads where neither a number nor a time is given."""
+
+LEAKED_EXAMPLES: Final = 1000
+"""The same for `--find leak`: most wrong answers of a drawn workload are no leak."""
 
 WITHOUT_END: Final = 10**9
 
@@ -278,7 +279,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
     path = free_name(folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml")
-    scenario = _in_words(found, profile)
+    scenario = _leak_with_texts(found, profile)
     text = to_toml(scenario)
     try:
         path.write_text(text, encoding="utf-8")
@@ -289,10 +290,10 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     return [*lines, f"  on the real server: {command}"] if command else lines
 
 
-def _in_words(found: Counterexample, profile: Profile) -> Scenario:
+def _leak_with_texts(found: Counterexample, profile: Profile) -> Scenario:
     """The scenario of a leak as texts, if it leaks with generated replies too."""
     if found.finding.kind == "leak":
-        scenario = in_words(found.scenario)
+        scenario = with_texts(found.scenario)
         try:
             trial = play(scenario, profile, arithmetic=found.arithmetic, only="leak")
         except InputError:  # of a token that is no word

@@ -97,7 +97,7 @@ def with_facts(steps: Sequence[Step], draws: Draws) -> list[Step]:
     ]
 
 
-def in_words(scenario: Scenario) -> Scenario:
+def with_texts(scenario: Scenario) -> Scenario:
     """A scenario with texts of words as prompts, and replies that the model generates."""
     texts = {step.name: recall.text_of(step.ids) for step in scenario.step if step.ids}
     steps = tuple(
