@@ -80,7 +80,7 @@ def wrong_cached_replies(spec: ModelSpec, count: int) -> list[tuple[str, str]]:
             ticket = engine.submit(Request(prompt=prompt, predict=1))
             engine.run()
         answer = there_is(engine.reply(ticket))
-        reused = answer.cached == len(tokens) - 2 or spec.name in REPROCESSED
+        reused = answer.cached > 0 or spec.name in REPROCESSED
         if not reused or recall.text_of(answer.generated) != right:
             found.append((text, right))
     return found
