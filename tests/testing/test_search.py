@@ -14,7 +14,9 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.scenario import loads
+from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
+from cachesim.scenario.format import Step
 from cachesim.testing.search import (
     EXERCISED,
     WHOLE,
@@ -24,6 +26,8 @@ from cachesim.testing.search import (
     compare,
     play,
     search,
+    shrink,
+    simpler,
     trial_of,
     weighs,
     workloads,
@@ -203,3 +207,22 @@ def test_what_counts_as_exercised_are_events_of_the_engine(family: Family[Any, A
 
     assert set() == family.exercised.keys() - known
     assert set() == set(family.exercised.values()) - set(EXERCISED)
+
+
+def test_a_smaller_workload_cancels_no_request_that_is_not_running() -> None:
+    """Requests get new names when made small, and a cancel follows those of its own."""
+    steps = (
+        Step(name="first", prompt=(265,) * 20, reply=(266,)),
+        Step(name="left", prompt=(267,) * 20, reply=(268,)),
+        Step(name="second", prompt=(269,) * 20, reply=(270,), with_previous=True),
+        Step(name="gone", do="cancel", of="left", turns=1),
+        Step(name="last", prompt=(271,) * 20, reply=(272,)),
+    )
+    drawn = next(workloads(Profile.parse("sglang@0.5.9"), "dense"))
+    whole = replace(drawn, step=steps)
+
+    smallest = shrink(whole, lambda each: any(step.do == "cancel" for step in each.step))
+
+    assert ["r0", "r1"] == [step.name for step in smallest.step]
+    assert "r0" == smallest.step[1].of
+    assert all(not list(check(each)) for each in (smallest, *simpler(whole), *simpler(smallest)))
