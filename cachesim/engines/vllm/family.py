@@ -128,6 +128,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         "running one",
     ),
     Patch(
+        name="padded-first",
+        about="the padded first token of a prompt is a decode that begins without a state",
+        fits=ALL[ALL.index("0.31.0") :],
+        lay=laying(runner={"padded_first_decodes": True}),
+        cures="a prompt of one token is padded with drafts: its state includes refused ones",
+    ),
+    Patch(
         name="51565",
         pull=51565,
         about="a first chunk of one token is a prefill",

@@ -275,6 +275,10 @@ class RunnerRules:
     """0.30: the last token of a prompt, if padded with drafts, runs as a decode; before, Mamba
     layers ran it as a prefill, whose state includes refused drafts."""
 
+    padded_first_decodes: bool = False
+    """The first token of a prompt, if padded with drafts, is a decode that begins without a state:
+    in no release, see `vllm-one-token-prompt-padded`."""
+
     peels_decodes: bool = True
     """0.23: gated-delta layers run the decodes of a step separately from its prefills; before, all
     rows used the prefill kernel, which starts a prompt from zeros."""

@@ -452,7 +452,8 @@ class Runner:
         else:
             first, source = 0, offset
         continues = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
-        continues |= planes > 1  # a decode, even of a prompt's first token
+        # A decode, even of a prompt's first token
+        continues |= planes > 1 and not self.rules.padded_first_decodes
         for group in self.state_groups:
             table = held.tables[group]
             store.initial[group] = table[source] if continues and source < len(table) else None
@@ -490,6 +491,7 @@ class Runner:
         """
         if chunk.start < chunk.request.num_prompt and chunk.drafts:
             decodes = self.kind == "delta" and self.rules.first_token_reads_block
+            decodes |= self.rules.padded_first_decodes
             if chunk.start:
                 decodes = self.kind == "delta" or self.rules.padded_tail_decodes
             return 1 + len(chunk.drafts) if decodes else 1
