@@ -193,6 +193,7 @@ class Corner:
     replies: int = 0  # maximum tokens of a reply; 0: the default
     steps: int = 0  # maximum requests of a workload; 0: the default
     crowd: bool = False  # most requests arrive together
+    edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -257,6 +257,7 @@ class Shape:
     cancels: bool = False  # without other actions: some requests are cancelled
     window: int = 0  # of layers that have one; 0: the preset's own
     chats: bool = False  # some workloads are chats, where the server renders them
+    edges: tuple[int, ...] = EDGES  # lengths of many prompts
     alike: bool = False  # requests sent together are equal, as those of one call are
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
@@ -329,6 +330,7 @@ def _inside(shape: Shape, corner: Corner) -> Shape:
         window=shape.window or corner.window,
         replies=max(shape.replies, corner.replies),
         max_steps=max(shape.max_steps, corner.steps) if shape.max_steps > 1 else 1,
+        edges=shape.edges + corner.edges,
     )
 
 
@@ -490,7 +492,7 @@ class _Tree:
 
     def _new(self) -> tuple[int, ...]:
         if self._draws.integer(0, 1):
-            return self._words(min(self._draws.one_of(EDGES), self._shape.longest))
+            return self._words(min(self._draws.one_of(self._shape.edges), self._shape.longest))
         low, high = self._draws.one_of((SHORT, MIDDLE, MIDDLE, LONG))
         high = min(high, self._shape.longest)
         return self._words(self._draws.integer(min(low, high), high))

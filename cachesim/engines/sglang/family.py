@@ -140,12 +140,18 @@ _STATES: Final = frozenset({"ssm", "delta", "conv"})
 _WINDOWS: Final = frozenset({"window"})
 
 
+BEYOND: Final = (66, 66, 130, 130)
+"""Lengths of prompts beyond one chunk of states and beyond two."""
+
+
 def _corners() -> Iterator[Corner]:
     """Options under which states and window slots change owners: short grids, small pools."""
     for strategy in ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"):
         grid = {strategy: "extra_buffer"}
-        yield Corner(flags=grid | {"max_mamba_cache_size": 64}, layers=_STATES, crowd=True)
-        yield Corner(flags=grid | {"mamba_track_interval": 64}, layers=_STATES, replies=24)
+        many = grid | {"max_mamba_cache_size": 64}
+        yield Corner(flags=many, layers=_STATES, crowd=True, edges=BEYOND, steps=10)
+        often = grid | {"mamba_track_interval": 64}
+        yield Corner(flags=often, layers=_STATES, replies=24, edges=BEYOND, steps=10)
         ends = {strategy: "no_buffer", "chunked_prefill_size": 64}
         yield Corner(flags=ends, layers=_STATES)
     yield Corner(layers=_WINDOWS, window=8, replies=24)

@@ -81,12 +81,21 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
-@pytest.mark.parametrize("model", ["dense", "hybrid"])
+@pytest.mark.parametrize(
+    ("release", "model"), [("0.5.9", "hybrid"), ("0.5.23", "dense"), ("0.5.23", "hybrid")]
+)
 def test_nothing_is_found_where_no_defect_is_known(release: str, model: str) -> None:
     shape = shape_for((), goes_on=False)
     report = search(Profile.parse(f"sglang@{release}"), model, examples=EXAMPLES, shape=shape)
     assert None is report.counterexample
+
+
+@pytest.mark.thorough
+def test_the_orphan_of_write_back_ends_the_process_and_is_not_called_a_lost_slot() -> None:
+    """`sglang-write-back-orphan`: the assertion, not the pool that its function left half freed."""
+    found = found_by_default("sglang@0.5.9", "dense")
+    assert "crash" == found.finding.kind
+    assert "parent does not have child key" in found.finding.detail
 
 
 def test_a_corner_is_for_models_and_releases_that_have_its_flags() -> None:
