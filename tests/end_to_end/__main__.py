@@ -32,13 +32,13 @@ PARTS: Final = (
     "commands",
 )
 SEED: Final = 20261122
-LOGS: Final = 260
-"""Ten of each release at each verbosity."""
+LOGS: Final = 130
+"""Five of each release at each verbosity."""
 
 EVERY: Final = 40
 """`why` plays a log with other settings too, which takes time; the nightly run reads all alone."""
 
-RECORDINGS: Final = 100
+RECORDINGS: Final = 50
 SHOWN: Final = 60
 """Kinds of failures that are listed; all are kept."""
 
