@@ -87,11 +87,19 @@ FORMER_OPTIONS: Final = {"--models": "--model"}
 
 
 def _usage(error: CycloptsError) -> str:
-    """The parser's message; a missing argument is shown with the example of the command's help."""
+    """The parser's message; a missing argument is shown with the example of the command's help.
+
+    A missing positional argument is named as in the help: the parser would name an option for it.
+    """
     found = re.search(r"^ *Example: (.+)", error.target.__doc__ or "", re.MULTILINE)
     if found is None or not isinstance(error, MissingArgumentError):
         return f"cachesim: {error}"
-    return f"cachesim: {str(error).removesuffix('.')}, as in: {found[1]}"
+    text = str(error).removesuffix(".")
+    missing = error.argument
+    if missing is not None and missing.index is not None and error.keyword is None:
+        command = " ".join(error.command_chain or ())
+        text = f"{command}: {missing.name.removeprefix('--').upper()} is missing"
+    return f"cachesim: {text}, as in: {found[1]}"
 
 
 LOOKS: Final[dict[str, Any]] = {
