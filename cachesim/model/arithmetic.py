@@ -145,8 +145,8 @@ class _Cells:
     """The keys and values of one sequence in one layer; cell `i` is position `i`."""
 
     def __init__(self, shape: LayerShape, view: "_View") -> None:
-        self._keys = Growing(shape.key, shape.dtype)
-        self._values = Growing(shape.value, shape.dtype)
+        self._keys = GrowingArray(shape.key, shape.dtype)
+        self._values = GrowingArray(shape.value, shape.dtype)
         self._view = view
 
     def append(self, keys: Array, values: Array, first_row: int) -> Lane:
@@ -192,7 +192,7 @@ class _View:
         return slice(start, stop), positions, low, high
 
 
-class Growing:
+class GrowingArray:
     """An array that doubles when it is full, so that appending stays linear."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:

@@ -73,7 +73,7 @@ def _unsigned(positions: Integers) -> Array:
     return positions.astype(np.uint64) & np.uint64(0xFFFFFFFF)
 
 
-class _Nowhere:
+class _NullStore:
     """The memory of a network without arithmetic."""
 
     planes = 1
@@ -92,4 +92,4 @@ class _Nowhere:
         """Do nothing: no states are stored."""
 
 
-NOWHERE: Final = _Nowhere()
+NOWHERE: Final = _NullStore()

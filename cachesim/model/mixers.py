@@ -345,7 +345,7 @@ class ShortConv(InAndOut):
 # W   inner / G, channels of a group: those of its heads side by side
 # h   state (G, N, W)     h' = exp(dt A) h + B (dt x)        y = C h' + D x
 
-STRETCH: Final = 16
+BLOCK_TOKENS: Final = 16
 """Tokens whose states are held at once, bounded by the processor's cache."""
 
 
@@ -462,8 +462,8 @@ class Ssm(InAndOut):
         y = np.empty(by_group)
         planes = after.shape[1]
         last = state.reshape(sets, groups, size, -1)
-        for start in range(0, length, STRETCH):
-            stop = min(start + STRETCH, length)
+        for start in range(0, length, BLOCK_TOKENS):
+            stop = min(start + BLOCK_TOKENS, length)
             states = b[start:stop] * stepped[start:stop]
             fades = np.empty_like(states)  # a full operand is twice as quick
             np.copyto(fades.reshape(*fades.shape[:-1], heads // groups, -1), decay[start:stop])
@@ -500,12 +500,12 @@ class Ssm(InAndOut):
             fades = fades.reshape(shape).repeat(spec.state_size, axis=2).reshape(length, -1)
             for ending in padding.endings(one):
                 for row, former in read_former(ending, now[0], fades):
-                    y[one, row] = self.glance(convolved[one, row], former)
+                    y[one, row] = self.read_out(convolved[one, row], former)
                 now = fold_chunk(y[one], ending, now, scan, fades)
             after[one] = now
         return y, after
 
-    def glance(self, convolved: Array, state: Array) -> Array:
+    def read_out(self, convolved: Array, state: Array) -> Array:
         """The output (inner,) of a state (G * N * W) for a row (C,) that is not folded in."""
         spec = self.spec
         c = convolved[spec.inner + spec.groups * spec.state_size :]
@@ -623,10 +623,10 @@ class Delta(InAndOut):
         out = np.empty((length, sets, heads, 1, size))
         planes = after.shape[1]
         last = state.reshape(sets, heads, size, size).copy()
-        states = np.empty((min(STRETCH, length), *last.shape))  # written again and again
+        states = np.empty((min(BLOCK_TOKENS, length), *last.shape))  # written again and again
         fades = np.empty_like(states)
-        for start in range(0, length, STRETCH):
-            some = slice(start, min(start + STRETCH, length))
+        for start in range(0, length, BLOCK_TOKENS):
+            some = slice(start, min(start + BLOCK_TOKENS, length))
             after_each, fading = states[: some.stop - start], fades[: some.stop - start]
             np.copyto(fading, fade[some])  # a full operand is twice as quick
             _correct(

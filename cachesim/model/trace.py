@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cachesim.model.arithmetic import Growing, LayerShape, Network, Output, Place
+from cachesim.model.arithmetic import GrowingArray, LayerShape, Network, Output, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import FAR, Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Pos, Token, Tokens
@@ -37,7 +37,7 @@ ROOT: Final[NodeId] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class StrayCell:
     """A cell that does not belong to the history it was seen with; ROOT where one is missing."""
 
     position: Pos
@@ -51,7 +51,7 @@ class Reading:
     """The reading of a token in a place: the history it went on from, and the first stray."""
 
     node: NodeId
-    stray: Stray | None = None
+    stray: StrayCell | None = None
 
 
 class Histories:
@@ -62,7 +62,7 @@ class Histories:
         self._chunk = chunk  # positions of a window that is a chunk; 0: windows slide
         self._ids: dict[tuple[Token, tuple[Reading, ...]], NodeId] = {}
         self._nodes: list[tuple[Token, tuple[Reading, ...]]] = [(Token(-1), ())]
-        self._parents = Growing((len(places),), "int64")
+        self._parents = GrowingArray((len(places),), "int64")
         self._parents.append(np.zeros((1, len(places)), np.int64))
         self._depths = [(0,) * len(places)]
 
@@ -169,7 +169,7 @@ class Traced:
         self.histories = Histories(places, spec.window if spec.chunked else 0)
         first = 1 + max(shape.layer for shape in network.shapes)
         self._marks = tuple(_marks_shape(first + i, place) for i, place in enumerate(places))
-        self._born = Growing((), "int64")  # birth -> node
+        self._born = GrowingArray((), "int64")  # birth -> node
         self._born.append(np.zeros(1, np.int64))
         self._answers: dict[bytes, dict[Pos, NodeId]] = {}
 
@@ -322,7 +322,7 @@ class Traced:
         short = held == due[:first]
         return _Wrong(begin + first - (not short), held, short=short)
 
-    def _of_stray(self, place: int, stray: Stray, tokens: Tokens) -> "_Wrong":
+    def _of_stray(self, place: int, stray: StrayCell, tokens: Tokens) -> "_Wrong":
         """A cell out of line; where all is right up to it, the one above that did not go on."""
         position, begin = stray.position, self.histories.begin(place, stray.position)
         held = self.histories.tokens(stray.node, place)
@@ -403,7 +403,7 @@ class Traced:
 
     def _stray(
         self, place: int, positions: Integers, nodes: Integers, bottom: int, own: int
-    ) -> Stray | None:
+    ) -> StrayCell | None:
         """The first cell out of line, going down from a token's own position.
 
         Each must lie just below the one that went on from it, down to the first token of all or to
@@ -418,16 +418,18 @@ class Traced:
             i = int(np.flatnonzero(broken)[-1])
             position, node = Pos(int(positions[i])), int(nodes[i])
             if gaps[i] > 1:
-                return Stray(Pos(position + int(gaps[i]) - 1), ROOT)
+                return StrayCell(Pos(position + int(gaps[i]) - 1), ROOT)
             if gaps[i] < 1:
-                return Stray(position, node, extra=True)
-            return Stray(position, node, int(nodes[i + 1]) if node and i + 1 < len(nodes) else ROOT)
+                return StrayCell(position, node, extra=True)
+            return StrayCell(
+                position, node, int(nodes[i + 1]) if node and i + 1 < len(nodes) else ROOT
+            )
         lowest, first = int(positions[0]), int(nodes[0])
         if self.histories.depth(first, place) == 1:
             return None
         if lowest == 0:
-            return Stray(Pos(0), first)
-        return Stray(Pos(lowest - 1), ROOT) if lowest > bottom else None
+            return StrayCell(Pos(0), first)
+        return StrayCell(Pos(lowest - 1), ROOT) if lowest > bottom else None
 
 
 class PaddedRows:

@@ -19,7 +19,7 @@ from cachesim.cli.main import main
 from cachesim.cli.run import seconds_of
 from cachesim.engines.family import Profile
 from cachesim.errors import OutOfTimeError
-from cachesim.model.arithmetic import Growing
+from cachesim.model.arithmetic import GrowingArray
 from cachesim.play import run
 from cachesim.report.html import page
 from cachesim.scenario import load
@@ -99,7 +99,7 @@ def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> 
 def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
     done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, append = iter(range(done)), Growing.append
+    left, append = iter(range(done)), GrowingArray.append
 
     def interrupted(*given: Any) -> None:
         if next(left, None) is None:
@@ -107,7 +107,7 @@ def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
             raise OutOfTimeError
         append(*given)
 
-    monkeypatch.setattr(Growing, "append", interrupted)
+    monkeypatch.setattr(GrowingArray, "append", interrupted)
     scenario = load(long(tmp_path, tokens=50, preset="hybrid"))
 
     entry = run(scenario, Profile.parse("llama.cpp@b9538"), detail=True, pace=OneStep())
