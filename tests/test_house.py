@@ -90,22 +90,24 @@ LAB = {"logs", "real", "record", "probe", "traces", "lessons"}
 """The packages below `cachesim/lab`."""
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first, *further = path.relative_to(PACKAGE).parts
     return (further[0] if first == "lab" else first).removesuffix(".py")
 
 
-def room_named(module: str) -> str:
+def package_named(module: str) -> str:
     return module.removeprefix("cachesim.").removeprefix("lab.").split(".")[0]
 
 
 def upward(path: Path) -> set[str]:
-    """The rooms above its own that a module imports from."""
-    room = room_of(path)
-    if room not in MAY_IMPORT:
+    """The packages above its own that a module imports from."""
+    package = package_of(path)
+    if package not in MAY_IMPORT:
         return set()
-    rooms = {room_named(name) for name in imported_names(path) if name.startswith("cachesim.")}
-    return rooms & MAY_IMPORT.keys() - MAY_IMPORT[room] - {room}
+    packages = {
+        package_named(name) for name in imported_names(path) if name.startswith("cachesim.")
+    }
+    return packages & MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
 
 
 def test_imports_point_one_way() -> None:
@@ -114,7 +116,7 @@ def test_imports_point_one_way() -> None:
 
 def test_the_core_imports_nothing_of_the_lab() -> None:
     core = MAY_IMPORT.keys() - LAB - {"cli"}
-    assert set() == {room for name in core for room in MAY_IMPORT[name]} & LAB
+    assert set() == {package for name in core for package in MAY_IMPORT[name]} & LAB
     below = {path.name for path in (PACKAGE / "lab").iterdir() if path.is_dir()} - {"__pycache__"}
     assert below == LAB
 
@@ -158,7 +160,7 @@ def test_every_console_is_careful_with_what_it_prints() -> None:
 
 
 def impure(path: Path) -> set[str]:
-    if room_of(path) not in {"model", "engines", "verify"}:
+    if package_of(path) not in {"model", "engines", "verify"}:
         return set()
     return {name.split(".")[0] for name in imported_names(path)} & IMPURE
 
@@ -168,18 +170,24 @@ def test_the_core_reads_no_clock_no_file_and_draws_no_chance() -> None:
 
 
 def test_engines_do_not_know_each_other_but_for_those_they_are_built_from() -> None:
-    rooms = {each.room.rpartition(".")[2]: each for each in FAMILIES.values()}
+    packages = {each.package.rpartition(".")[2]: each for each in FAMILIES.values()}
     for path in sorted((PACKAGE / "engines").rglob("*.py")):
-        room = path.relative_to(PACKAGE / "engines").parts[0]
+        package = path.relative_to(PACKAGE / "engines").parts[0]
         names = {name for name in imported_names(path) if name.startswith("cachesim.engines.")}
-        others = {name.split(".")[2] for name in names} & rooms.keys() - {room}
-        kin = rooms[room].kin if room in rooms else FAMILIES if room == "__init__.py" else ()
-        assert others <= {FAMILIES[name].room.rpartition(".")[2] for name in kin}, path
+        others = {name.split(".")[2] for name in names} & packages.keys() - {package}
+        kin = (
+            packages[package].kin
+            if package in packages
+            else FAMILIES
+            if package == "__init__.py"
+            else ()
+        )
+        assert others <= {FAMILIES[name].package.rpartition(".")[2] for name in kin}, path
 
 
 def test_every_engine_is_registered() -> None:
-    rooms = {path.parent.name for path in (PACKAGE / "engines").glob("*/family.py")}
-    assert rooms == {each.room.rpartition(".")[2] for each in FAMILIES.values()}
+    packages = {path.parent.name for path in (PACKAGE / "engines").glob("*/family.py")}
+    assert packages == {each.package.rpartition(".")[2] for each in FAMILIES.values()}
     assert list(FAMILIES) == [each.name for each in FAMILIES.values()]
 
 
@@ -213,16 +221,16 @@ NAMES_AN_ENGINE = {"logs", "real", "probe", "lessons"}
 
 def engines_named(path: Path) -> set[Any]:
     """Names and releases of engines; who is not about one asks the families."""
-    room = room_of(path)
-    if room in NAMES_AN_ENGINE or (room == "engines" and path.parent.name != "engines"):
+    package = package_of(path)
+    if package in NAMES_AN_ENGINE or (package == "engines" and path.parent.name != "engines"):
         return set()
-    if path == PACKAGE / "engines" / "__init__.py":  # where each engine's name leads to its room
+    if path == PACKAGE / "engines" / "__init__.py":  # where each engine's name leads to its package
         return set()
     told = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant)}
     return told & {name for family in FAMILIES.values() for name in (family.name, *family.names())}
 
 
-def test_only_an_engines_own_room_knows_its_name_and_releases() -> None:
+def test_only_an_engines_own_package_knows_its_name_and_releases() -> None:
     """A list of engines or releases would be a second one."""
     assert {} == broken(engines_named)
 

@@ -29,7 +29,7 @@ HOMES: Final = {
 
 __getattr__ = lazily(__name__, HOMES)
 
-ROOMS: Final = {
+PACKAGES: Final = {
     "llama.cpp": "llamacpp",
     "ik_llama.cpp": "ik_llama",
     "llama-cpp-python": "llama_cpp_python",
@@ -40,8 +40,8 @@ ROOMS: Final = {
 }
 """The package of each built-in engine; its `family.py` declares the rest."""
 
-for name, room in ROOMS.items():
-    FAMILIES.announce(name, f"{__name__}.{room}.family")
+for name, package in PACKAGES.items():
+    FAMILIES.announce(name, f"{__name__}.{package}.family")
 
 __all__ = [
     "FAMILIES",

@@ -153,7 +153,7 @@ class TemplateArguments(Protocol):
 
 
 @runtime_checkable
-class LongMarks(Protocol):
+class ThinkMarks(Protocol):
     """A tokenizer with an opening think mark of one or several tokens."""
 
     @property

@@ -28,7 +28,7 @@ class Event:
     """An event; engines derive their own, named after the class in kebab-case."""
 
     tone: ClassVar[Tone] = "plain"
-    says: ClassVar[str] = ""
+    template: ClassVar[str] = ""
 
     slot: int = -1
     task: int = -1
@@ -51,7 +51,7 @@ class Event:
     @property
     def sentence(self) -> str:
         """The event's sentence: lower case, no full stop."""
-        return filled(self.says, {each.name: getattr(self, each.name) for each in fields(self)})
+        return filled(self.template, {each.name: getattr(self, each.name) for each in fields(self)})
 
     def as_dict(self) -> dict[str, Any]:
         """The event's data: its name first, then its fields in order."""
@@ -71,10 +71,10 @@ def event(tone: Tone | None = None) -> Callable[[type[E]], type[E]]:
         if tone is not None:
             cls.tone = tone
         if cls.__doc__ is None:
-            cls.__doc__ = cls.says
+            cls.__doc__ = cls.template
         elif "sentence" not in vars(cls):
-            cls.says = cls.__doc__ if "\n" not in cls.__doc__ else " ".join(cls.__doc__.split())
-            cls.__doc__ = cls.says
+            cls.template = cls.__doc__ if "\n" not in cls.__doc__ else " ".join(cls.__doc__.split())
+            cls.__doc__ = cls.template
         return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
     return declared

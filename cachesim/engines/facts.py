@@ -40,7 +40,7 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 
 
 def _package(engine: str) -> str:
-    return family_of(engine).room
+    return family_of(engine).package
 
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:

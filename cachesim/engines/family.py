@@ -203,7 +203,7 @@ class Family(Generic[R, S]):
     name: str
     about: str
     repository: str
-    room: str  # the engine's package
+    package: str  # the engine's package
     engine: str | Callable[..., Any]  # its class, or "module:Class" for an import at first use
     releases: tuple[Release[R], ...]  # oldest first
     options: type[S]

@@ -175,7 +175,7 @@ class Amounts:
     window: int = 0  # tokens of layers with a window
     states: int = 0  # live recurrent states
     checkpoints: int = 0  # bytes of saved states
-    parked: int = 0  # bytes of conversations in host memory
+    prompt_cache: int = 0  # bytes of conversations in host memory
 
     def in_bytes(self, spec: ModelSpec) -> dict[str, int]:
         """The amounts in bytes, by kind."""
@@ -185,7 +185,7 @@ class Amounts:
             "window": self.window * window,
             "states": self.states * state,
             "checkpoints": self.checkpoints,
-            "parked": self.parked,
+            "parked": self.prompt_cache,
         }
 
 

@@ -129,7 +129,7 @@ class JobEngine(base.Engine, Generic[R, S, J]):
     def events(self) -> Sequence[Event]:
         return self._events
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._events.append(event)
 
     def reply(self, ticket: base.Ticket) -> base.Reply | None:

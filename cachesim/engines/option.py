@@ -131,7 +131,7 @@ def option(flag: str = "", about: str = "", *, default: object, **given: Any) ->
     return field(default=default, metadata={Option: whole})
 
 
-def asked(name: str, kind: Kind, about: str = "", **given: Any) -> Option:
+def request_field(name: str, kind: Kind, about: str = "", **given: Any) -> Option:
     """A request field without a flag of the server."""
     return Option(name=name, kind=kind, about=about, **_bounded(given))
 

@@ -223,7 +223,7 @@ class Edge:
     after: dict[Hashable, "Edge"] = field(default_factory=dict)
 
 
-class Seen:
+class PrefixTree:
     """A prefix tree of computed tokens."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ PACKAGE = Path(cachesim.__file__).parent
 
 def folders() -> dict[str, Path]:
     """Where each engine lives."""
-    specs = {name: find_spec(family.room) for name, family in FAMILIES.items()}
+    specs = {name: find_spec(family.package) for name, family in FAMILIES.items()}
     return {
         name: Path(next(iter(spec.submodule_search_locations)))
         for name, spec in specs.items()

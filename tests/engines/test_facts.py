@@ -31,7 +31,7 @@ def test_no_engine_has_two_causes_of_one_id() -> None:
 
 
 def test_what_two_engines_say_alike_is_written_once() -> None:
-    words = [cause.sentence for _, cause in CAUSES] + [event.says for _, event in EVENTS]
+    words = [cause.sentence for _, cause in CAUSES] + [event.template for _, event in EVENTS]
     twice = [each for each in set(words) if len({id(word) for word in words if word == each}) > 1]
     assert [each for each in twice if each] == []
 
@@ -40,8 +40,8 @@ def test_what_two_engines_say_alike_is_written_once() -> None:
 def test_every_event_has_a_sentence_over_its_own_fields(engine: str, event: type[Event]) -> None:
     known = {each.name for each in fields(event)}
     composes = event.sentence is not Event.sentence  # its numbers decide what is said
-    assert composes or event.says
-    assert set() == names_in(event.says) - known
+    assert composes or event.template
+    assert set() == names_in(event.template) - known
     assert engine
 
 

@@ -32,11 +32,11 @@ OURS: Final = frozenset(
         "check_tokens",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
         "_landed",
-        "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi", "_Sight",
-        "_serve",
+        "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",
+        "_VisibleCells", "_serve",
         # what a server holds, and whether its books agree
         "held", "amounts", "check_books", "_astray", "_cells", "_free", "_host", "_own_cells",
-        "_parked", "_nodes", "_described", "_holding",
+        "_host_entries", "_nodes", "_described", "_holding",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
         # forced replies and options
@@ -54,8 +54,8 @@ def is_port(path: Path) -> bool:
 
 
 def files(engine: str) -> list[Path]:
-    room = ENGINES / FAMILIES[engine].room.rpartition(".")[2]
-    return [path for path in sorted(room.rglob("*.py")) if is_port(path)]
+    package = ENGINES / FAMILIES[engine].package.rpartition(".")[2]
+    return [path for path in sorted(package.rglob("*.py")) if is_port(path)]
 
 
 def is_long(node: ast.AST) -> bool:

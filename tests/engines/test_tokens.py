@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.tokens import Rope, Seen, get_common_prefix
+from cachesim.engines.tokens import PrefixTree, Rope, get_common_prefix
 from cachesim.units import as_tokens
 
 
@@ -88,7 +88,7 @@ def known(sequences: list[list[int]], wanted: list[int]) -> int:
 def test_the_longest_prefix_of_all_is_found_with_the_request_that_came_first(
     sequences: list[list[int]],
 ) -> None:
-    seen = Seen()
+    seen = PrefixTree()
     for by, each in enumerate(sequences[:-1]):
         for end in range(1, len(each) + 1):  # a reply, token by token
             seen.learn(np.array(each[:end], np.int64), None, by)
@@ -106,7 +106,7 @@ def test_the_longest_prefix_of_all_is_found_with_the_request_that_came_first(
 def test_as_many_sequences_are_known_as_are_to_be_remembered_and_no_more_than_twice_as_many() -> (
     None
 ):
-    seen = Seen()
+    seen = PrefixTree()
     seen.remember(10)
     for number in range(100):
         seen.learn(np.array([number, 1], np.int64), None, number)

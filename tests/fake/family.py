@@ -36,7 +36,7 @@ FAKE: Final[Family[FakeRules, FakeOptions]] = Family(
     name="fake",
     about="one slot, longest common prefix, replies as asked for",
     repository="nobody/fake",
-    room=__package__,
+    package=__package__,
     engine=f"{__package__}.server:FakeServer",
     releases=(
         Release(name="r1", about="as it should be", rules=FakeRules(), date="2026-01"),

@@ -160,7 +160,7 @@ def test_amounts_are_what_pages_draw_in_numbers(profile: str, model: str) -> Non
     for _ in spelled(engine, cell, 24):
         held, found = engine.held(), engine.amounts()
         numbers = of_model((found.attention, found.window, found.states), spec)
-        assert drawn(held, spec, states) == (*numbers, found.parked)
+        assert drawn(held, spec, states) == (*numbers, found.prompt_cache)
         assert any(slot.checkpoints for slot in held.slots) == bool(found.checkpoints)
 
 

@@ -31,7 +31,7 @@ class PromptSaved(Event):
 
 @event("plain")
 class PromptAlreadyCached(Event):
-    __doc__ = parent.PromptAlreadyCached.says
+    __doc__ = parent.PromptAlreadyCached.template
 
     n_tokens: int
 
@@ -180,7 +180,7 @@ class DraftVerified(Event):
 
 @event("loss")
 class ContextShifted(Event):
-    __doc__ = parent.ContextShifted.says
+    __doc__ = parent.ContextShifted.template
 
     n_keep: int
     n_discard: int

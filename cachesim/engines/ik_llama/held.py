@@ -53,7 +53,7 @@ def amounts(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Amou
         window=used,
         states=len(_rows(slots, primary)),
         checkpoints=sum(each.size for slot in slots for each in slot.checkpoints),
-        parked=cache.size,
+        prompt_cache=cache.size,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat import TEMPLATES
 from cachesim.engines.llamacpp import options as parent
-from cachesim.engines.option import MOST, asked, like, option
+from cachesim.engines.option import MOST, like, option, request_field
 from cachesim.errors import OptionError
 
 Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
@@ -171,7 +171,7 @@ class Options:
 
 
 FIELDS: Final = (
-    asked(
+    request_field(
         "n_keep",
         "whole number",
         "tokens that a context shift keeps; if not given, those of the slot's last request "
@@ -179,13 +179,13 @@ FIELDS: Final = (
         low=-1,
         unit="tokens",
     ),
-    asked(
+    request_field(
         "n_discard",
         "whole number",
         "tokens that a context shift drops; 0: half of what is not kept",
         default=0,
         unit="tokens",
     ),
-    asked("cancel_after_ubatches", "whole number", low=0, high=MOST, internal=True),
+    request_field("cancel_after_ubatches", "whole number", low=0, high=MOST, internal=True),
 )
 """Further fields of a request; the last one simulates a client that disconnects."""

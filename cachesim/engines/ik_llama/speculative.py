@@ -29,7 +29,7 @@ from cachesim.units import Array, Count, Pos, SeqId, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fed:
+class CompanionDecode:
     """The result of a companion's decode, with its last rows or None."""
 
     taken: bool
@@ -57,7 +57,9 @@ class Companion(Protocol):
         """Move [p0, p1)."""
         ...
 
-    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
+    def decode(
+        self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]
+    ) -> CompanionDecode:
         """Decode tokens from a position on; return the last rows, or a refusal."""
         ...
 
@@ -80,7 +82,9 @@ class AttentionCompanion:
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
         self.context.cells.seq_add(SEQ, p0, p1, delta)
 
-    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
+    def decode(
+        self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]
+    ) -> CompanionDecode:
         """Decode tokens; refused without room, which ends drafting without an error."""
         last = len(tokens) - 1
         batch = [
@@ -89,8 +93,8 @@ class AttentionCompanion:
         ]
         done = self.context.decode(batch, hidden)
         if done.code:
-            return Fed(taken=False)
-        return Fed(taken=True, logits=done.logits[last], hidden=done.hidden[last])
+            return CompanionDecode(taken=False)
+        return CompanionDecode(taken=True, logits=done.logits[last], hidden=done.hidden[last])
 
 
 class StrictTailCompanion:
@@ -113,11 +117,13 @@ class StrictTailCompanion:
         if p0 <= self.tail and (p1 < 0 or self.tail < p1):
             self.tail += delta
 
-    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
+    def decode(
+        self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]
+    ) -> CompanionDecode:
         """Set the position to the batch's last one."""
         del hidden  # there is no network
         self.tail = first + len(tokens) - 1
-        return Fed(taken=True)
+        return CompanionDecode(taken=True)
 
 
 class WindowCompanion:
@@ -156,18 +162,20 @@ class WindowCompanion:
     def seq_add(self, p0: int, p1: int, delta: int) -> None:
         """Unsupported on such caches; the server never calls it."""
 
-    def decode(self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]) -> Fed:
+    def decode(
+        self, tokens: Sequence[Token], first: Pos, hidden: Sequence[Array]
+    ) -> CompanionDecode:
         """Decode tokens, rolling if needed; refuse a batch that does not begin at the end."""
         del hidden  # there is no network
         if first != self.base + self.live:
-            return Fed(taken=False)
+            return CompanionDecode(taken=False)
         for start in range(0, len(tokens), self.n_ubatch):
             count = min(self.n_ubatch, len(tokens) - start)
             if self.live + count > self.capacity:
                 self.base += self.live - self.window
                 self.live = self.window
             self.live += count
-        return Fed(taken=True)
+        return CompanionDecode(taken=True)
 
 
 class Speculation:
@@ -218,7 +226,7 @@ class Speculation:
         self._note(fed, first, len(view))
         self._row = decoded.hidden[len(view) - 1]
 
-    def _note(self, fed: Fed, position: int, tokens: int) -> None:
+    def _note(self, fed: CompanionDecode, position: int, tokens: int) -> None:
         if not fed.taken:
             self._record.append(events.CompanionRefused(position=position, tokens=tokens))
 

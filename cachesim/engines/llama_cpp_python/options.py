@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.option import asked, option
+from cachesim.engines.option import option, request_field
 
 TYPES: Final = ("f16", "f32")
 
@@ -87,7 +87,7 @@ class Options:
 
 
 FIELDS: Final = (
-    asked(
+    request_field(
         "endpoint",
         "choice",
         "the method: create_completion, or create_embedding, which clears the memory",

@@ -11,8 +11,7 @@ from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, EntryHeld, Held, SlotHeld, Texts
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.llama_cpp_python import causes
-from cachesim.engines.llama_cpp_python import events as happened
+from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
@@ -22,7 +21,7 @@ from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
-from cachesim.engines.tokens import Seen, get_common_prefix
+from cachesim.engines.tokens import PrefixTree, get_common_prefix
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.typed import Value
 from cachesim.units import Array, Count, Token, Tokens
@@ -69,7 +68,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     limit_flag = "max_tokens"
 
     def _set_up(self) -> None:
-        self._computed = Seen()
+        self._computed = PrefixTree()
         self._states: dict[str, State] = {}  # those that the caller keeps
         self._disk = DiskCache(0)
         self._start()
@@ -216,7 +215,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if not self.options.embedding:
             text = "Llama model must be created with embedding=True to call this method"
             raise CallError(text)
-        self._tell(happened.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
+        self._emit(events.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
         self.context.clear(data=True)
         self._decode(one, one.prompt[: self.n_batch], start=0)
         self.context.clear(data=True)
@@ -240,7 +239,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             state = self._save(one)
             for each in self.cache.put((*one.prompt, *completion), state):
                 n_tokens, size = each.n_tokens, each.size
-                self._tell(happened.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
+                self._emit(events.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
 
     def _look_up(self, one: Job, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -255,7 +254,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if get_common_prefix(state.input_ids.tolist(), one.prompt) > own:
             self._load(one, state)
         elif isinstance(cache, DiskCache):
-            self._tell(happened.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
+            self._emit(events.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
         left = get_common_prefix(self.held_tokens, one.prompt)
         if left < one.ledger.usable:
             one.ledger.apply(causes.LESS_LOADED, left, wanted=one.ledger.usable, found=left)
@@ -309,7 +308,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         whole = shared == len(prompt)
         exact = self.rules.whole_prompt_matches and whole and self.n_tokens == shared
         if exact and not self._requires_eval:
-            self._tell(happened.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
+            self._emit(events.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
             return []
         reuse = shared - 1 if whole else shared
         if self.rules.states_only_continue and self._has_states and reuse < self.n_tokens:
@@ -323,9 +322,9 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
                 self._requires_eval = True
                 rest = prompt[reuse:]
                 counts = {"n_tokens": Count(reuse), "remaining": Count(len(rest))}
-                self._tell(happened.PrefixMatched(task=one.ticket, **counts))
+                self._emit(events.PrefixMatched(task=one.ticket, **counts))
                 return rest
-            self._tell(happened.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
+            self._emit(events.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
             ledger.apply(causes.CUT_REFUSED, 0, wanted=reuse)
         elif whole:
             ledger.apply(causes.LAST_TOKEN, 0, prompt_tokens=len(prompt))
@@ -335,7 +334,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _reset(self, one: Job | None = None) -> None:
         if self.n_tokens:
             task = one.ticket if one else -1
-            self._tell(happened.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
+            self._emit(events.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
         self.n_tokens = 0
         self._requires_eval = True
         if self.rules.reset_clears_states and self._has_states:
@@ -367,7 +366,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         code = self.context.decode(batch)
         if code != OK:
             n_tokens = Count(self.n_tokens)
-            self._tell(happened.DecodeFailed(task=one.ticket, code=code, n_tokens=n_tokens))
+            self._emit(events.DecodeFailed(task=one.ticket, code=code, n_tokens=n_tokens))
             text = f"llama_decode returned {code}"
             raise CallError(text)
 
@@ -390,7 +389,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             one.drafted += drafted
             one.accepted += accepted
             counts = {"drafted": Count(drafted), "accepted": Count(accepted)}
-            self._tell(happened.DraftVerified(task=one.ticket, **counts))
+            self._emit(events.DraftVerified(task=one.ticket, **counts))
 
     # -- save_state and load_state -------------------------------------------------------------
 
@@ -405,7 +404,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             size=4 + len(architecture) + blob.size,
             scores=self.scores[: self.n_tokens].copy(),
         )
-        self._tell(happened.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
+        self._emit(events.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
         return state
 
     @property
@@ -425,10 +424,10 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._requires_eval = True
         fits = state.architecture == self._architecture
         if not fits or self.context.state_read(state.blob, -1) != state.blob.size:
-            self._tell(happened.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
+            self._emit(events.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
             text = "Failed to set llama state data"
             raise CallError(text)
-        self._tell(happened.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
+        self._emit(events.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
 
     # -- accounts ------------------------------------------------------------------------------
 
@@ -488,7 +487,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def amounts(self) -> Amounts:
         size = 0 if self.cache is None else self.cache.size
-        return replace(memory_amounts(self.context), parked=size)
+        return replace(memory_amounts(self.context), prompt_cache=size)
 
     def check_integrity(self) -> None:
         self.context.check_integrity()

@@ -183,7 +183,7 @@ def amounts(server: ServerContext) -> Amounts:
     return replace(
         memory_amounts(server.contexts.target),
         checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
-        parked=0 if server.cache is None else server.cache.size,
+        prompt_cache=0 if server.cache is None else server.cache.size,
     )
 
 

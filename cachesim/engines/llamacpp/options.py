@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat import TEMPLATES
-from cachesim.engines.option import MOST, asked, listed, option
+from cachesim.engines.option import MOST, listed, option, request_field
 from cachesim.errors import OptionError
 
 Drafting: TypeAlias = Literal["draft-mtp", "draft-simple"]
@@ -310,64 +310,68 @@ def _round_up(count: int) -> int:
 
 
 FIELDS: Final = (
-    asked(
+    request_field(
         "endpoint",
         "choice",
         "what is asked: only completions search the prompt cache and make checkpoints",
         default="completion",
         choices=get_args(Endpoint),
     ),
-    asked(
+    request_field(
         "input_suffix",
         "any",
         "of infill: the tokens after the gap, of which the prompt is what stands before it",
     ),
-    asked(
+    request_field(
         "n_predict",
         "whole number",
         "like `predict`, passed to the server as it is: below -1 is one token, or refused",
         low=-MOST,
         unit="tokens",
     ),
-    asked(
+    request_field(
         "cache_prompt", "yes or no", "set by the request itself; overrides the flag --cache-prompt"
     ),
-    asked("add_generation_prompt", "yes or no", "for a chat: whether the template opens the reply"),
-    asked(
+    request_field(
+        "add_generation_prompt", "yes or no", "for a chat: whether the template opens the reply"
+    ),
+    request_field(
         "tools",
         "texts",
         "for a chat: what the model may call; a template shows it before the messages",
     ),
-    asked(
+    request_field(
         "n_keep", "whole number", "like the flag --keep, for this request", low=-1, unit="tokens"
     ),
-    asked(
+    request_field(
         "n_discard",
         "whole number",
         "tokens that a context shift drops; 0: half of what --keep does not keep",
         default=0,
         unit="tokens",
     ),
-    asked(
+    request_field(
         "n_cache_reuse",
         "whole number",
         "like the flag --cache-reuse, for this request",
         unit="tokens",
     ),
-    asked("ignore_eos", "yes or no", "like the flag --ignore-eos, for this request"),
-    asked(
+    request_field("ignore_eos", "yes or no", "like the flag --ignore-eos, for this request"),
+    request_field(
         "prompt_string",
         "yes or no",
         "the prompt is sent as text, which may be empty, instead of token ids",
     ),
-    asked("lora", "any", "strengths of adapters for this request, as tables with 'id' and 'scale'"),
-    asked(
+    request_field(
+        "lora", "any", "strengths of adapters for this request, as tables with 'id' and 'scale'"
+    ),
+    request_field(
         "message_delimiters",
         "any",
         "by which token texts messages begin, as tables with 'role' and 'delimiter'",
         since="b9873",  # #24176
     ),
-    asked(
+    request_field(
         "message_spans",
         "any",
         "where messages begin, as tables with 'role' and 'start'; offsets are cachesim's own",

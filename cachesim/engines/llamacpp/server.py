@@ -468,7 +468,7 @@ class LlamaCpp(Engine):
     def held_bytes(self) -> int:
         """Real bytes of the prompt cache and of all checkpoints, in host memory."""
         found = self.amounts()
-        return found.parked + found.checkpoints
+        return found.prompt_cache + found.checkpoints
 
     def forget(self, ticket: Ticket) -> None:
         self._server.replies.pop(ticket, None)

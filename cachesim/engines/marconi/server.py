@@ -10,13 +10,12 @@ from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.marconi import causes
-from cachesim.engines.marconi import events as happened
+from cachesim.engines.marconi import causes, events
 from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Match, Node, Tree
-from cachesim.engines.tokens import Seen
+from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
@@ -138,7 +137,7 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
     def _set_up(self) -> None:
-        self._computed = Seen()
+        self._computed = PrefixTree()
         self._served = 0
         self._start()
 
@@ -201,8 +200,8 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         match = self.tree.look_up(query)
         job.cached = Count(match.reusable)
         self._account(job, match)
-        self._tell(
-            happened.PrefixMatched(
+        self._emit(
+            events.PrefixMatched(
                 task=int(job.ticket), cached=Count(match.reusable), agreed=Count(match.agreed)
             )
         )
@@ -248,12 +247,12 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
         if branch is not None:
             self._fill_branch(branch, states)
-            self._tell(happened.BranchSaved(task=int(job.ticket), tokens=Count(branch.depth())))
+            self._emit(events.BranchSaved(task=int(job.ticket), tokens=Count(branch.depth())))
         if leaf.content is None and leaf is not self.tree.root:
             end = leaf.depth()
             start = end - len(leaf.key)
             leaf.content = memory.content(start, end, states.get(end) or memory.saved())
-            self._tell(happened.SequenceKept(task=int(job.ticket), tokens=Count(end)))
+            self._emit(events.SequenceKept(task=int(job.ticket), tokens=Count(end)))
 
     def _fill_branch(self, branch: Node, states: dict[int, dict[int, Array]]) -> None:
         """Split the content of a divided edge, and set the state at the branch.
@@ -299,14 +298,14 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
 
     def _deleted(self, node: Node) -> None:
         own = Count(len(node.key))
-        self._tell(happened.NodeEvicted(tokens=Count(node.depth()), own=own))
+        self._emit(events.NodeEvicted(tokens=Count(node.depth()), own=own))
 
     def _merged(self, node: Node) -> None:
         """Prepend an inner node's keys to its child's before the merge."""
         [child] = node.children.values()
         if node.content is not None and child.content is not None:
             child.content = node.content.before(child.content)
-        self._tell(happened.StateEvicted(tokens=Count(node.depth())))
+        self._emit(events.StateEvicted(tokens=Count(node.depth())))
 
     # -- inspection --------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def texts(store: ServerStore) -> Texts:
 
 def amounts(store: ServerStore) -> Amounts:
     """The bytes of all entries; 0 in releases without a byte limit."""
-    return Amounts(parked=store.cache.nbytes if store.cache.rules.limits_bytes else 0)
+    return Amounts(prompt_cache=store.cache.nbytes if store.cache.rules.limits_bytes else 0)
 
 
 class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
@@ -113,7 +113,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         )
 
     def _emit_call(self, rows: int, columns: int) -> None:
-        self._tell(ModelCalled(rows=rows, columns=columns))
+        self._emit(ModelCalled(rows=rows, columns=columns))
 
     def submit(self, request: Request) -> Ticket:
         ticket = self._jobs.ticket()

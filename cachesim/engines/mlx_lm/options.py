@@ -6,7 +6,7 @@ from typing import Final
 
 from cachesim.engines.chat import TEMPLATES, ByteTokenizer, ChatTokenizer
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
-from cachesim.engines.option import MOST_BYTES, asked, option
+from cachesim.engines.option import MOST_BYTES, option, request_field
 from cachesim.errors import OptionError
 from cachesim.model import recall
 from cachesim.model.presets import PRESETS, tiny
@@ -175,14 +175,16 @@ class MlxOptions:
 
 
 FIELDS: Final = (
-    asked("seed", "whole number", "a request with a seed is served alone, on a different path"),
-    asked("stop_words", "texts", "texts that end the reply"),
-    asked(
+    request_field(
+        "seed", "whole number", "a request with a seed is served alone, on a different path"
+    ),
+    request_field("stop_words", "texts", "texts that end the reply"),
+    request_field(
         "tools",
         "texts",
         "for a chat: what the model may call; the template puts these texts before the messages",
     ),
-    asked(
+    request_field(
         "chat_template_kwargs",
         "any",
         "what the chat template is told: { enable_thinking = false } closes the thoughts",

@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.events import ChunkEvent, Event, event
-from cachesim.engines.sglang.pools import Deed
+from cachesim.engines.sglang.pools import HostAction
 from cachesim.units import Count
 
 
@@ -93,7 +93,7 @@ class HostEvent(Event):
 
     @property
     def sentence(self) -> str:
-        return f"{self.subject} {self.says}"
+        return f"{self.subject} {self.template}"
 
 
 @event("gain")
@@ -131,7 +131,7 @@ class FetchedFromStorage(HostEvent):
     """fetched from the storage to the host"""
 
 
-MOVED: Final[dict[Deed, type[HostEvent]]] = {
+MOVED: Final[dict[HostAction, type[HostEvent]]] = {
     "copied": CopiedToHost,
     "left": EvictedToHost,
     "loaded": LoadedFromHost,

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from cachesim.engines.family import Corner, Family, Patch, laying, tagged
-from cachesim.engines.option import asked
+from cachesim.engines.option import request_field
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.rules import RULES_0522, RULES_0523, RULES_059, Rules
 
@@ -117,7 +117,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=27291,
         about="defect put back: the storage is asked for the last page too, where no match ends",
         fits=("0.5.23",),
-        lay=laying(tree={"asks_for_the_last_token": True}),
+        lay=laying(tree={"fetches_last_page": True}),
     ),
     Patch(
         name="39436",
@@ -176,14 +176,16 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     name="sglang",
     about="SGLang: a radix tree whose nodes may hold states and window slots",
     repository="sgl-project/sglang",
-    room=__package__,
+    package=__package__,
     engine=f"{__package__}.server:Sglang",
     releases=RELEASES,
     patches=PATCHES,
     options=SglangOptions,
     fields=(
-        asked("extra_key", "text", "separates this request's prefixes from those of other keys"),
-        asked(
+        request_field(
+            "extra_key", "text", "separates this request's prefixes from those of other keys"
+        ),
+        request_field(
             "priority",
             "whole number",
             "under the eviction policy `priority`, nodes of lower priority are evicted first",

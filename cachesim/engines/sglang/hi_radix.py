@@ -27,20 +27,20 @@ from cachesim.engines.sglang.pools import (
     LEAST_PRIORITY,
     Backup,
     Copy,
-    Deed,
+    DelayQueue,
+    HostAction,
     HostPool,
-    Line,
     PageCopy,
+    PendingCopy,
     Prefetch,
     StorageShape,
     Transfers,
-    Underway,
     hashes_of,
     rows,
 )
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.tree import Match, OnDeed, joined, matching
+from cachesim.engines.sglang.tree import Match, OnHostAction, joined, matching
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import Integers
@@ -58,11 +58,11 @@ class HiRadixCache(RadixCache):
         self.host = HostPool(tier.tokens)
         self.host_leaves: set[Node] = set()  # evictable_host_leaves
         self.writes, self.loads = Transfers(tier.lag), Transfers()
-        self.writing: dict[int, Underway] = {}  # ongoing_write_through
+        self.writing: dict[int, PendingCopy] = {}  # ongoing_write_through
         self.loaded: dict[int, Node] = {}  # ongoing_load_back
         self.on_backup: Copy | None = None
         self.on_load: Copy | None = None
-        self.on_deed: OnDeed | None = None
+        self.on_action: OnHostAction | None = None
         self._half_read = False
         self.stores = tier.storage is not None
         if self.stores:
@@ -72,9 +72,9 @@ class HiRadixCache(RadixCache):
         more = self.tier.tokens - self.pool.size
         self.most = max(0, int(SHARE * more))  # prefetch_capacity_limit
         self.occupied = 0  # prefetch_tokens_occupied
-        self.looks = 0  # the only clock that there is
-        self.backups: Line[Backup] = Line(self.settings.lag)
-        self.prefetches: Line[Prefetch] = Line(self.settings.lag)
+        self.polls = 0  # the only clock that there is
+        self.backups: DelayQueue[Backup] = DelayQueue(self.settings.lag)
+        self.prefetches: DelayQueue[Prefetch] = DelayQueue(self.settings.lag)
         self.ongoing: dict[int, Prefetch] = {}  # ongoing_prefetch
         self.revoked: list[int] = []  # prefetch_revoke_queue
         self.released: list[Integers] = []  # host_mem_release_queue
@@ -82,12 +82,12 @@ class HiRadixCache(RadixCache):
         self.on_fetch: PageCopy | None = None
         self._offsets = np.arange(self.shape.page, dtype=np.int64)
 
-    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
-        self.on_backup, self.on_load, self.on_deed = on_backup, on_load, on_deed
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_action: OnHostAction) -> None:
+        self.on_backup, self.on_load, self.on_action = on_backup, on_load, on_action
 
-    def _tell(self, deed: Deed, node: Node) -> None:
-        if self.on_deed is not None:
-            self.on_deed(deed, FULL, node)
+    def _notify(self, action: HostAction, node: Node) -> None:
+        if self.on_action is not None:
+            self.on_action(action, FULL, node)
 
     # -- match and insert --------------------------------------------------------------------------
 
@@ -237,15 +237,15 @@ class HiRadixCache(RadixCache):
         node.host_full = to
         if self.on_backup is not None:
             self.on_backup(FULL, node.slots, to)
-        self._tell("copied", node)
-        self.writing[node.id] = Underway(node, [node], is_held=not waits)
+        self._notify("copied", node)
+        self.writing[node.id] = PendingCopy(node, [node], is_held=not waits)
         if not waits:
             self.lock(node)
         self.writes.queued.append(node.id)
         self.writes.submit()
         return len(to)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Follows `check_hicache_events`."""
         if self.writing:
             for number in self.writes.done():
@@ -256,7 +256,7 @@ class HiRadixCache(RadixCache):
             self.unlock(self.loaded.pop(number))
         if self.stores:
             # Follows `drain_storage_control_queues`, after a turn of the threads.
-            self.looks += 1
+            self.polls += 1
             backups = self.backups.due()
             for backup in backups:
                 self._store(backup)
@@ -336,7 +336,7 @@ class HiRadixCache(RadixCache):
         self.pool.free(node.slots)
         self.evictable[FULL] -= len(node)
         node.value = None
-        self._tell("left", node)
+        self._notify("left", node)
         self._update_leaf(node)
         self._update_host_leaf(node)
         if node.parent is not None:
@@ -365,7 +365,7 @@ class HiRadixCache(RadixCache):
             if not node.evicted or node.host_full is None or node.locks[HOST + FULL]:
                 continue
             parent = node.parent or self.root
-            self._tell("dropped", node)
+            self._notify("dropped", node)
             self.host.free(node.host_full)
             evicted += len(node)
             if parent.children.get(node.child_key) is not node:
@@ -414,7 +414,7 @@ class HiRadixCache(RadixCache):
             at += len(node)
             if self.on_load is not None and node.host_full is not None:
                 self.on_load(FULL, node.host_full, node.value)
-            self._tell("loaded", node)
+            self._notify("loaded", node)
         self.evictable[FULL] += count
         self.loaded[last.id] = last
         self.loads.queued.append(last.id)
@@ -443,7 +443,7 @@ class HiRadixCache(RadixCache):
             if place is not None and self.on_store is not None:
                 self.on_store(FULL, self._page(backup.slots, index), self._place(place))
         if fresh:
-            self._tell("stored", backup.node)
+            self._notify("stored", backup.node)
 
     def _page(self, slots: Integers, index: int) -> Integers:
         return slots[index * self.shape.page : (index + 1) * self.shape.page]
@@ -465,7 +465,7 @@ class HiRadixCache(RadixCache):
         node, page = match.best or match.node, self.shape.page
         while node is not self.root and node.host_full is None:
             node = node.parent or self.root
-        end = req.num_tokens - int(not self.rules.tree.asks_for_the_last_token)
+        end = req.num_tokens - int(not self.rules.tree.fetches_last_page)
         tokens = req.tokens[match.usable : end]
         tokens = tokens[: len(tokens) // page * page].copy()
         if len(tokens) < self.least or self.occupied >= self.most:
@@ -479,7 +479,7 @@ class HiRadixCache(RadixCache):
             node.locks[HOST + FULL] -= 1
             return
         prior = node.hashes[-1] if node.hashes else None
-        made = Prefetch(req.id, node, tokens, slots, prior, slots, began=self.looks)
+        made = Prefetch(req.id, node, tokens, slots, prior, slots, began=self.polls)
         self.prefetches.put(made)
         self.ongoing[req.id] = made
         self.occupied += len(tokens)
@@ -531,7 +531,7 @@ class HiRadixCache(RadixCache):
         if pages and each.completed == pages * self.shape.page:
             return True
         per_page = self.shape.page / 1024 * settings.timeout_per_ki_token
-        waited = self.looks - each.began
+        waited = self.polls - each.began
         return settings.policy == "timeout" and waited > settings.timeout_base + pages * per_page
 
     def _insert_on_host(self, each: Prefetch, count: int) -> int:
@@ -555,7 +555,7 @@ class HiRadixCache(RadixCache):
             self._update_host_leaf(new)
             self._update_leaf(node)
             self._update_host_leaf(node)
-            self._tell("fetched", new)
+            self._notify("fetched", new)
         return known
 
     def stop_fetching(self, req: Req) -> None:

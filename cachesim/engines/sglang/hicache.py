@@ -4,7 +4,7 @@ r"""The unified tree's second tier: what is copied to the host, loaded back and 
                         \--[device]--> D                     not copied yet
 
 A node is copied when it was walked over often enough, those above it first; with `write_back` when
-the device gives it up. Copies are done by the next look. A match goes on from where every part is
+the device gives it up. Copies are done by the next poll. A match goes on from where every part is
 on the device or on the host; the rest is loaded before the chunk is formed: nodes, the last window,
 the state at the end. What only the host has goes when the host needs room, from the leaves; of a
 node with children states and windows go, and attention's slots stay.
@@ -23,14 +23,14 @@ from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, PART, STATE, LruL
 from cachesim.engines.sglang.pools import (
     LEAST_LOADED,
     Copy,
-    Deed,
+    HostAction,
     HostHold,
     HostPool,
     HostShape,
+    PendingCopy,
     StatePool,
     TokenPool,
     Transfers,
-    Underway,
     WindowPool,
     rows,
 )
@@ -120,17 +120,17 @@ class HostTier:
         self.state_lru = LruList(HOST + STATE)
         self.twice: dict[int, Node] = {}  # full_host_duplicates
         self.writes = Transfers(shape.lag)
-        self.writing: dict[int, Underway] = {}  # ongoing_write_through
+        self.writing: dict[int, PendingCopy] = {}  # ongoing_write_through
         self.loads = Transfers()
-        self.loaded: dict[int, tuple[Underway, HostHold]] = {}  # ongoing_load_back
+        self.loaded: dict[int, tuple[PendingCopy, HostHold]] = {}  # ongoing_load_back
         self.on_backup: Copy | None = None
         self.on_load: Copy | None = None
-        self.on_deed: Callable[[Deed, int, Node], None] | None = None
+        self.on_action: Callable[[HostAction, int, Node], None] | None = None
 
-    def tell(self, deed: Deed, part: int, node: Node) -> None:
+    def notify(self, action: HostAction, part: int, node: Node) -> None:
         """Say what has become of a part of a node."""
-        if self.on_deed is not None:
-            self.on_deed(deed, part, node)
+        if self.on_action is not None:
+            self.on_action(action, part, node)
 
     # -- what a node has here ----------------------------------------------------------------------
 
@@ -275,14 +275,14 @@ class HostTier:
                 if node in self.leaves:
                     self._drop_leaf(node, gone)
                 else:
-                    self.tell("dropped", part, node)
+                    self.notify("dropped", part, node)
                     self.drop(node, part, gone)
                     if (
                         part == PART
                         and node.host_state is not None
                         and not node.locks[HOST + STATE]
                     ):
-                        self.tell("dropped", STATE, node)
+                        self.notify("dropped", STATE, node)
                         self.drop(node, STATE, gone)
                     self.tree.update_leaf(node)
                 node = following
@@ -303,7 +303,7 @@ class HostTier:
 
     def _drop_leaf(self, node: Node, gone: list[int]) -> None:
         """Follows `_evict_host_leaf`."""
-        self.tell("dropped", FULL, node)
+        self.notify("dropped", FULL, node)
         self.drop_all(node, gone)
         self.tree.take_out(node)
         self.clear_above(node, gone)
@@ -344,7 +344,7 @@ class HostTier:
                 busy = node.pending is not None or node.loading is not None
                 if busy or node.locks[HOST + FULL]:
                     continue
-                self.tell("dropped", FULL, node)
+                self.notify("dropped", FULL, node)
                 self.drop(node, FULL, gone)
                 swept.append(node.id)
         for number in swept:
@@ -414,7 +414,7 @@ class HostTier:
             covers = [*(each for each in windows if each is not node), node]
             for each in covers:
                 each.pending = node.id
-            self.writing[node.id] = Underway(node, covers, held, is_held=not waits)
+            self.writing[node.id] = PendingCopy(node, covers, held, is_held=not waits)
             self.writes.queued.append(node.id)
             written = len(full)
         return written
@@ -462,9 +462,9 @@ class HostTier:
     def _moved(self, part: int, at: Integers, to: Integers, node: Node) -> None:
         if self.on_backup is not None:
             self.on_backup(part, at, to)
-        self.tell("copied", part, node)
+        self.notify("copied", part, node)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Release the nodes of finished copies and loads. Follows `check_hicache_events`."""
         self.writes.submit()
         for number in self.writes.done():
@@ -548,7 +548,7 @@ class HostTier:
             if part != FULL:
                 self.left(node, part)
         node.value = None
-        self.tell("left", FULL, node)
+        self.notify("left", FULL, node)
         self.tree.update_leaf(node)
         if node.parent is not None:
             self.tree.update_leaf(node.parent)
@@ -568,7 +568,7 @@ class HostTier:
             if busy or any(each.locks):
                 return
         for each in reversed(below):
-            self.tell("dropped", FULL, each)
+            self.notify("dropped", FULL, each)
             self.drop_all(each, [0, 0, 0])
             self.tree.take_out(each)
         self.tree.delete_leaf(node, gone)
@@ -655,7 +655,7 @@ class HostTier:
                 req.state = None
             return False
         self._commit(node, spec, slots, req)
-        covers = Underway(node, spec[0], tree.lock(node), is_held=True)
+        covers = PendingCopy(node, spec[0], tree.lock(node), is_held=True)
         self.loaded[node.id] = (covers, held)
         self.loads.queued.append(node.id)
         return True
@@ -724,19 +724,19 @@ class HostTier:
             if not each.locks[FULL]:
                 tree.evictable[FULL] += len(each)
             self._load(FULL, each.host_full, each.value)
-            self.tell("loaded", FULL, each)
+            self.notify("loaded", FULL, each)
         for each in full:
             tree.update_leaf(each)
         for each in windows:
             tree.put_window(each, to_window[: len(each)])
             self._load(PART, each.host_window, to_window[: len(each)])
-            self.tell("loaded", PART, each)
+            self.notify("loaded", PART, each)
             to_window = to_window[len(each) :]
         if state is not None and node.host_state is not None:
             tree.put_state(node, state)
             at = np.array([node.host_state])
             self._load(STATE, at, np.array([state]))
-            self.tell("loaded", STATE, node)
+            self.notify("loaded", STATE, node)
             if req.state is not None:
                 self._load(STATE, at, np.array([req.state]))
         tree.update_leaf(node)

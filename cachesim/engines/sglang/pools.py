@@ -247,7 +247,7 @@ class StatePool:
 #
 #     key of page n = hash(key of page n - 1, tokens of page n)
 #
-# A backup or a prefetch is done some looks of the scheduler after it was asked for, never after
+# A backup or a prefetch is done some polls of the scheduler after it was asked for, never after
 # some seconds. Follows `HiCacheStorage`, `HiCacheFile`, `get_hash_str`, `StorageOperation` and
 # `PrefetchOperation`.
 
@@ -266,9 +266,9 @@ class StorageShape:
 
     policy: PrefetchPolicy = "best_effort"
     threshold: int = 256  # tokens
-    lag: int = 0  # looks until an operation is done; a machine's business
-    acks: int = 0  # pieces of transfers that are heard of in one look; 0: all
-    timeout_base: float = 1.0  # prefetch_timeout_base: seconds there, looks here
+    lag: int = 0  # polls until an operation is done; a machine's business
+    acks: int = 0  # pieces of transfers that are received in one poll; 0: all
+    timeout_base: float = 1.0  # prefetch_timeout_base: seconds there, polls here
     timeout_per_ki_token: float = 0.25  # and more for every 1,024 tokens that are on their way
     interval: int = 8  # retry_poll_interval: passes until a miss is asked for again
     attempts: int = 8  # retry_max_attempts
@@ -340,14 +340,14 @@ class Prefetch:
     keys: list[bytes] = field(default_factory=list)
     completed: int = 0
     terminated: bool = False
-    began: int = 0  # start_time, in looks
+    began: int = 0  # start_time, in polls
 
 
 Each = TypeVar("Each")
 
 
 @dataclass(slots=True)
-class Line(Generic[Each]):
+class DelayQueue(Generic[Each]):
     """The queue of a thread, first come, first served."""
 
     lag: int = 0
@@ -358,9 +358,9 @@ class Line(Generic[Each]):
         self.waiting.append((self.lag, each))
 
     def due(self) -> list[Each]:
-        """Operations that are done by this look."""
-        ready = [each for looks, each in self.waiting if not looks]
-        self.waiting = [(looks - 1, each) for looks, each in self.waiting if looks]
+        """Operations that are done by this poll."""
+        ready = [each for polls, each in self.waiting if not polls]
+        self.waiting = [(polls - 1, each) for polls, each in self.waiting if polls]
         return ready
 
 
@@ -378,7 +378,7 @@ LEAST_LOADED: Final = 10
 
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 
-Deed: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored", "fetched"]
+HostAction: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored", "fetched"]
 """Transfer of a part of a node: copied to the host, left there by the device, loaded back from the
 host, dropped by the host, stored in the storage, fetched from there to the host."""
 
@@ -394,7 +394,7 @@ class HostShape:
     window_tokens: int = 0
     states: int = 0
     policy: WritePolicy = "write_through"
-    lag: int = 0  # looks at the queue until a copy is done; a machine's business
+    lag: int = 0  # polls of the queue until a copy is done; a machine's business
     storage: StorageShape | None = None  # hicache_storage_backend
 
     @property
@@ -444,10 +444,10 @@ class HostPool:
 
 @dataclass(slots=True)
 class Ack:
-    """Copies that were submitted together; `looks` is how often they are not done yet."""
+    """Copies that were submitted together; `polls` is how often they are not done yet."""
 
     nodes: list[int]
-    looks: int = 0
+    polls: int = 0
 
 
 @dataclass(slots=True)
@@ -468,8 +468,8 @@ class Transfers:
         """Whose copies are done by now, in order: the first that is not holds up the rest."""
         ready = 0
         for ack in self.submitted:
-            if ack.looks:
-                ack.looks -= 1
+            if ack.polls:
+                ack.polls -= 1
                 break
             ready += 1
         return self._take(ready)
@@ -485,7 +485,7 @@ class Transfers:
 
 
 @dataclass(slots=True)
-class Underway:
+class PendingCopy:
     """The copy of a node: its lock, and the nodes whose parts it covers."""
 
     node: Node

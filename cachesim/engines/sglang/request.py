@@ -171,8 +171,8 @@ class Batch:
         return len(self.reqs) < before
 
 
-class Stashing(Protocol):
-    """Hears when a piece of a prompt is about to be stashed, and when it is."""
+class ChunkListener(Protocol):
+    """Callbacks before and after a chunk of a prompt is stashed."""
 
     def __call__(self, *, begins: bool) -> None: ...
 

@@ -57,7 +57,7 @@ class TreeRules:
     inserts_gone_windows: bool = False
     """#31486: window slots that were freed count as alive when they are inserted."""
 
-    asks_for_the_last_token: bool = False
+    fetches_last_page: bool = False
     """#27291: the storage is asked for the whole prompt, where no match can end; a window that
     comes for its last page is none for the page before."""
 
@@ -132,8 +132,8 @@ class SchedulerRules:
     groups_prefill_frees: bool = True
     """0.5.22: what a prefill frees is freed at its end."""
 
-    looks_every_pass: bool = True
-    """0.5.22 looks at the host's copies in every pass; before, when a prefill is formed."""
+    polls_every_pass: bool = True
+    """0.5.22 polls the host's copies in every pass; before, when a prefill is formed."""
 
     host_takes_all_models: bool = True
     """0.5.9 has a host tier for models of full attention only (`HiRadixCache`)."""
@@ -224,7 +224,7 @@ RULES_059 = Rules(
         counts_hits=False,
         keeps_prompt_end=False,
         uses_path_states=True,
-        asks_for_the_last_token=True,
+        fetches_last_page=True,
     ),
     scheduler=SchedulerRules(
         full_flag_needs_no_chunk=False,
@@ -241,7 +241,7 @@ RULES_059 = Rules(
         evicts="whole-demand",
         window_steps=0,
         groups_prefill_frees=False,
-        looks_every_pass=False,
+        polls_every_pass=False,
         host_takes_all_models=False,
         host_may_be_smaller=False,
         loads_before_it_fits=True,

@@ -129,7 +129,7 @@ def copy_slots(
         target.values[layer][to] = source.values[layer][at]
 
 
-class _Sight(NamedTuple):
+class _VisibleCells(NamedTuple):
     """Which cells of a part of the memory a piece writes, and which it looks at."""
 
     written: Integers
@@ -140,7 +140,7 @@ class _Sight(NamedTuple):
     @classmethod
     def of(
         cls, contents: Contents, place: Place, row: Integers, start: int, count: int
-    ) -> "_Sight":
+    ) -> "_VisibleCells":
         """The cells of a piece `[start, start + count)` of a request's row."""
         end = start + count
         frame = Frame.of_run(start, end, contents.window if place == "window" else 0)
@@ -159,21 +159,21 @@ class ChunkStore:
         self._row = row
         self._start = start
         self._count = count
-        self._sights: dict[Place, _Sight] = {}
+        self._visible: dict[Place, _VisibleCells] = {}
         self.initial: int | None = None  # slot of the state to start from
         self.target: int | None = None  # slot for the state after the last token
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the piece's cells, then look at those of the row."""
         contents, place = self.contents, self.contents.shapes[layer].place
-        sight = self._sights.get(place)
-        if sight is None:
-            sight = _Sight.of(contents, place, self._row, self._start, self._count)
-            self._sights[place] = sight
-        contents.reach_cell(layer, sight.highest)
+        visible = self._visible.get(place)
+        if visible is None:
+            visible = _VisibleCells.of(contents, place, self._row, self._start, self._count)
+            self._visible[place] = visible
+        contents.reach_cell(layer, visible.highest)
         held_keys, held_values = contents.keys[layer], contents.values[layer]
-        held_keys[sight.written], held_values[sight.written] = keys, values
-        return (sight.frame.lane(held_keys[sight.cells], held_values[sight.cells]),)
+        held_keys[visible.written], held_values[visible.written] = keys, values
+        return (visible.frame.lane(held_keys[visible.cells], held_values[visible.cells]),)
 
     def states(self, layer: int) -> Array:
         """The row that the piece starts from, zeros for a prefix of nothing.

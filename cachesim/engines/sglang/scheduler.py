@@ -15,9 +15,9 @@ from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
     Batch,
+    ChunkListener,
     Limits,
     Req,
-    Stashing,
     plan_track,
     tracked_in_decode,
 )
@@ -423,7 +423,7 @@ class Scheduler:
     on_match: Callable[[Req, Match], None] | None = None
     on_retract: Callable[[Req], None] | None = None
     on_abort: Callable[[Req], None] | None = None
-    on_chunk: Stashing | None = None
+    on_chunk: ChunkListener | None = None
 
     def __post_init__(self) -> None:
         self.room = Allocation(self.tree, self.pool, self.rules)
@@ -440,10 +440,10 @@ class Scheduler:
 
     def add(self, req: Req) -> None:
         """A request at the end of the queue. Follows `_add_request_to_queue`."""
-        self._ask(req)
+        self._prefetch(req)
         self.waiting.append(req)
 
-    def _ask(self, req: Req, known_until: int | None = None) -> None:
+    def _prefetch(self, req: Req, known_until: int | None = None) -> None:
         """Ask the storage for what the tree lacks; nothing is copied for it."""
         if self.tree.stores:
             self.tree.prefetch(req, self._look_up(req, copies=False), known_until)
@@ -454,11 +454,11 @@ class Scheduler:
         """Follows `get_next_batch_to_run`."""
         self._abort_chunked()
         rules, excluded = self.rules.scheduler, []
-        if rules.looks_every_pass:
-            self.tree.look()
-            for req, known_until in self.tree.asks_again(self.waiting):
+        if rules.polls_every_pass:
+            self.tree.poll()
+            for req, known_until in self.tree.storage_retries(self.waiting):
                 req.reissues += 1
-                self._ask(req, known_until)
+                self._prefetch(req, known_until)
         if self.chunked is not None:
             excluded.append(self.chunked)
             if self.chunked.extend:
@@ -518,8 +518,8 @@ class Scheduler:
         if self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk:
             running.is_full = True
             return None
-        if not rules.looks_every_pass:
-            self.tree.look()
+        if not rules.polls_every_pass:
+            self.tree.poll()
         if rules.refreshes_waiting and self.tree.shape.policy == "lru":
             self._touch_waiting()
         adder = Adder(
@@ -607,7 +607,7 @@ class Scheduler:
                 self.on_match(req, match)
             if self.tree.shrank(req):
                 req.reissues += 1
-                self._ask(req)
+                self._prefetch(req)
                 continue
             verdict = adder.add(req)
             if verdict == "continue":

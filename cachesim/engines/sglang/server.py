@@ -28,18 +28,17 @@ from cachesim.engines.held import (
     sizes_of,
 )
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.sglang import causes
-from cachesim.engines.sglang import events as happened
+from cachesim.engines.sglang import causes, events
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import FULL, PART, STATE, Node
 from cachesim.engines.sglang.options import SglangOptions
-from cachesim.engines.sglang.pools import Deed, Storage, WindowPool
+from cachesim.engines.sglang.pools import HostAction, Storage, WindowPool
 from cachesim.engines.sglang.request import Batch, Job, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.engines.tokens import Seen
+from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.spec import ModelSpec
@@ -94,8 +93,8 @@ class Account:
     """Tokens computed, tokens kept in the tree, and positions of saved states."""
 
     tree: Tree
-    computed: Seen = field(default_factory=Seen)
-    kept: Seen = field(default_factory=Seen)
+    computed: PrefixTree = field(default_factory=PrefixTree)
+    kept: PrefixTree = field(default_factory=PrefixTree)
     states: States = field(default_factory=States)
 
     def remember(self, most: int) -> None:
@@ -261,7 +260,7 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
     Owners are the locks: who uses a node now is a running request's business.
     """
     marks = Marks.of(network)
-    parked = tuple(_parked(tree, host, network))
+    on_host = tuple(_host_entries(tree, host, network))
     nodes = [(node, node.depth()) for node in tree.nodes() if node.value is not None]
     places = {shape.place for shape in network.shapes}
     cells = [
@@ -282,7 +281,7 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
     ]
     nodes_held = tuple(_node(each, tree, contents, marks) for each in tree.nodes())
     drawn = TreeHeld(name="radix tree", of="memory", nodes=nodes_held)
-    return Held(cells=tuple(cells), rows=tuple(rows), entries=parked, tree=drawn)
+    return Held(cells=tuple(cells), rows=tuple(rows), entries=on_host, tree=drawn)
 
 
 def _node(node: Node, tree: Tree, contents: Contents, marks: Marks) -> NodeHeld:
@@ -328,31 +327,31 @@ def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
 
 def texts(tree: Tree) -> Texts:
     """The tokens of what the host has."""
-    return Texts(entries=tuple(_tokens(tree, path) for path in _paths_of_parked(tree)))
+    return Texts(entries=tuple(_tokens(tree, path) for path in _host_paths(tree)))
 
 
 def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
     """Amounts of each kind in the tree."""
     sizes = _sizes(spec, tree)
-    tokens = window = states = parked = 0
+    tokens = window = states = on_host = 0
     for node in tree.nodes():
         if node.value is not None:
             tokens += len(node)
             window += len(node) * (bool(node.window) or not tree.has_windows)
             states += node.state is not None
         if node.host_full is not None:
-            parked += _bytes(node, sizes)
-    return Amounts(attention=tokens, window=window, states=states, parked=parked)
+            on_host += _bytes(node, sizes)
+    return Amounts(attention=tokens, window=window, states=states, prompt_cache=on_host)
 
 
-def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
+def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
     """The longest prompts of which the host has everything, with the states on their way.
 
     What several share is counted with the first of them.
     """
     counted: set[int] = set()
     sizes = _sizes(network.spec, tree)
-    for path in _paths_of_parked(tree):
+    for path in _host_paths(tree):
         mine = [each for each in path if each.id not in counted and each.host_full is not None]
         counted.update(each.id for each in mine)
         tokens = _tokens(tree, path)
@@ -365,7 +364,7 @@ def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]
         )
 
 
-def _paths_of_parked(tree: Tree) -> Iterator[list[Node]]:
+def _host_paths(tree: Tree) -> Iterator[list[Node]]:
     """From the root to each node that the host has, where it has none of its children."""
     for node in tree.nodes():
         if node.host_full is not None and all(
@@ -592,7 +591,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return
         self.scheduler.abort(job.req)
         job.end("cancelled")
-        self._tell(happened.RequestAborted(task=job.req.id, why="its client went away"))
+        self._emit(events.RequestAborted(task=job.req.id, why="its client went away"))
 
     def flush_cache(self) -> bool:
         """Empty the tree, as `POST /flush_cache` does; refused while requests run."""
@@ -600,7 +599,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if done:
             self.tree.settle()
             self._start()
-        self._tell(happened.CacheFlushed(done=done))
+        self._emit(events.CacheFlushed(done=done))
         return done
 
     def _empty(self) -> None:
@@ -631,7 +630,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             if self._of_req[req.id].done:  # its client is gone
                 continue
             self._of_req[req.id].done = True
-            self._tell(happened.RequestFinished(task=req.id, generated=Count(req.num_output)))
+            self._emit(events.RequestFinished(task=req.id, generated=Count(req.num_output)))
         return True
 
     def _goes_on(self) -> bool:
@@ -664,7 +663,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 if req.prefix < wanted:
                     found = req.prefix
                     job.ledger.apply(causes.NOT_LOADED, found, wanted=wanted, found=found)
-            self._tell(happened.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
+            self._emit(events.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array) -> int:
         job, index = self._of_req[req.id], req.num_output
@@ -678,8 +677,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         job = self._of_req[req.id]
         if job.cached is None:
             job.ledger = self.account.of(req, match)
-        self._tell(
-            happened.PrefixMatched(
+        self._emit(
+            events.PrefixMatched(
                 task=req.id,
                 cached=Count(match.usable),
                 on_host=match.usable - match.length,
@@ -689,12 +688,12 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         )
 
     def _retracted(self, req: Req) -> None:
-        self._tell(happened.RequestRetracted(task=req.id))
+        self._emit(events.RequestRetracted(task=req.id))
 
     def _out_of_memory(self, req: Req) -> None:
         words = "out of memory even after retracting all other requests in the decode batch"
         self._of_req[req.id].end("InternalServerError", words)
-        self._tell(happened.RequestAborted(task=req.id, why="memory is too small for it alone"))
+        self._emit(events.RequestAborted(task=req.id, why="memory is too small for it alone"))
 
     def _kept(self, tokens: int, fresh: int) -> None:
         req = self._of_req[self.tree.by_request].req
@@ -703,28 +702,28 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         length = tokens + int(self.tree.shape.bigrams) if tokens else 0
         self.account.kept.learn(req.tokens[:length], req.extra_key, req.id)
         if fresh:
-            self._tell(happened.PrefixKept(task=req.id, tokens=Count(tokens), fresh=Count(fresh)))
+            self._emit(events.PrefixKept(task=req.id, tokens=Count(tokens), fresh=Count(fresh)))
 
     def _kept_state(self, node: Node) -> None:
         req, depth = self._of_req[self.tree.by_request].req, node.depth()
         if req is not None:
             self.account.states.learn(req.tokens[:depth], req.extra_key)
-            self._tell(happened.StateKept(task=req.id, tokens=Count(depth)))
+            self._emit(events.StateKept(task=req.id, tokens=Count(depth)))
 
     def _lost(self, what: Lost, node: Node) -> None:
         end = node.depth()
         start, request = end - len(node), node.request
         if what == "node":
-            self._tell(happened.NodeEvicted(request=request, start=start, end=end))
+            self._emit(events.NodeEvicted(request=request, start=start, end=end))
         elif what == "window":
-            self._tell(happened.WindowEvicted(request=request, start=start, end=end))
+            self._emit(events.WindowEvicted(request=request, start=start, end=end))
         else:
-            self._tell(happened.StateEvicted(request=request, tokens=Count(end)))
+            self._emit(events.StateEvicted(request=request, tokens=Count(end)))
 
-    def _moved(self, deed: Deed, part: int, node: Node) -> None:
+    def _moved(self, action: HostAction, part: int, node: Node) -> None:
         end = node.depth()
-        self._tell(
-            happened.MOVED[deed](
+        self._emit(
+            events.MOVED[action](
                 request=node.request, start=end - len(node), end=end, part=PART_NAMES[part]
             )
         )

@@ -16,9 +16,9 @@ import numpy as np
 
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, Node
 from cachesim.engines.sglang.pools import (
-    Deed,
+    DelayQueue,
+    HostAction,
     HostHold,
-    Line,
     PageCopy,
     Storage,
     StorageShape,
@@ -186,15 +186,15 @@ class NodeBackup:
 
 @dataclass(slots=True)
 class Threads:
-    """Queues, and what is done of them in one look. Follows `HybridCacheController`'s threads."""
+    """Queues, and what is done of them in one poll. Follows `HybridCacheController`'s threads."""
 
     storage: Storage
     shape: StorageShape
     page: int
     bigrams: bool
-    backups: Line[NodeBackup] = field(init=False)
-    queries: Line[Fetch] = field(init=False)
-    transfers: Line[Fetch] = field(init=False)
+    backups: DelayQueue[NodeBackup] = field(init=False)
+    queries: DelayQueue[Fetch] = field(init=False)
+    transfers: DelayQueue[Fetch] = field(init=False)
     saved: list[NodeBackup] = field(default_factory=list)  # ack_backup_queue
     found: list[Fetch] = field(default_factory=list)  # prefetch_hit_queue
     untold: list[Ack] = field(default_factory=list)  # prefetch_sync_queue
@@ -202,11 +202,11 @@ class Threads:
     released: list[tuple[int, Integers]] = field(default_factory=list)  # host_mem_release_queue
     on_store: PageCopy | None = None
     on_fetch: PageCopy | None = None
-    stored: list[tuple[Deed, int, Node]] = field(default_factory=list)  # what is to be told
+    stored: list[tuple[HostAction, int, Node]] = field(default_factory=list)  # what is to be told
 
     def __post_init__(self) -> None:
-        self.backups, self.queries = Line(self.shape.lag), Line(self.shape.lag)
-        self.transfers = Line(self.shape.lag)
+        self.backups, self.queries = DelayQueue(self.shape.lag), DelayQueue(self.shape.lag)
+        self.transfers = DelayQueue(self.shape.lag)
 
     @property
     def busy(self) -> bool:
@@ -247,7 +247,7 @@ class Threads:
         del self.untold[:count]
 
     def release(self, part: int, slots: Integers | None) -> None:
-        """Slots of the host that go back at a later look (`append_host_mem_release`)."""
+        """Slots of the host that go back at a later poll (`append_host_mem_release`)."""
         if slots is not None and len(slots):
             self.released.append((part, slots))
 

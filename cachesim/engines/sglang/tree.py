@@ -18,7 +18,7 @@ import numpy as np
 from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Clock, LruList, Node, as_key
 from cachesim.engines.sglang.pools import (
     Copy,
-    Deed,
+    HostAction,
     HostShape,
     PageCopy,
     StatePool,
@@ -34,7 +34,7 @@ from cachesim.units import Integers
 Lost: TypeAlias = Literal["node", "window", "state"]
 """Evicted part: a whole node, its window or its state."""
 
-OnDeed = Callable[[Deed, int, Node], None]
+OnHostAction = Callable[[HostAction, int, Node], None]
 """Callback for a transfer of a node's part between device and host."""
 
 Priority = Callable[[Node], tuple[float, ...]]
@@ -95,10 +95,10 @@ class Match:
 class OneTier:
     """Methods of a tree with a host or a storage; most trees have none."""
 
-    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_action: OnHostAction) -> None:
         """Set the callbacks that copy slots and receive deeds."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Copies to and from the host that are done are taken note of (`check_hicache_events`)."""
 
     def flush(self) -> None:
@@ -124,7 +124,7 @@ class OneTier:
     def prefetch(self, req: Req, match: "Match", known_until: int | None = None) -> None:
         """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
 
-    def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
+    def storage_retries(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
         """Requests that query the storage again, and the end up to which it has them."""
         del waiting
         return []

@@ -1,12 +1,12 @@
 """The tree for every kind of model: insertion of requests, and a storage below the host.
 
     arrival   ask for what the tree lacks         no memory is taken yet
-    a look    the storage has so much of it       the host's slots are taken for that
-    a look    it has come                         it hangs below the node that the match ended at
+    a poll    the storage has so much of it       the host's slots are taken for that
+    a poll    it has come                         it hangs below the node that the match ended at
     a pass    no hit, or no room on the host      asked again some passes later
 
 Windows and states are stored beside their pages, and come whole or not at all. Trap: a hit is known
-by a look, and what it fetches by the next one at the earliest; with `best_effort` a request that
+by a poll, and what it fetches by the next one at the earliest; with `best_effort` a request that
 need not wait gets nothing. Follows `UnifiedRadixCache` of 0.5.23.
 """
 
@@ -31,7 +31,7 @@ from cachesim.engines.sglang.storage_threads import (
     Wait,
     drained,
 )
-from cachesim.engines.sglang.tree import Match, OnDeed, joined, matching
+from cachesim.engines.sglang.tree import Match, OnHostAction, joined, matching
 from cachesim.engines.sglang.unified_core import Insertion, UnifiedTreeCore
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
@@ -54,7 +54,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             self.root.priority = LEAST_PRIORITY
         self.settings = settings = settings or StorageShape()
         self.occupied = 0  # prefetch_tokens_occupied
-        self.looks = 0  # the only clock that there is
+        self.polls = 0  # the only clock that there is
         self.threads = Threads(self.storage, settings, self.shape.page, self.shape.bigrams)
         self.retries = Retries(settings.interval, settings.attempts)
         self.ongoing: dict[int, Ongoing] = {}  # ongoing_prefetch
@@ -285,10 +285,10 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     # -- the host ----------------------------------------------------------------------------------
 
-    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_action: OnHostAction) -> None:
         if self.host is not None:
             self.host.on_backup, self.host.on_load = on_backup, on_load
-            self.host.on_deed = on_deed
+            self.host.on_action = on_action
 
     def flush(self) -> None:
         """Follows `flush_pending_backups`."""
@@ -355,7 +355,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.retries.cancel(req.id)
         if self.waits.get(req.id, Wait()).expired or req.id in self.ongoing:
             return
-        limit = max(req.num_tokens - int(not self.rules.tree.asks_for_the_last_token), 0)
+        limit = max(req.num_tokens - int(not self.rules.tree.fetches_last_page), 0)
         tokens, pair = req.tokens[matched:limit], int(self.shape.bigrams)
         assumed = known_until is not None and matched < known_until <= limit - pair
         if assumed and known_until is not None:
@@ -377,7 +377,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             start=matched,
             assumed=assumed,
             parts=self._parts(anchor, len(key) // self.shape.page),
-            since=self.looks,
+            since=self.polls,
         )
         self.threads.queries.put(fetch)
         self.ongoing[req.id] = Ongoing(fetch)
@@ -396,7 +396,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             parts.append(PartFetch(STATE, 1, [b""]))
         return parts
 
-    def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
+    def storage_retries(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
         """Follows `_process_storage_prefetch_retries`."""
         return self.retries.ready(waiting)
 
@@ -412,26 +412,26 @@ class UnifiedRadixCache(UnifiedTreeCore):
         req.matched = matched
         return False
 
-    # -- looks -------------------------------------------------------------------------------------
+    # -- polls -------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take the results of the threads. Follows `check_hicache_events` and
         `_drain_storage_control_queues_impl`.
 
-        Slots that are given back by this look are free after the next one.
+        Slots that are given back by this poll are free after the next one.
         """
         if self.host is None:
             return
         if not self.stores:
-            self.host.look()
+            self.host.poll()
             return
         threads = self.threads
-        self.looks += 1
+        self.polls += 1
         threads.run()
         released = drained(threads.released)
-        self.host.look()
-        for deed, part, node in drained(threads.stored):
-            self.host.tell(deed, part, node)
+        self.host.poll()
+        for action, part, node in drained(threads.stored):
+            self.host.notify(action, part, node)
         for fetch in drained(threads.found):
             self._take_hit(fetch)
         for ack in drained(threads.news):
@@ -445,7 +445,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     def settle(self) -> None:
         while (self.stores and self.tier.writing) or self.threads.busy or self.threads.released:
-            self.look()
+            self.poll()
 
     def _take_hit(self, fetch: Fetch) -> None:
         """Allocate the host's slots for a hit that is long enough. Follows
@@ -549,13 +549,13 @@ class UnifiedRadixCache(UnifiedTreeCore):
         per_page = page / 1024 * settings.timeout_per_ki_token
         if not self.rules.tree.one_wait_per_request:
             limit = settings.timeout_base + len(fetch.keys) * per_page
-            return Wait(fetch.since, limit).over(self.looks)
+            return Wait(fetch.since, limit).over(self.polls)
         wait, pages = self.waits.get(fetch.request), len(fetch.key) // page
         landed = fetch.slots is not None and fetch.completed >= len(fetch.keys) * page
-        if not landed and wait is not None and wait.over(self.looks):
+        if not landed and wait is not None and wait.over(self.polls):
             return True
         limit = settings.timeout_base + pages * per_page
-        self.waits.setdefault(fetch.request, Wait(self.looks, limit))
+        self.waits.setdefault(fetch.request, Wait(self.polls, limit))
         return False
 
     def _handle(self, info: Ongoing) -> None:
@@ -691,14 +691,14 @@ class Graft:
         if node.parent is not None:
             self.tree.update_leaf(node.parent)
         self.host.track_twice(node)
-        self.host.tell("fetched", FULL, node)
+        self.host.notify("fetched", FULL, node)
 
     def _hang(self, parent: Node, key: Integers, slots: Integers, keys: list[bytes]) -> Node:
         node = self.tree.hang_on_host(parent, key, self.fetch.extra)
         node.priority, node.hashes, node.host_full = parent.priority, keys, slots
         self.tree.update_leaf(node)
         self.tree.update_leaf(parent)
-        self.host.tell("fetched", FULL, node)
+        self.host.notify("fetched", FULL, node)
         return node
 
     def commit(self, made: Grafted) -> None:
@@ -718,7 +718,7 @@ class Graft:
         node.host_state = int(each.slots[0])
         if node.state is None:
             self.host.left(node, STATE)
-        self.host.tell("fetched", STATE, node)
+        self.host.notify("fetched", STATE, node)
 
     def _commit_window(self, each: PartFetch, made: Grafted) -> None:
         """Commit a window, whole or not at all. Follows `_commit_prefetch`.
@@ -746,7 +746,7 @@ class Graft:
                 self.tree.update_leaf(node)
                 if node.parent is not None:
                     self.tree.update_leaf(node.parent)
-                self.host.tell("fetched", PART, node)
+                self.host.notify("fetched", PART, node)
             else:
                 self.threads.release(PART, own)
             at, node = first, above

@@ -269,7 +269,7 @@ class UnifiedTreeCore(Tree):
     def _gave_up(self, part: int, node: Node) -> None:
         """Say that a window or a state is gone, or that the host still has it."""
         if self.host is not None and self.host.has(node, part):
-            self.host.tell("left", part, node)
+            self.host.notify("left", part, node)
         else:
             self.lost("window" if part == PART else "state", node)
 

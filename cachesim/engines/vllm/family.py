@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from cachesim.engines.family import Corner, Family, Patch, laying, tagged
-from cachesim.engines.option import asked
+from cachesim.engines.option import request_field
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import (
     RULES_0191,
@@ -239,19 +239,21 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     name="vllm",
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
     repository="vllm-project/vllm",
-    room=__package__,
+    package=__package__,
     engine=f"{__package__}.server:Vllm",
     releases=RELEASES,
     patches=PATCHES,
     options=VllmOptions,
     fields=(
-        asked("cache_salt", "text", "separates this request's prefixes from those of other salts"),
-        asked(
+        request_field(
+            "cache_salt", "text", "separates this request's prefixes from those of other salts"
+        ),
+        request_field(
             "lora",
             "any",
             "the adapter to answer with: a table with 'name', and 'path' among --enable-lora",
         ),
-        asked(
+        request_field(
             "priority",
             "whole number",
             "under the policy `priority`: smaller numbers are served first",

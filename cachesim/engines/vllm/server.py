@@ -23,8 +23,7 @@ from cachesim.engines.held import (
 )
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.engines.vllm import causes
-from cachesim.engines.vllm import events as happened
+from cachesim.engines.vllm import causes, events
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
@@ -479,12 +478,12 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if skipped or not scheduled:
             self.runner.forget(request.id)
         job.end("cancelled")
-        self._tell(happened.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
+        self._emit(events.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
 
     def reset_prefix_cache(self) -> bool:
         """Remove all ids, as `POST /reset_prefix_cache` does; False while blocks are in use."""
         done = self.manager.reset_prefix_cache()
-        self._tell(happened.CacheReset(done=done))
+        self._emit(events.CacheReset(done=done))
         return done
 
     def _empty(self) -> None:
@@ -505,21 +504,21 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         step = self.scheduler.schedule()
         for request in step.preempted:
             self.runner.forget(request.id)
-            self._tell(
-                happened.RequestPreempted(
+            self._emit(
+                events.RequestPreempted(
                     task=request.id,
                     unwritten=self._published.get(request.id, 0),
                     taken_back=self.rules.scheduler.withdraws_unwritten,
                 )
             )
         for group, source, target in step.copies:
-            self._tell(happened.BlockCopied(group=group, source=source, target=target))
+            self._emit(events.BlockCopied(group=group, source=source, target=target))
         for chunk in step.chunks:
             job = self._jobs[chunk.request.id]
             if job.cached is None:
                 job.cached = Count(chunk.start)
-            self._tell(
-                happened.ChunkScheduled(
+            self._emit(
+                events.ChunkScheduled(
                     task=chunk.request.id,
                     start=chunk.start,
                     end=chunk.end,
@@ -543,15 +542,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
-        self._tell(happened.StepWritten(chunks=len(step.chunks)))
+        self._emit(events.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.known))
         finished = self.scheduler.update_from_output(step, sampled)
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             if chunk.drafts and tokens:
-                self._tell(
-                    happened.DraftsVerified(
+                self._emit(
+                    events.DraftsVerified(
                         task=request.id, proposed=len(chunk.drafts), accepted=len(tokens) - 1
                     )
                 )
@@ -568,9 +567,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 self.connector.save(request)
             self.runner.forget(request.id)
             self._jobs[request.id].done = True
-            self._tell(
-                happened.RequestFinished(task=request.id, generated=Count(request.num_output))
-            )
+            self._emit(events.RequestFinished(task=request.id, generated=Count(request.num_output)))
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
         """Greedy or forced tokens, up to the first rejected draft."""
@@ -612,8 +609,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             job.ledger = Ledger(Count(equal), who)
             Account(job.ledger, request, coordinator, self._lost).of(hit)
         kinds = [group.spec.kind for group in coordinator.spec_groups]
-        self._tell(
-            happened.CacheLookup(
+        self._emit(
+            events.CacheLookup(
                 task=request.id,
                 cached=Count(hit.length),
                 by_group=tuple(zip(kinds, hit.by_group, strict=False)),
@@ -630,15 +627,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def _deferred(self, request: Request, hit: Hit) -> None:
         same_step = self.manager.waits_for_step(hit.blocks)
-        self._tell(
-            happened.RequestDeferred(task=request.id, cached=Count(hit.length), same_step=same_step)
+        self._emit(
+            events.RequestDeferred(task=request.id, cached=Count(hit.length), same_step=same_step)
         )
 
     def _evicted(self, block: int, key: int) -> None:
         self._lost.add(key)
         group = key % len(self.manager.groups)
-        self._tell(
-            happened.BlockEvicted(
+        self._emit(
+            events.BlockEvicted(
                 block=block,
                 group=group,
                 kind=self.manager.groups[group].kind,
@@ -656,8 +653,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 key = pool.key[block]
                 if key is not None:
                     self._lost.discard(key)
-            self._tell(
-                happened.BlocksPublished(
+            self._emit(
+                events.BlocksPublished(
                     task=request.id,
                     group=group,
                     kind=self.manager.groups[group].kind,

@@ -22,7 +22,7 @@ from cachesim.lab.traces.replay import Cell
 
 TABLE: Final = "CREATE TABLE IF NOT EXISTS cells (key TEXT PRIMARY KEY, cell TEXT, outcome TEXT)"
 
-ROOMS: Final = ("engines", "model", "lab/traces")
+PACKAGES: Final = ("engines", "model", "lab/traces")
 """Packages whose code affects a result."""
 
 
@@ -30,11 +30,11 @@ EVERYTHING: Final = (".",)
 
 
 @cache
-def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
+def code_digest(packages: tuple[str, ...] = PACKAGES) -> str:
     """A digest of the source that replays a cell, or of other packages."""
     home = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for path in sorted(path for room in rooms for path in (home / room).rglob("*.py")):
+    for path in sorted(path for room in packages for path in (home / room).rglob("*.py")):
         digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

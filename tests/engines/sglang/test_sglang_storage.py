@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.pools import LEAST_PRIORITY, Line, Storage, hashes_of
+from cachesim.engines.sglang.pools import LEAST_PRIORITY, DelayQueue, Storage, hashes_of
 from cachesim.engines.sglang.server import Sglang
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import KINDS, draw
@@ -68,17 +68,17 @@ def stored_and_forgotten(**options: Any) -> Sglang:
 
 
 @pytest.mark.parametrize(
-    ("policy", "looks", "cached"),
+    ("policy", "polls", "cached"),
     [("best_effort", 0, 0), ("wait_complete", 0, 64), ("timeout", 2, 0), ("timeout", 5, 64)],
 )
-def test_who_waits_for_a_slow_storage(policy: str, looks: int, cached: int) -> None:
+def test_who_waits_for_a_slow_storage(policy: str, polls: int, cached: int) -> None:
     config = {
         "kind": "full",
         "tokens": 400,
         "host": {
             "policy": "write_through",
             "ratio": 2.0,
-            "storage": {"policy": policy, "threshold": 20, "lag": 3, "timeout_base": looks},
+            "storage": {"policy": policy, "threshold": 20, "lag": 3, "timeout_base": polls},
         },
     }
     first, again = asked("1-64"), asked("1-70")
@@ -93,7 +93,7 @@ def test_a_node_fetched_below_the_root_has_the_root_s_priority() -> None:
     """The least there is, so that it goes first where `priority` says who goes."""
     engine = stored_and_forgotten()
     engine.submit(Request(prompt=A, predict=1, reply=A[:1]))
-    engine.tree.look()
+    engine.tree.poll()
     engine.tree.fetched(engine.scheduler.waiting[0])
 
     assert [LEAST_PRIORITY] == [node.priority for node in engine.tree.nodes()]
@@ -115,7 +115,7 @@ def test_pages_are_found_by_all_tokens_up_to_their_end() -> None:
 
 
 def test_an_operation_is_done_after_so_many_looks() -> None:
-    line: Line[str] = Line(lag=2)
+    line: DelayQueue[str] = DelayQueue(lag=2)
     line.put("backup")
 
     assert [[], [], ["backup"], []] == [line.due() for _ in range(4)]

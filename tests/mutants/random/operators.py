@@ -20,8 +20,8 @@ REPORTS: Final = frozenset(
     [
         "emit",
         "record",
-        "tell",
-        "_tell",
+        "notify",
+        "_notify",
         "_emit",
         "_on_event",
         "_on_call",

@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.causes import Ledger
-from cachesim.engines.chat import ChatTokenizer, LongMarks, Message, TemplateArguments
+from cachesim.engines.chat import ChatTokenizer, Message, TemplateArguments, ThinkMarks
 from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import ServerRules
@@ -76,7 +76,7 @@ def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: To
 
 def opening_mark(tokenizer: ChatTokenizer) -> Tokens:
     """The tokens that open a reasoning part; before #1072 only marks of one token."""
-    if isinstance(tokenizer, LongMarks):
+    if isinstance(tokenizer, ThinkMarks):
         return tokenizer.think_start_tokens
     return () if tokenizer.think_start is None else (tokenizer.think_start,)
 

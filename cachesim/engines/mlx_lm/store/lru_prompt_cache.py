@@ -58,14 +58,14 @@ class _Node(dict[int, "_Node[V]"], Generic[V]):
         return isinstance(self.value, _Nothing) and not self
 
 
-_Way: TypeAlias = "tuple[_Way, int] | None"
+_Path: TypeAlias = "tuple[_Path, int] | None"
 """The last token on the path to a node, and the path to its parent: a step copies nothing."""
 
 
-def _tokens_of(way: "_Way") -> list[int]:
+def _tokens_of(path: "_Path") -> list[int]:
     tokens: list[int] = []
-    while way is not None:
-        way, token = way
+    while path is not None:
+        path, token = path
         tokens.append(token)
     return tokens[::-1]
 
@@ -213,16 +213,16 @@ class PromptTrie(Generic[V]):
     @staticmethod
     def _nearest_below(node: _Node[V]) -> list[int]:
         """The fewest further tokens to a value; among equals the newest branch."""
-        best: tuple[int, _Way] | None = None
-        stack: list[tuple[_Node[V], int, _Way]] = [(node, 0, None)]
+        best: tuple[int, _Path] | None = None
+        stack: list[tuple[_Node[V], int, _Path]] = [(node, 0, None)]
         while stack:
-            current, depth, way = stack.pop()
+            current, depth, path = stack.pop()
             if best is not None and depth >= best[0]:
                 continue
             if not isinstance(current.value, _Nothing):
-                best = depth, way
+                best = depth, path
             else:
-                stack += [(child, depth + 1, (way, token)) for token, child in current.items()]
+                stack += [(child, depth + 1, (path, token)) for token, child in current.items()]
         if best is None:
             msg = 'can only concatenate list (not "NoneType") to list'
             raise UpstreamTypeError(msg)
