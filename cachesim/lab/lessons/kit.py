@@ -185,12 +185,12 @@ class Memory:
             cells, used = cache.streams.cells[0], range(cache.streams.size)
             owners = ["".join(s for s in "01" if int(cells.bits[0, i]) >> int(s) & 1) for i in used]
             held = [(i, owners[i] != "") for i in used]
-            say(_row(f"{name}cell", [str(i) for i in used]))
-            say(_row("position", [str(cells.pos[i]) if full else "" for i, full in held]))
+            print_line(_row(f"{name}cell", [str(i) for i in used]))
+            print_line(_row("position", [str(cells.pos[i]) if full else "" for i, full in held]))
             shown = [self._labels[name, i] if full else "" for i, full in held]
-            say(_row("token", ["_" if letter == " " else letter for letter in shown]))
+            print_line(_row("token", ["_" if letter == " " else letter for letter in shown]))
             if any("1" in owner for owner in owners):
-                say(_row("owners", owners))
+                print_line(_row("owners", owners))
 
     def _caches(self) -> list[tuple[str, AttentionCache]]:
         caches = caches_of(parts_of(self.context.memory)[0])
@@ -391,7 +391,7 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
     wide = max(8, *(len(each.prompt) for each in replies))
     more = "checkpoints" if checkpoints else "entries" if entries else ""
     more = more or ("reply" if any(each.reply for each in replies) else "")
-    say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
+    print_line(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
     for each in replies:
         counts = f"{each.tokens:>6}  {each.cached:>6}"
         rest = [str(checkpoint) for checkpoint in each.checkpoints] if checkpoints else []
@@ -399,11 +399,11 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
             rest = [str(entry["n_tokens"]) for entry in each.entries]
         if more == "reply":
             rest = [each.reply]
-        say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
+        print_line(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
     for label in dict.fromkeys(each.evidence for each in replies if each.evidence):
-        say(f"evidence: {label}")
+        print_line(f"evidence: {label}")
 
 
-def say(line: str = "") -> None:
+def print_line(line: str = "") -> None:
     """Print a line without trailing blanks."""
     sys.stdout.write(f"{line.rstrip()}\n")

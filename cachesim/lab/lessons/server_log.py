@@ -17,7 +17,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons.drawing import Control, Drawn
-from cachesim.lab.lessons.kit import say
+from cachesim.lab.lessons.kit import print_line
 from cachesim.lab.logs.extract import whole_scenario
 from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
 from cachesim.lab.logs.what_if import answers, requested
@@ -46,12 +46,12 @@ class Log:
 
     lines: tuple[str, ...]
     replay: Replay
-    told: dict[str, Any]  # the report of `cachesim why --format json`
+    report: dict[str, Any]  # the report of `cachesim why --format json`
     played: dict[Hashable, Run] = field(default_factory=dict, compare=False)  # runs made before
 
     def request(self, number: int) -> dict[str, Any]:
         """Report of `why` on a request."""
-        found: dict[str, Any] = self.told["requests"][number]
+        found: dict[str, Any] = self.report["requests"][number]
         return found
 
     def lines_of(self, number: int) -> list[str]:
@@ -66,7 +66,7 @@ class Log:
         """Print a request's lines, or those with one of some words."""
         for line in self.lines_of(number):
             if not words or any(word in line for word in words):
-                say("\n    ".join(wrap(line, WIDE)))
+                print_line("\n    ".join(wrap(line, WIDE)))
 
     def what_if(self, *flags: str) -> list[dict[str, Any]]:
         """The requests with flags changed one at a time; the first row is the log."""
