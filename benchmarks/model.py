@@ -141,16 +141,17 @@ def real_side(server: Played) -> Side:
     """What is loaded on a running server."""
     random = np.random.default_rng(0)
 
-    def ask(count: int, predict: int) -> float:
+    def seconds(count: int, predict: int) -> float:
         prompt = drawn_prompt(random, count)
         before = computed(server.process)
-        server.ask((Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False),))
+        server.send((Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False),))
         return computed(server.process) - before
 
     def further(count: int) -> float:
-        return ask(count, DECODED + 1) - ask(count, 1)  # the first token comes with the prompt
+        # the first token comes with the prompt
+        return seconds(count, DECODED + 1) - seconds(count, 1)
 
-    return Side(lambda count: ask(count, 1), further)
+    return Side(lambda count: seconds(count, 1), further)
 
 
 def computed(process: int) -> float:

@@ -39,10 +39,10 @@ class Stopwatch:
         """As the server says."""
         return self.server.lost
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Ask, and count the time until the answer."""
         start = time.perf_counter()
-        outcomes = self.server.ask(group)
+        outcomes = self.server.send(group)
         self.seconds += time.perf_counter() - start
         return outcomes
 
@@ -88,7 +88,7 @@ def simulate(workload: Scenario, outcomes: Sequence[Outcome], arithmetic: Arithm
     """Play a workload on the simulator, with the replies of the real server."""
     server = SimulatedServer(workload, arithmetic)
     for group in grouped(observed(workload, outcomes).step):
-        server.ask(group)
+        server.send(group)
 
 
 def run(out: Console, *, workloads: int = WORKLOADS) -> None:

@@ -102,7 +102,7 @@ def _usage(error: CycloptsError) -> str:
     return f"cachesim: {text}, as in: {found[1]}"
 
 
-LOOKS: Final[dict[str, Any]] = {
+SETTINGS: Final[dict[str, Any]] = {
     "default_parameter": Parameter(negative=()),
     "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
     "version": version,
@@ -153,7 +153,7 @@ def whole_app(
     """The parser with every command; only the command named in `words` is mounted with all its
     parts.
     """
-    whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
+    whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **SETTINGS)
     for order, (name, (where, about)) in enumerate(COMMANDS.items()):
         if commands and name in commands:
             whole.command(commands[name], name=name, sort_key=order)

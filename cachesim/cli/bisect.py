@@ -19,7 +19,7 @@ from cachesim.errors import InputError
 from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
-from cachesim.play.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
+from cachesim.play.bisect import Cause, Play, ReleaseVerdict, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
@@ -121,7 +121,7 @@ def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: boo
 
 
 def _notes(
-    family: Family[Any, Any], judged: Sequence[Judged], found: Sequence[TurningPoint]
+    family: Family[Any, Any], judged: Sequence[ReleaseVerdict], found: Sequence[TurningPoint]
 ) -> Iterator[str]:
     states = {each.state for each in judged} - {"-"}
     if not found:

@@ -595,24 +595,24 @@ def hunt(
     reports: list[tuple[ProvenFinding, Path]] = []
     with bar(f"{wanted}", budget, WITHOUT_END) as advance:
 
-        def going(bag: Findings) -> bool:
-            advance(bag.workloads, bag.requests)
+        def going(findings: Findings) -> bool:
+            advance(findings.workloads, findings.requests)
             return budget.left()
 
-        def write_report(trophy: ProvenFinding) -> None:
-            if trophy.word.confirmed:
+        def write_report(finding: ProvenFinding) -> None:
+            if finding.result.confirmed:
                 number = len(reports) + 1
-                reports.append((trophy, write(trophy, wanted, emit, number, where)))
+                reports.append((finding, write(finding, wanted, emit, number, where)))
 
-        bag = hunt_by(wanted, seed=seed, models=models, going=going, report=write_report)
-    count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
+        findings = hunt_by(wanted, seed=seed, models=models, going=going, report=write_report)
+    count = f"{counted(findings.workloads, 'workload')}, {counted(findings.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
-    return _print_proven(title, bag, reports, where, printed)
+    return _print_proven(title, findings, reports, where, printed)
 
 
 def _print_proven(
     title: str,
-    bag: Findings,
+    findings: Findings,
     reports: Sequence[tuple[ProvenFinding, Path]],
     where: str,
     printed: list[RenderableType],
@@ -620,12 +620,14 @@ def _print_proven(
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")
-    for trophy, _ in reports:
-        word = trophy.word
-        count = str(bag.counts[trophy.cause])
-        table.add_row(str(trophy.cause), count, word.seen, word.evidence, trophy.known or "-")
+    for finding, _ in reports:
+        result = finding.result
+        count = str(findings.counts[finding.cause])
+        table.add_row(str(finding.cause), count, result.seen, result.evidence, finding.known or "-")
     lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
     lines += [f"  {path}" for _, path in reports]
-    lines += [f"  not confirmed: {each.cause}: {each.word.seen}" for each in bag.missed.values()]
+    lines += [
+        f"  not confirmed: {each.cause}: {each.result.seen}" for each in findings.missed.values()
+    ]
     _print(printed, Text(title), *([table] if reports else []), *map(Text, lines))
     return NOT_AS_EXPECTED if reports else AS_EXPECTED

@@ -56,7 +56,7 @@ UNSAID: Final = ServerFlags()
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputFile:
     """An input: its name, its bytes, and its first bytes (read again)."""
 
     name: str
@@ -68,7 +68,7 @@ class Given:
         return is_dump(self.head) or has_bodies(self.head)
 
 
-class _FromTheStart(RawIOBase):
+class _RewoundStream(RawIOBase):
     """A stream whose head was already read, from the start."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
@@ -86,7 +86,7 @@ class _FromTheStart(RawIOBase):
 
 
 @contextmanager
-def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
+def given(files: Sequence[str], *, example: str) -> Iterator[list[InputFile]]:
     """The opened inputs; standard input is read as it arrives."""
     if not files:
         msg = f"name a log: a file, several of one server, or - for standard input, as in {example}"
@@ -97,26 +97,26 @@ def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
 
 def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
     head = stream.read(HEAD)
-    return head, cast("BinaryIO", BufferedReader(_FromTheStart(head, stream)))
+    return head, cast("BinaryIO", BufferedReader(_RewoundStream(head, stream)))
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[Given]:
+def _opened(name: str) -> Iterator[InputFile]:
     if name in {"-", STDIN}:
         head, file = _peeked(cast("BinaryIO", sys.stdin.buffer))
         inner = unpacked(STANDARD_INPUT, file, head)
         if inner is not file:
             head, file = _peeked(inner)
-        yield Given(STANDARD_INPUT, file, head)
+        yield InputFile(STANDARD_INPUT, file, head)
         return
     _, file = open_log(name)
     with file:
         head = file.read(HEAD)
         file.seek(0)
-        yield Given(name, file, head)
+        yield InputFile(name, file, head)
 
 
-def requests_in(inputs: Sequence[Given]) -> list[Recorded]:
+def requests_in(inputs: Sequence[InputFile]) -> list[Recorded]:
     """Recorded requests, if no input is a log."""
     if not all(each.has_requests for each in inputs):
         return []

@@ -112,7 +112,7 @@ def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bo
             tokenizer=counter,
             live=live,
             view=added,
-            complain=view.say,
+            complain=view.print_message,
         )
         sessions.append(session)
         return session

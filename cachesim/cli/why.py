@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.inputs import UNSAID, Chats, Given, ServerFlags, given, requests_in
+from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
 from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
 from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
 from cachesim.cli.progress import progress
@@ -90,7 +90,7 @@ class _Names:
 SLOW: Final = 2_000
 """Number of requests from which a progress bar is shown."""
 
-LOOKS_AGAIN: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Seconds between two reads of a followed log."""
 
 
@@ -213,7 +213,7 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
         yield by_number[number]
 
 
-def _replayed(inputs: Sequence[Given], wanted: UserSettings) -> tuple[Read, list[Replay]]:
+def _replayed(inputs: Sequence[InputFile], wanted: UserSettings) -> tuple[Read, list[Replay]]:
     read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
     with progress("replaying", read.lines, "lines", shown=requests > SLOW) as move:
@@ -237,4 +237,4 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
             for each in following.take(data):
                 show(results(), request_text(each))
             if not data:
-                time.sleep(LOOKS_AGAIN)
+                time.sleep(POLL_SECONDS)

@@ -31,7 +31,7 @@ SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StepResult:
     """The result of a step on a server."""
 
     name: str
@@ -55,12 +55,12 @@ class Played:
     """A scenario on one release; `refused` is the reason why it was not played."""
 
     profile: str
-    steps: tuple[Seen, ...] = ()
+    steps: tuple[StepResult, ...] = ()
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ReleaseVerdict:
     """The verdict on one release, with the reason if it is bad."""
 
     played: Played
@@ -69,7 +69,7 @@ class Judged:
     step: str = ""  # the first bad one
     evidence: Evidence | None = None  # of a wrong answer, or of a server's end
 
-    def is_like(self, other: "Judged") -> bool:
+    def is_like(self, other: "ReleaseVerdict") -> bool:
         """True if both are good, or bad in the same step for the same reason."""
         kinds = [re.sub(r"\d+", "", each.why) for each in (self, other)]
         return (self.state, self.step, kinds[0]) == (other.state, other.step, kinds[1])
@@ -118,7 +118,7 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
         except InputError as error:
             return Played(profile=release, refused=str(error))
         steps = tuple(
-            Seen(
+            StepResult(
                 name=each.name,
                 cached=each.cached,
                 answer=each.answer,
@@ -132,7 +132,7 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
     return play
 
 
-def judge(played: Sequence[Played]) -> list[Judged]:
+def judge(played: Sequence[Played]) -> list[ReleaseVerdict]:
     """Good and bad releases; the best reuse of a step is that of releases that answer correctly."""
     best = _best_reuse(played)
     return [_judge_one(each, best) for each in played]
@@ -148,23 +148,25 @@ def _best_reuse(played: Sequence[Played]) -> dict[str, int]:
     return best
 
 
-def _judge_one(played: Played, best: dict[str, int]) -> Judged:
+def _judge_one(played: Played, best: dict[str, int]) -> ReleaseVerdict:
     if played.refused:
-        return Judged(played=played, state="-", why=played.refused)
+        return ReleaseVerdict(played=played, state="-", why=played.refused)
     for step in played.steps:
         if step.wrong:
-            return Judged(
+            return ReleaseVerdict(
                 played=played, state="bad", why=step.wrong, step=step.name, evidence=step.evidence
             )
     for step in played.steps:
         most = best.get(step.name, 0)
         if step.cached is not None and step.cached < SHARE * most:
             why = f"reuses {step.cached} of {most}"
-            return Judged(played=played, state="bad", why=why, step=step.name)
-    return Judged(played=played, state="good")
+            return ReleaseVerdict(played=played, state="bad", why=why, step=step.name)
+    return ReleaseVerdict(played=played, state="good")
 
 
-def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[TurningPoint]:
+def turns(
+    scenario: Scenario, judged: Sequence[ReleaseVerdict], play: Play
+) -> Iterator[TurningPoint]:
     """Consecutive releases with different verdicts, with the merged changes between them."""
     family = family_of(scenario.engine.name)
     best = _best_reuse([each.played for each in judged])
@@ -192,7 +194,9 @@ def _landed_between(family: Family[Any, Any], before: str, after: str) -> list[P
     return [each for each in family.patches if each.landed in between]
 
 
-def _patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play: Play) -> Cause:
+def _patch_of(
+    name: str, one: ReleaseVerdict, other: ReleaseVerdict, best: dict[str, int], play: Play
+) -> Cause:
     forth, back = f"{one.played.profile}+{name}", f"{other.played.profile}-{name}"
     return Cause(
         patch=name,
@@ -202,7 +206,11 @@ def _patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play:
 
 
 def _default_of(
-    family: Family[Any, Any], one: Judged, other: Judged, best: dict[str, int], play: Play
+    family: Family[Any, Any],
+    one: ReleaseVerdict,
+    other: ReleaseVerdict,
+    best: dict[str, int],
+    play: Play,
 ) -> Iterator[Cause]:
     before, after = one.played.profile, other.played.profile
     for option in family.table():

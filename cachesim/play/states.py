@@ -286,7 +286,7 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Astray:
+class Misplaced:
     """The content of a place that differs from its key."""
 
     place: Annotated[str, "Which place."]
@@ -302,7 +302,7 @@ class Entry:
     checkpoints: Annotated[int, "How many checkpoints are parked with it."]
     bytes: Annotated[int, "How large it is."]
     kind: Annotated[str, "Its queue, where there are several."]
-    holds: Annotated[tuple[Astray, ...], "Places whose state is not that of its tokens."]
+    holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ class TreeNode:
     lacks: Annotated[str, "What should be saved there, and is not."]
     folded: Annotated[Pieces | None, "What its state has folded in, if known."]
     window: Annotated[bool | None, "Whether its window is alive, if it has one of its own."]
-    holds: Annotated[tuple[Astray, ...], "Places whose state is not that of its tokens."]
+    holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,9 +463,9 @@ def _in_a_row(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _astray(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[Astray, ...]:
+def _astray(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[Misplaced, ...]:
     return tuple(
-        Astray(place=place, tokens=tuple(origins.spelled(tokens))) for place, tokens in held
+        Misplaced(place=place, tokens=tuple(origins.spelled(tokens))) for place, tokens in held
     )
 
 

@@ -99,7 +99,7 @@ class LiveView:
             show(self._screen, Text(LINE.format(*cells)), wrap=False)
             self._screen.file.flush()
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print a message above the table."""
         show(self._screen, Text(text, style="wrong"))
         self._screen.file.flush()

@@ -137,7 +137,7 @@ class Asked(Protocol):
         """True when nothing sound can be asked of it any more."""
         ...
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Do something to the server itself, as starting it again."""
         ...
 
@@ -165,7 +165,7 @@ class Client:
         while len(self.answers) < wanted and not self._server.lost:
             if self.answers and self._rng.random() < 0.05:
                 self.kinds.add("restart")
-                self._server.ask((Step(name="again", do="restart"),))
+                self._server.send((Step(name="again", do="restart"),))
             self._send(group)
             group += 1
 

@@ -15,7 +15,7 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import WAYS, Agents, Conversation, Sizes, read_row
+from cachesim.lab.real.prompts import MOVES, Agents, Conversation, Sizes, read_row
 from cachesim.lab.real.sglang import workloads as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
@@ -34,7 +34,7 @@ def played(seed: int, turns: int = 60) -> list[tuple[str, tuple[Conversation, ..
     found = []
     for _ in range(turns):
         talks = agents.next()
-        found.append((agents.way, talks))
+        found.append((agents.move, talks))
         agents.learn([(1, 2, 3, 4)] * len(talks))
     return found
 
@@ -45,13 +45,13 @@ SIZES = Sizes.within(LONGEST)
 def test_agents_go_on_in_every_way_and_never_ask_for_more_than_fits() -> None:
     turns = [turn for seed in range(5) for turn in played(seed)]
 
-    assert {"first"} | {way.__name__ for way, _ in WAYS} == {way for way, _ in turns}
+    assert {"first"} | {move.__name__ for move, _ in MOVES} == {move for move, _ in turns}
     assert all(len(talk.tokens) <= LONGEST for _, talks in turns for talk in talks)
     assert any(len(talk.tokens) > LONGEST // 2 for _, talks in turns for talk in talks)
 
 
 def test_sub_agents_share_their_beginning_and_part_where_their_tasks_begin() -> None:
-    groups = [talks for seed in range(5) for way, talks in played(seed) if len(talks) > 1]
+    groups = [talks for seed in range(5) for move, talks in played(seed) if len(talks) > 1]
 
     assert groups
     for one, *others in groups:
@@ -63,8 +63,8 @@ def test_a_date_in_the_system_prompt_changes_one_token_of_it() -> None:
     changed = []
     for seed in range(8):
         before = Conversation((), ())
-        for way, (talk, *_) in played(seed):
-            if way == "with_clock" and before.head and before.head[1:] == talk.head[1:]:
+        for move, (talk, *_) in played(seed):
+            if move == "with_clock" and before.head and before.head[1:] == talk.head[1:]:
                 pairs = zip(before.head[0], talk.head[0], strict=True)
                 changed.append(sum(old != new for old, new in pairs))
             before = talk
@@ -79,7 +79,7 @@ class Parrot:
     lost: bool = False
     asked: list[tuple[Step, ...]] = field(default_factory=list)
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         self.asked.append(tuple(group))
         return tuple(Outcome(reply=as_tokens([300]) * min(each.predict or 0, 9)) for each in group)
 
@@ -133,8 +133,8 @@ def test_a_prompt_that_was_given_up_is_read_as_far_as_on_the_real_server() -> No
     )
     real = Outcome(processed=4096, slot=None, truncated=None, error=CANCELLED)
 
-    (answer,) = server.ask([observed_step(gone, real)])
-    (again,) = server.ask((Step(name="again", prompt=prompt, predict=1),))
+    (answer,) = server.send([observed_step(gone, real)])
+    (again,) = server.send((Step(name="again", prompt=prompt, predict=1),))
 
     assert real.agrees_with(answer)
     assert (4096, 904) == (again.cached, again.processed)
@@ -145,7 +145,7 @@ def test_a_server_that_stops_elsewhere_is_told() -> None:
     gone = Step(name="gone", prompt=prompt, slot=0, predict=9, leaves="reading")
     asked = workload("w", release="b11549", preset="dense", options={"ctx_size": 8192}, steps=())
 
-    (answer,) = SimulatedServer(asked).ask([observed_step(gone, Outcome(processed=3000))])
+    (answer,) = SimulatedServer(asked).send([observed_step(gone, Outcome(processed=3000))])
 
     assert "read 4096" == answer.error
 

@@ -34,7 +34,7 @@ def test_some_meet_a_slot_at_work(release: Release) -> None:
         workload = draw_arrival(1, number, release=release, presets=("recurrent",))
         server = SimulatedServer(workload)
         for group in grouped(workload.step):
-            server.ask(group)
+            server.send(group)
             if server.lost:
                 break
         met += any(event.name() == "task-deferred" for event in server.session.engine.events)

@@ -52,7 +52,7 @@ def twice(preset: str, trial: Trial) -> Recording:
         steps=tuple(Step(name=each, prompt=prompt, predict=1) for each in "ab"),
     )
     server = SimulatedServer(asked, trial=trial)
-    outcomes = tuple(each for step in asked.step for each in server.ask((step,)))
+    outcomes = tuple(each for step in asked.step for each in server.send((step,)))
     return Recording(workload=asked, outcomes=outcomes)
 
 

@@ -92,12 +92,12 @@ def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_show
 ) -> None:
     told: list[ProvenFinding] = []
 
-    bag = hunt(OCTOBER, models=("hybrid",), going=limited(10), report=told.append)
+    findings = hunt(OCTOBER, models=("hybrid",), going=limited(10), report=told.append)
 
-    assert [False, True] == [each.word.confirmed for each in told]
-    assert ["erase-equal"] == [each.cure for each in bag.proven]
-    assert {} == bag.missed
-    assert bag.workloads > 2 == len(caught)
+    assert [False, True] == [each.result.confirmed for each in told]
+    assert ["erase-equal"] == [each.cure for each in findings.proven]
+    assert {} == findings.missed
+    assert findings.workloads > 2 == len(caught)
     assert all("hunt-llama.cpp-b11549" in each.scenario.name for each in caught)
     assert all(on_the_wheel(each.scenario) for each in caught)
 
@@ -129,14 +129,14 @@ def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> N
         scenario=scenario(Step(name="r0", prompt=(300, 301), reply=(302,))),
         arithmetic="ring",
     )
-    trophy = ProvenFinding(
+    finding = ProvenFinding(
         cause=Cause("wrong answer", ("any",), "erase-equal"),
         found=found,
-        word=ProofResult(confirmed=True, seen="r0: WRONG 1"),
+        result=ProofResult(confirmed=True, seen="r0: WRONG 1"),
         target=OCTOBER,
         known="llama.cpp-three-requests",
     )
-    text = write(trophy, OCTOBER, tmp_path, 1, "the wheel").read_text(encoding="utf-8")
+    text = write(finding, OCTOBER, tmp_path, 1, "the wheel").read_text(encoding="utf-8")
     assert "xllamacpp 2026.10.11549" in text
     assert "Seen on the wheel: r0: WRONG 1." in text
     assert "`llama.cpp@b11549+erase-equal`" in text

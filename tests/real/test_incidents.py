@@ -101,8 +101,8 @@ def test_a_request_that_was_given_up_leaves_as_much_as_the_real_one() -> None:
     simulated = SimulatedServer(played)
     real = Outcome(reply=as_tokens([400, 401]), slot=None, truncated=None, error=CANCELLED)
 
-    (answer,) = simulated.ask([observed_step(played.step[0], real)])
-    (again,) = simulated.ask((Step(name="again", prompt=T + real.reply + T[:1], predict=1),))
+    (answer,) = simulated.send([observed_step(played.step[0], real)])
+    (again,) = simulated.send((Step(name="again", prompt=T + real.reply + T[:1], predict=1),))
 
     assert real.agrees_with(answer)
     assert 42 == again.cached
@@ -147,7 +147,7 @@ class Echo:
 
     lost = False
 
-    def ask(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
+    def send(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
         return tuple(
             Outcome(
                 cached=0,

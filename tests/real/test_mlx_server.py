@@ -21,7 +21,7 @@ from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import shrunk
-from cachesim.lab.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
+from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
 from cachesim.lab.real.playing import releases_of
@@ -77,7 +77,7 @@ def carrying(number: int) -> SimpleNamespace:
 
 
 def test_requests_that_are_sent_together_are_let_in_together() -> None:
-    gate = Gate(Turns())
+    gate = RequestQueue(Turns())
     gate.shut = True
     for number in (1, 0, 2):
         gate.put((None, object(), carrying(number)))
@@ -92,7 +92,7 @@ def test_requests_that_are_sent_together_are_let_in_together() -> None:
 
 
 def test_a_thread_that_turns_and_never_looks_again_is_stuck() -> None:
-    gate = Gate(Turns())
+    gate = RequestQueue(Turns())
     for _ in range(NEVER - 1):
         gate.turned(has_output=False)
     before = gate.stuck
@@ -102,7 +102,7 @@ def test_a_thread_that_turns_and_never_looks_again_is_stuck() -> None:
 
 
 def test_a_look_at_the_queue_shows_that_the_thread_is_not_stuck() -> None:
-    gate = Gate(Turns())
+    gate = RequestQueue(Turns())
     for _ in range(2 * NEVER):
         gate.turned(has_output=False)
         with pytest.raises(Empty):

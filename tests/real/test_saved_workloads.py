@@ -169,7 +169,7 @@ def test_what_the_generators_draw_is_read_back_as_it_was() -> None:
 def test_more_completions_than_slots_are_refused_in_the_saved_scenario_too() -> None:
     step = Step(name="r0", prompt=tuple(range(300, 320)), predict=2, completions=3)
     asked = workload("w", release="b11549", preset="dense", options={"parallel": 2}, steps=(step,))
-    answers = SimulatedServer(asked).ask(asked.step)
+    answers = SimulatedServer(asked).send(asked.step)
 
     run = run_scenario(tomllib.loads(to_toml(as_scenario(asked, answers))), arithmetic="ring")
 
@@ -209,7 +209,7 @@ def test_a_scenario_of_a_workload_runs_as_the_workload_was_played() -> None:
     server, answered = SimulatedServer(asked), list[Outcome]()
     for step in asked.step:
         real = {"r3": left, "r4": early}.get(step.name)
-        (answer,) = server.ask([step if real is None else observed_step(step, real)])
+        (answer,) = server.send([step if real is None else observed_step(step, real)])
         answered.append(answer if real is None else real)
     assert first_difference(asked, answered) is None
 
@@ -223,7 +223,7 @@ def test_prompts_of_one_call_have_one_error_and_may_be_empty_lists() -> None:
     first, second = (Step(name=e, prompt=as_tokens([300]), predict=1, slot=0) for e in "ab")
     call = (first, replace(second, prompt=(), with_previous=True))
     asked = workload("w", release="b11549", preset="dense", options={"parallel": 2}, steps=call)
-    answers = SimulatedServer(asked).ask(call)
+    answers = SimulatedServer(asked).send(call)
     refused = (Outcome(error="server_error"),) * 2
 
     for answered in (answers, refused):
@@ -273,7 +273,7 @@ class Parrot:
 
     lost = False
 
-    def ask(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
+    def send(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
         return tuple(map(self._answer, group))
 
     @staticmethod

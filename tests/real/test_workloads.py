@@ -27,7 +27,7 @@ class Parrot:
     lost: bool = False
     asked: list[tuple[Step, ...]] = field(default_factory=list)
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         self.asked.append(tuple(group))
         return tuple(
             Outcome(cached=0, processed=len(step.ids), reply=reply_of(step), slot=0)
@@ -131,8 +131,8 @@ def test_an_empty_list_is_refused_alone_and_answered_among_others() -> None:
     server = SimulatedServer(on_dense({"parallel": 2}))
     empty = Step(name="a", prompt=(), predict=1)
 
-    assert ["invalid_request_error"] == [each.error for each in server.ask([empty])]
-    both = server.ask([empty, replace(B, name="b")])
+    assert ["invalid_request_error"] == [each.error for each in server.send([empty])]
+    both = server.send([empty, replace(B, name="b")])
     assert [(None, 0), (None, 1)] == [(each.error, each.processed) for each in both]
 
 
@@ -181,7 +181,7 @@ def test_the_simulator_waits_as_many_turns_before_a_step_arrives() -> None:
     options = {"parallel": 1, "batch_size": 16, "ubatch_size": 16}
     server = SimulatedServer(on_dense(options))
 
-    outcomes = server.ask([long, late])
+    outcomes = server.send([long, late])
 
     assert [None, None] == [outcome.error for outcome in outcomes]
     names = [event.name() for event in server.session.engine.events]

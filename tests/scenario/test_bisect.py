@@ -6,7 +6,15 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.family import family_of
-from cachesim.play.bisect import Judged, Played, Seen, TurningPoint, judge, simulated, turns
+from cachesim.play.bisect import (
+    Played,
+    ReleaseVerdict,
+    StepResult,
+    TurningPoint,
+    judge,
+    simulated,
+    turns,
+)
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 from tests.logs.test_replay import servers_of
@@ -31,7 +39,7 @@ THREADS = {
 """Scenario -> the release, what it became, and the pull request that the report's thread names."""
 
 
-def bisected(scenario: Scenario) -> tuple[list[Judged], list[TurningPoint]]:
+def bisected(scenario: Scenario) -> tuple[list[ReleaseVerdict], list[TurningPoint]]:
     play = simulated(scenario)
     judged = judge([play(release) for release in family_of(scenario.engine.name).names()])
     return judged, list(turns(scenario, judged, play))
@@ -47,7 +55,8 @@ def test_the_release_and_the_pull_request_are_those_of_the_thread(name: str) -> 
 
 def played(release: str, *cached: int | None, answer: str = "same") -> Played:
     steps = tuple(
-        Seen(name=f"r{index}", cached=each, answer=answer) for index, each in enumerate(cached)
+        StepResult(name=f"r{index}", cached=each, answer=answer)
+        for index, each in enumerate(cached)
     )
     return Played(profile=release, steps=steps)
 

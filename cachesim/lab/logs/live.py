@@ -298,7 +298,7 @@ class Live:
         for each in self.reruns:
             each.add(understood.prompt)
         best = self.rerun
-        return self._tell(understood, FAILED if best is None else best.last)
+        return self._finish(understood, FAILED if best is None else best.last)
 
     def add_all(self, requests: Sequence[Recorded]) -> list[dict[str, Any]]:
         """Analyse many requests; concurrent ones are replayed concurrently."""
@@ -308,7 +308,7 @@ class Live:
         best = self.rerun
         played = {} if best is None else best.played
         return [
-            self._tell(one, played.get(one.prompt.recorded.number, FAILED)) for one in understood
+            self._finish(one, played.get(one.prompt.recorded.number, FAILED)) for one in understood
         ]
 
     def _understand(self, request: Recorded) -> Understood:
@@ -330,7 +330,7 @@ class Live:
             del self.prompts[:-1]
         return Understood(prompt, kin, continues, earlier, divergence)
 
-    def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
+    def _finish(self, understood: Understood, played: Replayed) -> dict[str, Any]:
         request = understood.prompt.recorded
         for action in request.actions:
             self._slots.act(action)

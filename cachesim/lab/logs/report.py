@@ -423,7 +423,7 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
     }
 
 
-TOLD: Final[Mapping[str, str]] = {
+FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
     IK: "Its lines have every count of each request at the default verbosity. Record the requests "
     "(`cachesim record`) to ask what another release or flag would do.",
     MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
@@ -438,7 +438,7 @@ TOLD: Final[Mapping[str, str]] = {
 def _missing_of(replay: Replay) -> list[str]:
     settings = replay.settings
     if not settings.is_played:
-        return [f"{settings.engine}'s log is not replayed. {TOLD[settings.engine]}"]
+        return [f"{settings.engine}'s log is not replayed. {FACTS_WITHOUT_REPLAY[settings.engine]}"]
     missing = []
     if replay.log.went_back >= OFTEN:
         missing.append(

@@ -174,8 +174,8 @@ def how_known(log: ServerLog, spec: ModelSpec) -> str:
     """Source of the bytes: the log's own lines, those of checkpoints only, or none."""
     if spec.sizes is None:
         return ASSUMED
-    told = _rates(log, spec.sizes.state) or "attention" not in spec.layers
-    return PRINTED if told else BOUNDED
+    is_printed = _rates(log, spec.sizes.state) or "attention" not in spec.layers
+    return PRINTED if is_printed else BOUNDED
 
 
 def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:

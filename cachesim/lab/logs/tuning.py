@@ -31,7 +31,7 @@ CELLS: Final = 256
 """Granularity of a context's size in tokens."""
 
 
-class Subject(Protocol):
+class Replayable(Protocol):
     """A workload that can be replayed under any settings of its server."""
 
     @property
@@ -63,7 +63,7 @@ class Subject(Protocol):
 class ServerRun:
     """Requests of a server from start to end, and its settings."""
 
-    subject: Subject
+    subject: Replayable
     options: Mapping[str, Any]
 
 
@@ -82,7 +82,7 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class OfScenario:
+class ScenarioReplay:
     """A scenario with all its steps."""
 
     scenario: Scenario
@@ -125,7 +125,7 @@ class OfScenario:
 
 
 @dataclass(frozen=True, slots=True)
-class OfRequests(OnServer):
+class RequestReplay(OnServer):
     """Recorded requests with the slot actions between them."""
 
     prompts: tuple[Prompt, ...]
@@ -202,7 +202,7 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
         options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
         assumed.append(f"ctx_size {options['ctx_size']}")
     spec = spec_for(live.profile, live.rerun.model, window=user.window or None, sizes=sizes)
-    subject = OfRequests(live.profile, spec, tuple(prompts))
+    subject = RequestReplay(live.profile, spec, tuple(prompts))
     return Tuned((ServerRun(subject, options),), _given(spec), tuple(assumed))
 
 
@@ -219,7 +219,7 @@ def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> 
     options = {**scenario.engine.options, **user.options}
     release = release_of(str(played))
     options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
-    subject = OfScenario(scenario, played)
+    subject = ScenarioReplay(scenario, played)
     return Tuned((ServerRun(subject, options),), _given(subject.spec))
 
 

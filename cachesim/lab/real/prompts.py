@@ -81,7 +81,7 @@ class Agents:
         self._conversations = [Conversation((system, *tools), (self._user(),))]
         self._requested: tuple[Conversation, ...] = ()
         self._workers: tuple[Conversation, ...] = ()  # sub-agents at work
-        self.way = "first"  # the origin of the last conversations
+        self.move = "first"  # the origin of the last conversations
 
     @property
     def head(self) -> Row:
@@ -91,7 +91,7 @@ class Agents:
         """The next requests: of one agent, or of several sub-agents."""
         self._requested = self._drawn() if self._requested else (self._conversations[-1],)
         if any(len(each.tokens) > self._sizes.longest for each in self._requested):
-            self._workers, self.way = (), "compacted"
+            self._workers, self.move = (), "compacted"
             self._requested = self.compacted(self._conversations[-1])
         return self._requested
 
@@ -102,9 +102,9 @@ class Agents:
             whole = tuple(reply)
             kept = whole[len(whole) // 2 :] if self._one_in(5) else whole
             answered.append(conversation.with_more(Message("assistant", kept)))
-        if self.way == "sent_out":
+        if self.move == "sent_out":
             self._workers = tuple(answered)
-        elif self.way != "title":
+        elif self.move != "title":
             self._conversations = [*self._conversations, *answered][-MOST_CONVERSATIONS:]
 
     # -- how it goes on ----------------------------------------------------------------------------
@@ -115,11 +115,11 @@ class Agents:
             return tuple(each.with_more(self._result()) for each in self._workers)
         if self._workers:  # what they found goes to who sent them
             found = tuple(token for each in self._workers for token in each.messages[-1].tokens)
-            self._workers, self.way = (), "more_results"
+            self._workers, self.move = (), "more_results"
             return (conversation.with_more(Message("tool", found)),)
-        ways = rng.choices([way for way, _ in WAYS], [often for _, often in WAYS])
-        self.way = ways[0].__name__
-        return ways[0](self, conversation)
+        moves = rng.choices([move for move, _ in MOVES], [often for _, often in MOVES])
+        self.move = moves[0].__name__
+        return moves[0](self, conversation)
 
     def more_results(self, conversation: Conversation) -> tuple[Conversation, ...]:
         """The result of a tool call."""
@@ -215,7 +215,7 @@ class Agents:
         return self._rng.randrange(count) == 0
 
 
-WAYS: Final[Sequence[tuple[Callable[[Agents, Conversation], tuple[Conversation, ...]], int]]] = (
+MOVES: Final[Sequence[tuple[Callable[[Agents, Conversation], tuple[Conversation, ...]], int]]] = (
     (Agents.more_results, 8),
     (Agents.more_questions, 3),
     (Agents.sent_out, 3),
@@ -273,7 +273,7 @@ class Writer:
             cut = max(1, cut // self.unit * self.unit)
         return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
 
-    def ask(self, counts: Sequence[int]) -> dict[str, Any]:
+    def next_request(self, counts: Sequence[int]) -> dict[str, Any]:
         """A prompt, and a reply of one of so many tokens."""
         prompt = self.prompt()[: 2 * self.longest]
         reply = self.fresh(self.rng.choice(counts))
@@ -281,7 +281,7 @@ class Writer:
         return request_of(prompt, reply)
 
 
-class Office:
+class AgentUsers:
     """Users of agents; each request is answered at once."""
 
     def __init__(self, rng: Random, users: int, longest: int) -> None:

@@ -16,7 +16,7 @@ Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
 
-class Bag:
+class Stub:
     """An object with some attributes; others are None."""
 
     def __init__(self, **values: Real) -> None:
@@ -28,7 +28,7 @@ class Bag:
         return None
 
 
-class Told(Bag):
+class NoOp(Stub):
     """An object whose methods ignore every call."""
 
     def __getattr__(self, name: str) -> Real:

@@ -82,7 +82,7 @@ class ProvenFinding:
 
     cause: Cause
     found: Counterexample
-    word: ProofResult
+    result: ProofResult
     target: Profile  # the release with the fixes under which it was seen
     known: str = ""  # the shipped scenario that shows the same
 
@@ -104,9 +104,9 @@ class Findings:
 
     def put(self, finding: ProvenFinding) -> None:
         self.tries[finding.cause] += 1
-        kept = self.proven if finding.word.confirmed else self.missed
+        kept = self.proven if finding.result.confirmed else self.missed
         kept[finding.cause] = finding
-        if finding.word.confirmed:
+        if finding.result.confirmed:
             self.missed.pop(finding.cause, None)
 
 
@@ -224,7 +224,9 @@ def _reduced(
         expect=(Expect(answer="same"),),
     )
     small = replace(small, scenario=scenario)
-    return ProvenFinding(cause=cause, found=small, word=prover.prove(small, profile), target=target)
+    return ProvenFinding(
+        cause=cause, found=small, result=prover.prove(small, profile), target=target
+    )
 
 
 def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:

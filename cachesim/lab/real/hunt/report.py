@@ -74,10 +74,10 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
     crash = found.finding.kind == "crash"
     wanted = "an answer to every request" if crash else "the answer of a server without a cache"
     yield f"Expected: {wanted}."
-    yield f"Seen on {where}: {finding.word.seen}."
-    if found.finding.detail != finding.word.seen:
+    yield f"Seen on {where}: {finding.result.seen}."
+    if found.finding.detail != finding.result.seen:
         yield f"Simulated: {found.finding.detail}."
-    yield f"Evidence: {finding.word.evidence}."
+    yield f"Evidence: {finding.result.evidence}."
     yield ""
     if finding.cause.cure:
         patch = family_of(profile.engine).patch(finding.cause.cure)
@@ -100,15 +100,15 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
-    if profile.engine == PYTHON.name and finding.word.evidence == CONFIRMED and not crash:
+    if profile.engine == PYTHON.name and finding.result.evidence == CONFIRMED and not crash:
         yield from report_lines(scenario, profile.release, found.finding.step)
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"
     proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
-    if finding.word.evidence == DERIVED:
+    if finding.result.evidence == DERIVED:
         proof = f"cachesim real {profile.engine} --runner --scenario {file.name}"
-    if finding.word.evidence != SOURCE and proof:
+    if finding.result.evidence != SOURCE and proof:
         yield f"    {proof}"
 
 

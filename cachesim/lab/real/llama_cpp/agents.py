@@ -215,7 +215,7 @@ class _Session:
         self.outcomes: list[Outcome] = []
         self._rng, self._options, self._server = setting.rng, setting.options, server
         self._slots: int = setting.options["parallel"]
-        self._room = setting.context
+        self._context = setting.context
         share = self._rng.choice((1.0, 0.6, 0.4)) if self._slots > 1 else 1.0
         longest = int(share * setting.context) - max(REPLIES) - 2
         users = range(self._rng.choice((1, 1, 2, 3)))
@@ -227,7 +227,7 @@ class _Session:
         """Ask for the next turn of a user's agents, now and then after a slot action."""
         rng = self._rng
         if self.steps and rng.random() < 0.12:
-            self._ask(self._slot_action())
+            self._send(self._slot_action())
         user, predict = rng.choice(self._users), rng.choice(REPLIES)
         conversations = user.next()
         steps = [self._step(conversation, predict) for conversation in conversations]
@@ -235,23 +235,23 @@ class _Session:
         if len(steps) == 1:
             steps = [self._placed(steps[0])]
         elif self._one_by_one(together):
-            user.learn([self._ask(each)[0] for each in steps])
+            user.learn([self._send(each)[0] for each in steps])
             return
         first, *others = steps
         group = [first, *(replace(each, with_previous=True) for each in others)]
         if self._can_arrive(group, together) and rng.random() < 0.25:
             late = replace(first, slot=-1, with_previous=True, turns=1)
-            user.learn(self._ask(self._reading(), late, *group[1:])[1:])
+            user.learn(self._send(self._reading(), late, *group[1:])[1:])
         else:
-            user.learn(self._ask(*group))
+            user.learn(self._send(*group))
 
-    def _ask(self, *group: Step) -> list[Tokens]:
+    def _send(self, *group: Step) -> list[Tokens]:
         if self._server.lost:
             return [() for _ in group]
         named = [
             replace(step, name=f"r{len(self.steps) + number}") for number, step in enumerate(group)
         ]
-        answers = self._server.ask(named)
+        answers = self._server.send(named)
         self.steps += named
         self.outcomes += answers
         return [each.reply for each in answers]
@@ -277,7 +277,7 @@ class _Session:
         if rng.random() < 0.1:
             step = replace(step, slot=rng.randrange(self._slots))
         shifts = options.get("context_shift", False)
-        waits = shifts or drafting(options) or len(step.ids) + TOKENS_MEANWHILE > self._room
+        waits = shifts or drafting(options) or len(step.ids) + TOKENS_MEANWHILE > self._context
         if waits or self._is_chat or rng.random() > 0.1:
             return step
         slot = max(0, step.slot)  # of which is known afterwards what it holds
@@ -286,13 +286,13 @@ class _Session:
 
     def _one_by_one(self, together: int) -> bool:
         alone = self._slots == 1 or self._is_chat
-        return alone or together > self._room or self._rng.random() < 0.4
+        return alone or together > self._context or self._rng.random() < 0.4
 
     def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
         plain = not (group[0].leaves or self._is_chat)
         usual = "batch_size" not in self._options and plain
-        room = together + 2 * READING[1] < self._room
-        return usual and room and len(group) < self._slots
+        fits = together + 2 * READING[1] < self._context
+        return usual and fits and len(group) < self._slots
 
     def _reading(self) -> Step:
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()

@@ -331,7 +331,7 @@ def first_difference(
     at, drafts = 0, drafting(workload.engine.options)
     for group in grouped(observed(workload, outcomes).step):
         real = outcomes[at : at + len(group)]
-        simulated = simulator.ask(group)
+        simulated = simulator.send(group)
         parent = group[0].completions > 1
         for offset in _differing(real, simulated, drafting=drafts, parent=parent):
             return Difference(

@@ -94,7 +94,7 @@ def compare_drafts(
             for _ in range(prompts):
                 prompt = drawn_prompt(random, length)
                 step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
-                (outcome,) = server.ask((step,))
+                (outcome,) = server.send((step,))
                 counted = Drafts(drafted=outcome.drafted, accepted=outcome.accepted)
                 found.append((counted, expected_drafts(network, prompt, predict)))
     return found
@@ -206,7 +206,7 @@ def _answers(
     with real.started(flags, path, probabilities=TOP) as server:
         for prompt in prompts:
             step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
-            outcomes += server.ask((step,))
+            outcomes += server.send((step,))
     return outcomes
 
 

@@ -83,7 +83,7 @@ class _Recorded:
     at: int = 0
     lost: bool = False
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         end = self.at + len(group)
         if tuple(group) != self.recording.workload.step[self.at : end]:
             raise _RequestMismatchError

@@ -20,7 +20,7 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
 from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.presets import preset
-from cachesim.play.bisect import Play, Played, Seen
+from cachesim.play.bisect import Play, Played, StepResult
 from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.scenario.checks import spec_of
@@ -128,7 +128,7 @@ def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
 
 def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path) -> Outcome:
     with real.started(options, model, probabilities=VOCABULARY) as server:
-        return server.ask([step])[0]
+        return server.send([step])[0]
 
 
 ENDED: Final = (CRASH, ENDLESS, SILENT)
@@ -286,7 +286,7 @@ def _steps(
     )
     at = 0
     for group in grouped(observed(replace(variant, step=written), answers).step):
-        for our, record in zip(simulated.ask(group), simulated.records, strict=True):
+        for our, record in zip(simulated.send(group), simulated.records, strict=True):
             answered = record.step.do == "complete" and not record.step.leaves
             reply = record.reply if answered else None
             verdict = None if reply is None else judge(reply, oracle)
@@ -328,12 +328,12 @@ def on_the_wheels(scenario: Scenario) -> Play:
     return play
 
 
-def _seen(played: StepPlayed) -> Seen:
+def _seen(played: StepPlayed) -> StepResult:
     answer = None
     if played.proof is not None:
         answer = "diverged" if played.proof.wrong else "same"
     real = played.real
-    return Seen(
+    return StepResult(
         name=played.name,
         cached=real.cached,
         answer=answer,

@@ -283,7 +283,7 @@ def play_on(server: "Played", workload: Scenario) -> Iterator[tuple[Step, Outcom
     vocabulary = vocabulary_of(workload)
     for numbers in groups_of(workload):
         group = [resolved(workload, number, vocabulary) for number in numbers]
-        for step, outcome in zip(group, server.ask(group), strict=True):
+        for step, outcome in zip(group, server.send(group), strict=True):
             vocabulary.replies[step.name] = outcome.reply
             yield step, outcome
         if server.lost:
@@ -319,7 +319,7 @@ class Played:
         """
         return self._worker.lost
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
         if group[0].do in {"restart", "sleep"}:
             return (self._restart(group[0]),)

@@ -96,7 +96,7 @@ class SimulatedServer:
         """True if no further request can be sent."""
         return self.session.ended
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
         self.records = self.session.send(group)
         if self.lost:

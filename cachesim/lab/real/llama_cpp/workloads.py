@@ -160,7 +160,7 @@ class Server(Protocol):
         """True if its state is undefined: no further request is sent."""
         ...
 
-    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
         ...
 
@@ -252,7 +252,7 @@ def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...
         wanted = SESSION
     while len(steps) < wanted + tree.in_vain and not server.lost:
         group = tree.next_group(len(steps))
-        answers = server.ask(group)
+        answers = server.send(group)
         tree.learn(group, answers)
         steps += group
         outcomes += answers

@@ -28,7 +28,7 @@ class _Done:
         return self._value
 
 
-class _Plainly:
+class _SerialPool:
     """Stands for a pool of processes: every task is called at once."""
 
     def __init__(self, **_: Real) -> None:
@@ -56,7 +56,7 @@ def load(folder: str) -> Real:
         sys.modules[name] = module
     sys.path.insert(0, folder)
     tuner: Any = importlib.import_module("config_tuner")
-    tuner.ProcessPoolExecutor = _Plainly
+    tuner.ProcessPoolExecutor = _SerialPool
     tuner.as_completed = _in_order
     return importlib.import_module("radix_cache_hybrid")
 

@@ -41,7 +41,7 @@ STEPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
+class DrawnBatch:
     """A batch: cached tokens of each sequence, tokens prefilled together, decoded tokens."""
 
     past: tuple[Tokens, ...]
@@ -116,7 +116,7 @@ def compare_mlx_logits(
 
 
 def _compare(
-    release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[Planted]
+    release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[DrawnBatch]
 ) -> LogitsAgreement:
     old = not FAMILY.release(release).rules.server.segments
     with TemporaryDirectory() as folder:
@@ -152,7 +152,7 @@ def _compare(
     )
 
 
-def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
+def _play_planted(release: str, spec: ModelSpec, planted: DrawnBatch) -> Array:
     """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
     profile = Profile("mlx-lm", release)
     rules = FAMILY.rules(profile)
@@ -179,7 +179,7 @@ def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
     return np.stack([forward(_column(tokens), batch) for tokens in planted.decoded])
 
 
-def _cold(spec: ModelSpec, planted: Planted) -> Array:
+def _cold(spec: ModelSpec, planted: DrawnBatch) -> Array:
     network, rows = build(spec), []
     for index, (past, rest) in enumerate(zip(planted.past, planted.rests, strict=True)):
         tokens = tuple(step[index] for step in planted.decoded)
@@ -187,7 +187,7 @@ def _cold(spec: ModelSpec, planted: Planted) -> Array:
     return np.stack(rows, axis=1)
 
 
-def _as_order(planted: Planted, *, old: bool) -> dict[str, Any]:
+def _as_order(planted: DrawnBatch, *, old: bool) -> dict[str, Any]:
     left, calls = planted.calls(before_1072=old)
     return {
         "past": [list(past) for past in planted.past],
@@ -202,7 +202,7 @@ def _column(tokens: Tokens) -> Integers:
     return np.array(tokens, dtype=np.int64)[:, None]
 
 
-def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> Planted:
+def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> DrawnBatch:
     """Fresh batches and such with a past take turns; every third has rests of several steps.
 
     Not `in_steps`: before #1072 the lengths of a batch reach beyond a step's columns, and a chunked
@@ -220,7 +220,7 @@ def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) ->
     longest = random.choice((6, 20, 60)) if step > 60 else 16
     rests = [longest, *(random.choice((1, 2, longest)) for _ in range(rows - 1))]
     whole = 0 if step > 60 else step * random.choice((0, 1, 3))  # steps that all of them fill
-    return Planted(
+    return DrawnBatch(
         past=tuple(words(count) for count in pasts),
         rests=tuple(words(whole + rest) for rest in rests),
         decoded=tuple(words(rows) for _ in range(STEPS)),

@@ -48,7 +48,7 @@ class Turns:
         self.seconds += 1.0
 
 
-class Gate(Queue):  # type: ignore[type-arg]
+class RequestQueue(Queue):  # type: ignore[type-arg]
     """The queue of the generation thread, which does not let an idle one sleep for long.
 
     Requests of a group wait until all of them are there; `later` holds what comes in after so many

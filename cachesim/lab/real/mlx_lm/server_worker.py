@@ -19,7 +19,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cachesim.lab.real.mlx_lm.server_http import Client, Gate, Inbox, Turns, call_of, number_of
+from cachesim.lab.real.mlx_lm.server_http import (
+    Client,
+    Inbox,
+    RequestQueue,
+    Turns,
+    call_of,
+    number_of,
+)
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
 from cachesim.lab.real.worker_side import own_output
 
@@ -219,7 +226,7 @@ class Server:
     def _queue(self) -> Real:
         """The first queue is that of the generation thread, others are for one request each."""
         if self.gate is None:
-            self.gate = Gate(self.turns)
+            self.gate = RequestQueue(self.turns)
             return self.gate
         return Inbox()
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cachesim.lab.real.sglang import hicache_worker
 from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
-from cachesim.lab.real.worker_side import Bag, Told, fitting
+from cachesim.lab.real.worker_side import NoOp, Stub, fitting
 
 Json = Any
 Real = Any
@@ -105,7 +105,7 @@ class Core:
         if self.host is not None:
             hicache_worker.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         if self.storage is not None:
-            self._step_by_looks(self.storage)
+            self._step_by_polls(self.storage)
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
@@ -136,8 +136,8 @@ class Core:
     def _begin(self) -> None:
         raise NotImplementedError
 
-    def _step_by_looks(self, wanted: Json) -> None:
-        hicache_worker.step_by_looks(self.tree, wanted["lag"])
+    def _step_by_polls(self, wanted: Json) -> None:
+        hicache_worker.step_by_polls(self.tree, wanted["lag"])
 
     def _rows_pool(self) -> Real:
         torch = importlib.import_module("torch")
@@ -157,14 +157,14 @@ class Core:
             state_size=1,
             conv_kernel=2,
         )
-        kinds = Bag(conv=torch.float32, temporal=torch.float32)
+        kinds = Stub(conv=torch.float32, temporal=torch.float32)
         return fitting(
             find("HybridReqToTokenPool", "mem_cache.memory_pool"),
             size=self.rows,
             mamba_size=self.config["states"],
             mamba_spec_state_size=self.rows,
             max_context_len=self.length,
-            cache_params=Bag(shape=shape, dtype=kinds, layers=[0], mamba_cache_per_req=8),
+            cache_params=Stub(shape=shape, dtype=kinds, layers=[0], mamba_cache_per_req=8),
             enable_mamba_extra_buffer=self.extra_buffer,
             enable_overlap_schedule=True,
             mamba_layer_ids=[0],
@@ -240,14 +240,14 @@ class Core:
     def _attributes(self) -> Json:
         """Attributes that the scheduler's own `__init__` sets."""
         window = self.config.get("window") if self.has_windows else None
-        model = Bag(
+        model = Stub(
             vocab_size=1 << 30,
             is_encoder_decoder=False,
             context_len=self.length,
             is_hybrid_swa=self.has_windows,
             sliding_window_size=window,
-            hf_config=Bag(),
-            hf_text_config=Bag(mamba_chunk_size=CHUNK),
+            hf_config=Stub(),
+            hf_text_config=Stub(mamba_chunk_size=CHUNK),
             is_multimodal=False,
             model_impl="auto",
         )
@@ -275,8 +275,8 @@ class Core:
             "enable_lora": False,
             "enable_metrics": False,
             "enable_hicache_storage": self.storage is not None,
-            "grammar_manager": Told(has_waiting_grammars=lambda: False),
-            "send_to_tokenizer": Told(),
+            "grammar_manager": NoOp(has_waiting_grammars=lambda: False),
+            "send_to_tokenizer": NoOp(),
             "disaggregation_mode": self.modes.NULL,
             "num_generated_tokens": 0,
             "forward_ct_decode": 0,
@@ -310,7 +310,7 @@ class Core:
         return request
 
     def abort(self, name: str) -> None:
-        self.scheduler.abort_request(Bag(rid=name, abort_all=False))
+        self.scheduler.abort_request(Stub(rid=name, abort_all=False))
 
     def leaks(self) -> bool:
         """At rest, whether free slots and the tree's are other than all there are."""
@@ -318,7 +318,7 @@ class Core:
 
     def _result(self, tokens: list[int]) -> Real:
         torch = importlib.import_module("torch")
-        return Bag(
+        return Stub(
             next_token_ids=torch.tensor(tokens),
             can_run_cuda_graph=False,
             num_accepted_tokens=0,
@@ -345,7 +345,7 @@ class OnePerKind(Core):
 
     def _settings(self, values: Json) -> Real:
         values["attention_backend"] = "torch_native"
-        args = Bag(
+        args = Stub(
             **values,
             enable_mamba_extra_buffer=lambda: self.extra_buffer,
             get_attention_backends=lambda: (values["attention_backend"],) * 2,
@@ -443,10 +443,10 @@ class Unified(Core):
         overlap = {"disable_overlap_schedule": self.config["server"]["disable_overlap_schedule"]}
         self._publish(module, values | overlap)
         configurator = find("KVCacheConfigurator", "mem_cache.kv_cache_configurator")
-        owner: Real = Bag(
+        owner: Real = Stub(
             attn_dp_size=1,
-            model_config=Bag(context_len=self.length),
-            mambaish_config=Bag() if self.has_states else None,
+            model_config=Stub(context_len=self.length),
+            mambaish_config=Stub() if self.has_states else None,
         )
         owner._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(owner)
         running = configurator.resolve_max_num_reqs(owner, self.size)
@@ -458,20 +458,20 @@ class Unified(Core):
         if self.host is not None:
             hicache_worker.install_unified_host()
             hicache_worker.install_unified_storage(self.storage)
-        wanted = Bag(
+        wanted = Stub(
             server_args=self.args,
             params=parameters,
             is_hybrid_swa=self.has_windows,
             is_hybrid_ssm=self.has_states,
             full_tokens_per_layer=1,
             enable_hierarchical_cache=self.host is not None,
-            tp_worker=Told(),
+            tp_worker=NoOp(),
         )
         return find("create_unified_radix_cache", "mem_cache.registry")(wanted)
 
     def _begin(self) -> None:
         scheduler = self.scheduler
-        beam = Told(pending_member_rows=lambda *_: 0)
+        beam = NoOp(pending_member_rows=lambda *_: 0)
         set_all(scheduler, self._unified_attributes(beam))
         scheduler.init_schedule_policy()
         self.processor = self._processor(beam)
@@ -488,22 +488,22 @@ class Unified(Core):
                 host=self.host is not None,
             )
 
-    def _step_by_looks(self, wanted: Json) -> None:
-        hicache_worker.step_by_looks_unified(self.tree, wanted["lag"], wanted["acks"])
+    def _step_by_polls(self, wanted: Json) -> None:
+        hicache_worker.step_by_polls_unified(self.tree, wanted["lag"], wanted["acks"])
 
     def _unified_attributes(self, beam: Real) -> Json:
         batches = find("ScheduleBatch", "managers.schedule_batch")
         return {
-            "tp_worker": Bag(model_runner=Bag(attn_backend=object(), prefill_aware_swa=False)),
+            "tp_worker": Stub(model_runner=Stub(attn_backend=object(), prefill_aware_swa=False)),
             "beam_coordinator": beam,
-            "dp_attn_adapter": Bag(
+            "dp_attn_adapter": Stub(
                 maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
                 maybe_convert_decode_to_extend=lambda batch: batch,
             ),
-            "ngram_embedding_manager": Bag(prepare_for_forward=lambda batch, **_: batch),
-            "load_inquirer": Bag(_get_num_pending_tokens=lambda **_: 0),
-            "metrics_reporter": Told(enable_metrics=False),
-            "ipc_channels": Bag(send_to_tokenizer=Told()),
+            "ngram_embedding_manager": Stub(prepare_for_forward=lambda batch, **_: batch),
+            "load_inquirer": Stub(_get_num_pending_tokens=lambda **_: 0),
+            "metrics_reporter": NoOp(enable_metrics=False),
+            "ipc_channels": Stub(send_to_tokenizer=NoOp()),
             "waiting_queue": [],
             "chunked_req": None,
             "last_batch": None,
@@ -535,7 +535,7 @@ class Unified(Core):
             req_to_token_pool=self.pool,
             decode_offload_manager=None,
             metrics_collector=None,
-            metrics_reporter=Told(
+            metrics_reporter=NoOp(
                 num_generated_tokens=0,
                 enable_metrics=False,
                 forward_ct_decode=0,
@@ -543,8 +543,8 @@ class Unified(Core):
             ),
             draft_worker=None,
             model_worker=None,
-            logprob_result_processor=Told(),
-            output_streamer=Told(),
+            logprob_result_processor=NoOp(),
+            output_streamer=NoOp(),
             beam_coordinator=beam,
             abort_request=lambda *_: None,
         )

@@ -2,7 +2,7 @@
 
 Sizes, free lists, queues, hashes, thresholds, prefetches and all that the tree decides are the
 release's own. Left out are buffers, kernels and threads: pools count slots, copies move nothing,
-and the threads' functions run when the scheduler looks. Runs in the worker.
+and the threads' functions run when the scheduler polls. Runs in the worker.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cachesim.lab.real.sglang.stand_ins import Event
-from cachesim.lab.real.worker_side import Bag, Told, fitting
+from cachesim.lab.real.worker_side import NoOp, Stub, fitting
 
 Json = Any
 Real = Any
@@ -67,7 +67,7 @@ def flags(wanted: Json) -> Json:
 
 
 def slow_down(controller: Real, lag: int) -> None:
-    """Copies to the host are done after so many looks; loads by the next one."""
+    """Copies to the host are done after so many polls; loads by the next one."""
     submit = controller.start_writing
 
     def start_writing() -> None:
@@ -104,7 +104,7 @@ def install_host(module: Real) -> None:
     """0.5.9: `HiRadixCache` makes its pool itself."""
     host = importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
     psutil: Real = importlib.import_module("psutil")
-    psutil.virtual_memory = lambda: Bag(available=MEMORY)
+    psutil.virtual_memory = lambda: Stub(available=MEMORY)
     slots = _slots(host.HostKVCache)
 
     def make(device: Real, *given: Real, **named: Real) -> Real:
@@ -168,7 +168,7 @@ def install_unified_storage(wanted: Json) -> None:
     if wanted is None:
         return
     importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(
-        _load_native_hash_module=lambda: Bag(get_hash=_hash)
+        _load_native_hash_module=lambda: Stub(get_hash=_hash)
     )
     files: Real = importlib.import_module(STORAGE).HiCacheFile
     _install_backend(files, {"__init__": _begin, "_collect_existing_component_keys": _files})
@@ -177,7 +177,7 @@ def install_unified_storage(wanted: Json) -> None:
 def _install_backend(base: Real, own: Mapping[str, Callable[..., Real]]) -> None:
     controller = importlib.import_module(CONTROLLER)
     factory = importlib.import_module("sglang.srt.mem_cache.storage").StorageBackendFactory
-    idle = Bag(Thread=Told, Event=threading.Event, Lock=threading.Lock)
+    idle = Stub(Thread=NoOp, Event=threading.Event, Lock=threading.Lock)
     vars(controller).update(
         threading=idle,
         get_tensor_model_parallel_rank=lambda: 0,
@@ -223,14 +223,14 @@ def _set(_storage: Real, key: str, *_: Real) -> bool:
     return True
 
 
-def _count_looks(tree: Real, controller: str, late: str) -> Real:
-    """A prefetch begins and times out by the count of looks; all else has its own clock."""
-    clock = Bag(looks=0)
-    counted = Bag(monotonic=lambda: clock.looks)
+def _count_polls(tree: Real, controller: str, late: str) -> Real:
+    """A prefetch begins and times out by the count of polls; all else has its own clock."""
+    clock = Stub(polls=0)
+    counted = Stub(monotonic=lambda: clock.polls)
     importlib.import_module(controller).__dict__["time"] = counted
     module, is_late = importlib.import_module(type(tree).__module__), getattr(tree, late)
 
-    def is_late_by_looks(operation: Real) -> bool:
+    def is_late_by_polls(operation: Real) -> bool:
         names = vars(module)
         usual, names["time"] = names["time"], counted
         try:
@@ -238,12 +238,12 @@ def _count_looks(tree: Real, controller: str, late: str) -> Real:
         finally:
             names["time"] = usual
 
-    setattr(tree, late, is_late_by_looks)
+    setattr(tree, late, is_late_by_polls)
     return clock
 
 
 class Threads:
-    """A controller's threads: what they are asked for waits some looks until they do it."""
+    """A controller's threads: what they are asked for waits some polls until they do it."""
 
     def __init__(self, controller: Real, lag: int) -> None:
         self.controller, self.lag = controller, lag
@@ -258,7 +258,7 @@ class Threads:
             queue.put(line.pop(0)[1])
         for each in line:
             each[0] -= 1
-        self.controller.storage_stop_event = Bag(is_set=queue.empty)
+        self.controller.storage_stop_event = Stub(is_set=queue.empty)
         function()
 
     def pass_on(self, name: str, function: Real, most: int) -> None:
@@ -270,45 +270,45 @@ class Threads:
         for each in line[:count]:
             queue.put(each)
         del line[:count]
-        self.controller.storage_stop_event = Bag(is_set=queue.empty)
+        self.controller.storage_stop_event = Stub(is_set=queue.empty)
         function()
 
 
-def step_by_looks(tree: Real, lag: int) -> None:
-    """Whenever the tree looks at its queues, the threads' functions do what is due."""
+def step_by_polls(tree: Real, lag: int) -> None:
+    """Whenever the tree polls its queues, the threads' functions do what is due."""
     controller, drain = tree.cache_controller, tree.drain_storage_control_queues
-    clock = _count_looks(tree, CONTROLLER, "is_prefetch_timeout")
+    clock = _count_polls(tree, CONTROLLER, "is_prefetch_timeout")
     threads = Threads(controller, lag)
 
-    def look() -> None:
-        clock.looks += 1
+    def poll() -> None:
+        clock.polls += 1
         threads.run("backup_queue", controller.backup_thread_func)
         threads.run("prefetch_queue", controller.prefetch_thread_func)
         threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=0)
         drain()
 
-    tree.drain_storage_control_queues = look
+    tree.drain_storage_control_queues = poll
 
 
-def step_by_looks_unified(tree: Real, lag: int, acks: int) -> None:
+def step_by_polls_unified(tree: Real, lag: int, acks: int) -> None:
     """Run the threads before the tree counts its queues; a transfer reports in pieces, of which at
-    most `acks` are received in one look.
+    most `acks` are received in one poll.
     """
     controller, check = tree.cache_controller, tree.check_hicache_events
     threads = Threads(controller, lag)
     if hasattr(tree, OWN_TIME):
-        clock = _count_looks(tree, HYBRID_CONTROLLER, OWN_TIME)
+        clock = _count_polls(tree, HYBRID_CONTROLLER, OWN_TIME)
     else:
-        clock = Bag(looks=0)
+        clock = Stub(polls=0)
         timer = importlib.import_module("sglang.srt.utils.poll_timer")
-        vars(timer).update(time=Bag(perf_counter=lambda: clock.looks))
+        vars(timer).update(time=Stub(perf_counter=lambda: clock.polls))
 
-    def look() -> None:
-        clock.looks += 1
+    def poll() -> None:
+        clock.polls += 1
         threads.run("backup_queue", controller.backup_thread_func)
         threads.run("prefetch_queue", controller.prefetch_thread_func)
         threads.run("prefetch_buffer", controller.prefetch_io_aux_func)
         threads.pass_on("prefetch_sync_queue", controller.prefetch_sync_thread_func, acks)
         check()
 
-    tree.check_hicache_events = look
+    tree.check_hicache_events = poll

@@ -168,28 +168,28 @@ class Player:
         coming, reqs = list(group), dict[int, Req]()
         idle = 0
         wanted: dict[int, Mapping[str, Any]] = {}
-        told: dict[int, dict[str, Any]] = {}
+        results: dict[int, dict[str, Any]] = {}
         for turn in range(MOST_STEPS):
             while coming and coming[0].get("arrives", 0) <= turn:
                 req = self._add(coming[0])
                 reqs[req.id], wanted[req.id] = req, coming.pop(0)
-                told[req.id] = {"cached": None, "chunks": [], "branch": None}
+                results[req.id] = {"cached": None, "chunks": [], "branch": None}
             for req in reqs.values():
                 if wanted[req.id].get("aborted") == turn and not req.finished:
-                    told[req.id]["aborted"] = True
+                    results[req.id]["aborted"] = True
                     self.scheduler.abort(req)
             batch = self.scheduler.next_batch()
             if batch is None:
                 self.scheduler.last = None
                 none = not coming and not self.scheduler.waiting
                 if none and all(req.finished for req in reqs.values()):
-                    return self._told(told, reqs)
+                    return self._result(results, reqs)
                 idle += int(not coming)
                 if idle > MOST_IDLE:
                     return {"error": "stuck"}
                 continue
             idle = 0
-            self._tell(batch, told)
+            self._record(batch, results)
             tokens = []
             for req in batch.reqs:
                 reply, done = read_row(wanted[req.id].get("reply", "")), req.num_output
@@ -197,27 +197,29 @@ class Player:
             self.scheduler.take(batch, tokens)
         return {"error": "too many steps"}
 
-    def _told(self, told: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]) -> dict[str, Any]:
+    def _result(
+        self, results: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]
+    ) -> dict[str, Any]:
         if self.tree.rules.tree.trees != "one-per-kind":
             if leaks(self.tree):
                 return {"error": "pool memory leak detected"}
             check_books(self.tree, ())  # 0.5.9 counts slots that its own HiRadixCache lost, too
         return {
-            "requests": [told[each] | {"retracted": reqs[each].retractions} for each in reqs],
+            "requests": [results[each] | {"retracted": reqs[each].retractions} for each in reqs],
             "evicted": self.evicted,
             "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
             "free": self._free(),
         }
 
-    def _tell(self, batch: Batch, told: dict[int, dict[str, Any]]) -> None:
+    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
         if not batch.extend:
             return
         for req in filter(batch.reads, batch.reqs):
-            told[req.id]["chunks"].append([req.prefix, req.fill])
-            if told[req.id]["cached"] is None:
-                told[req.id]["cached"] = req.prefix
+            results[req.id]["chunks"].append([req.prefix, req.fill])
+            if results[req.id]["cached"] is None:
+                results[req.id]["cached"] = req.prefix
                 window = self.kind == "window"
-                told[req.id]["branch"] = req.window_branch if window else req.branch
+                results[req.id]["branch"] = req.window_branch if window else req.branch
 
     def _free(self) -> dict[str, int]:
         pool = self.tree.pool

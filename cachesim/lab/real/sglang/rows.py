@@ -131,8 +131,8 @@ class Rows(Player):
         self.recorder = Recorder(self)
         self.recorder.rows = rows
 
-    def _tell(self, batch: Batch, told: dict[int, dict[str, Any]]) -> None:
-        super()._tell(batch, told)
+    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
+        super()._record(batch, results)
         self.recorder.record(batch)
 
 

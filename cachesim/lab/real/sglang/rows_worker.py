@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cachesim.lab.real.sglang import scheduler_worker, stand_ins
-from cachesim.lab.real.worker_side import Bag, Told, answer_lines, own_output, play_groups
+from cachesim.lab.real.worker_side import NoOp, Stub, answer_lines, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -58,14 +58,14 @@ class Rows(scheduler_worker.Playing):
         forwards.enable_num_token_non_padded = lambda *_: False  # one worker pads nothing
         self._forwards = forwards.ForwardBatch
         base: Real = importlib.import_module(BACKEND).MambaAttnBackendBase
-        self.runner = Bag(
+        self.runner = Stub(
             device=torch.device("cpu"),
             server_args=self.core.args,
             is_draft_worker=False,
             req_to_token_pool=pool,
-            model_config=Bag(hf_text_config=SimpleNamespace()),
-            ngram_embedding_manager=Bag(),
-            kv_index_translator=Told(own_plan=lambda *_: Told()),
+            model_config=Stub(hf_text_config=SimpleNamespace()),
+            ngram_embedding_manager=Stub(),
+            kv_index_translator=NoOp(own_plan=lambda *_: NoOp()),
         )
         self.backend = base.__new__(base)
         vars(self.backend).update(
@@ -81,9 +81,9 @@ class Rows(scheduler_worker.Playing):
         self.states = pool.mamba_pool.mamba_cache.temporal[0]
         self.states.zero_()
 
-    def _run(self, batch: Real, wanted: Json, told: Json) -> None:
+    def _run(self, batch: Real, wanted: Json, results: Json) -> None:
         self._forward(batch)
-        super()._run(batch, wanted, told)
+        super()._run(batch, wanted, results)
 
     def _text(self, slot: int) -> tuple[int, ...]:
         return self.texts.known[int(self.states[slot].reshape(-1)[0])]

@@ -119,43 +119,48 @@ class Playing:
         scheduler, coming = self.core.scheduler, list(group)
         requests: dict[str, Real] = {}
         wanted: dict[str, Json] = {}
-        told: dict[str, Json] = {}
+        results: dict[str, Json] = {}
         back: set[str] = set()
         idle = 0
         for turn in range(MOST_STEPS):
             while coming and coming[0].get("arrives", 0) <= turn:
                 request = self._add(coming[0])
                 requests[request.rid], wanted[request.rid] = request, coming.pop(0)
-                told[request.rid] = {"cached": None, "chunks": [], "branch": None, "retracted": 0}
+                results[request.rid] = {
+                    "cached": None,
+                    "chunks": [],
+                    "branch": None,
+                    "retracted": 0,
+                }
             for name, request in requests.items():
                 if wanted[name].get("aborted", NEVER) == turn and not request.finished():
-                    told[name]["aborted"] = True
+                    results[name]["aborted"] = True
                     self.core.abort(name)
             batch = self.core.plan()
             for name, request in requests.items():
-                _count_retractions(request, told[name], back)
+                _count_retractions(request, results[name], back)
             scheduler.cur_batch = batch
             if batch is None:
                 scheduler.last_batch = None
-                ended = all(_is_over(r) or told[n].get("aborted") for n, r in requests.items())
+                ended = all(_is_over(r) or results[n].get("aborted") for n, r in requests.items())
                 none = not coming and not scheduler.waiting_queue
                 if ended and none and scheduler.running_batch.is_empty():
-                    return self._told([told[name] for name in requests])
+                    return self._result([results[name] for name in requests])
                 idle += not coming
                 if idle > MOST_IDLE:
                     return {"error": "stuck"}
                 continue
             idle = 0
-            self._run(batch, wanted, told)
+            self._run(batch, wanted, results)
             scheduler.last_batch = batch
         return {"error": "too many steps"}
 
-    def _run(self, batch: Real, wanted: dict[str, Json], told: dict[str, Json]) -> None:
+    def _run(self, batch: Real, wanted: dict[str, Json], results: dict[str, Json]) -> None:
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
         tokens = []
         for request in batch.reqs:
-            entry = told[request.rid]
+            entry = results[request.rid]
             if extends and request not in decoding:
                 start, end = self.core.span(request)
                 entry["chunks"].append([start, end])
@@ -165,7 +170,7 @@ class Playing:
             tokens.append(reply[done] if done < len(reply) else 1)
         self.core.take(batch, tokens, extends=extends)
 
-    def _told(self, requests: list[Json]) -> Json:
+    def _result(self, requests: list[Json]) -> Json:
         if self.core.leaks():
             return {"error": "pool memory leak detected"}
         return {
@@ -181,13 +186,13 @@ def _is_over(request: Real) -> bool:
     return bool(request.finished() or getattr(request, "to_finish", None) is not None)
 
 
-def _count_retractions(request: Real, told: Json, back: set[str]) -> None:
+def _count_retractions(request: Real, results: Json, back: set[str]) -> None:
     if hasattr(request, "retraction_count"):
-        told["retracted"] = request.retraction_count
+        results["retracted"] = request.retraction_count
     elif not getattr(request, "is_retracted", False):
         back.discard(request.rid)
     elif request.rid not in back:
-        told["retracted"] += 1
+        results["retracted"] += 1
         back.add(request.rid)
 
 
@@ -242,9 +247,9 @@ def main() -> None:
     stand_ins.install(root, tree_core=sys.argv[3] if len(sys.argv) > 3 else "python")
     core = importlib.import_module("cachesim.lab.real.sglang.core_worker").core_of(root)
 
-    def told(wanted: Json) -> list[Json]:
+    def results(wanted: Json) -> list[Json]:
         if wanted.get("settings"):
             return differences(core, wanted["config"])
         return [seconds(core, wanted)] if "prompts" in wanted else play(core, wanted)
 
-    answer_lines(answers, told)
+    answer_lines(answers, results)

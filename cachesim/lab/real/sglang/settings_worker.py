@@ -22,7 +22,7 @@ from typing import Any, Final
 from cachesim.lab.real.empty_modules import EmptyModules
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import Bag, answer_lines, own_output
+from cachesim.lab.real.worker_side import Stub, answer_lines, own_output
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -96,7 +96,7 @@ def install(root: Path) -> None:
     for name in ("AutoProcessor", "AutoTokenizer", "AutoConfig"):  # before anything is empty
         getattr(transformers, name)
     importlib.import_module("transformers.processing_utils")
-    images = Bag(register=lambda *_, **__: None)  # they need another package
+    images = Stub(register=lambda *_, **__: None)  # they need another package
     vars(sys.modules["transformers"]).update(AutoImageProcessor=images)
     importlib.import_module("torch.utils.cpp_extension")
     torch.compile = stand_ins.compile_nothing
@@ -107,7 +107,7 @@ def install(root: Path) -> None:
         get_device_name=lambda *_: NAME,
         get_device_capability=lambda *_: CAPABILITY,
         mem_get_info=lambda *_: (MEMORY, MEMORY),
-        get_device_properties=lambda *_: Bag(
+        get_device_properties=lambda *_: Stub(
             name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
         ),
     )
@@ -138,7 +138,7 @@ FLAGS: Final = {
 """Flag of `ServerArgs` -> its name in a workload."""
 
 
-class Start:
+class ConfigFactory:
     """Makes configurations by a release's own code."""
 
     def __init__(self, root: Path) -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     """Answer flags until the input ends."""
     answers = own_output()
     logging.disable(logging.CRITICAL)
-    start = Start(Path(sys.argv[1]))
+    start = ConfigFactory(Path(sys.argv[1]))
     answer_lines(answers, start.resolved)
 
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.prompts import REPLIES, Office, Row, Writer
+from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
 
 KINDS: Final = (
     "full",
@@ -58,9 +58,9 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     if scarce:
         writer.replies = (1, 1, 2, 4, 12)
     for _ in range(groups):
-        way = rng.choice(WAYS) if stored or scarce else kind
-        together = rng.choice((1, 1, 1, 2, 3, 5) if way not in CROWDS else (2, 3, 5, 8))
-        steps.append(writer.group(together, way))
+        incident = rng.choice(INCIDENTS) if stored or scarce else kind
+        together = rng.choice((1, 1, 1, 2, 3, 5) if incident not in CROWDS else (2, 3, 5, 8))
+        steps.append(writer.group(together, incident))
         if stored and rng.random() < 0.3:
             steps.append([{"reset": True}])
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
@@ -78,7 +78,7 @@ CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
 TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
 """With a host beside the device: any model, one with parts, and everything copied late."""
 
-WAYS: Final = ("storage", "storage", "arrivals", "aborts")
+INCIDENTS: Final = ("storage", "storage", "arrivals", "aborts")
 """Kinds of groups of requests for models with a storage below the host."""
 
 POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
@@ -223,7 +223,7 @@ class _Writer(Writer):
     def request(self, *, long: bool) -> dict[str, Any]:
         """Draw a request, with its reply, its key and its priority."""
         rng = self.rng
-        wanted = self.ask((40, 120, 120) if long else self.replies)
+        wanted = self.next_request((40, 120, 120) if long else self.replies)
         if rng.random() < 0.1:
             wanted["salt"] = rng.choice(("a", "b"))
         if rng.random() < 0.2:
@@ -257,12 +257,12 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     page = config["page"]
     config["chunk"] = -(-rng.choice((128, 512, 2048, 8192)) // page) * page
     users = rng.choice((1, 2, 3))
-    steps = _Office(rng, kind, users, longest).steps()
+    steps = _AgentWorkload(rng, kind, users, longest).steps()
     config["mixes"] = rng.random() < 0.3
     return {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
 
 
-class _Office(Office):
+class _AgentWorkload(AgentUsers):
     """Requests of one to three users' agents."""
 
     def __init__(self, rng: Random, kind: str, users: int, longest: int) -> None:

@@ -12,7 +12,7 @@ import importlib
 import math
 from typing import Any, Final
 
-from cachesim.lab.real.worker_side import Told, fitting
+from cachesim.lab.real.worker_side import NoOp, fitting
 
 Json = Any
 Real = Any  # whatever the release makes of it
@@ -39,12 +39,12 @@ class Caches:
 
     def _started(self, settings: Real, config: Json) -> Real:
         layers = self._layers(config)
-        executor = Told(
+        executor = NoOp(
             get_kv_cache_specs=lambda: [layers],
             determine_available_memory=lambda: [MEMORY],
             get_supported_kv_cache_layouts=lambda: [self._layouts()],
         )
-        engine = Told(model_executor=executor, available_gpu_memory_for_kv_cache=-1)
+        engine = NoOp(model_executor=executor, available_gpu_memory_for_kv_cache=-1)
         made = self.core._initialize_kv_caches(engine, settings)
         found = [self._described(group.kv_cache_spec) for group in made.kv_cache_groups]
         wanted = [_described(group) for group in config["groups"]]

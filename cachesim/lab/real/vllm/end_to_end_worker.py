@@ -83,7 +83,7 @@ class Model:
     def block(self) -> int:
         return int(self.engine.llm_engine.vllm_config.cache_config.block_size)
 
-    def ask(self, prompt: list[int]) -> Json:
+    def generate(self, prompt: list[int]) -> Json:
         """Return cached tokens, generated tokens, and the likely tokens' probabilities."""
         prompts = [{"prompt_token_ids": prompt}]
         [answer] = self.engine.generate(prompts, self.sampling, use_tqdm=False)
@@ -140,17 +140,17 @@ def main() -> None:
     model, prompts = Model(wanted["folder"], wanted["config"]), wanted["prompts"]
     report(about="block", block=model.block)
     for name, prompt in prompts.items():
-        report(about="cached", name=name, **model.ask(prompt))
+        report(about="cached", name=name, **model.generate(prompt))
     for name, prompt in prompts.items():
         model.forget()
-        report(about="cold", name=name, **model.ask(prompt))
+        report(about="cold", name=name, **model.generate(prompt))
     name, prompt = next(iter(prompts.items()))
     for states in (True, False):
         model.forget()
-        model.ask(prompt)
+        model.generate(prompt)
         if model.spoil(states=states):
             what = "states" if states else "keys and values"
-            report(about="spoiled", name=name, what=what, **model.ask(prompt))
+            report(about="spoiled", name=name, what=what, **model.generate(prompt))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import importlib
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from cachesim.lab.real.worker_side import Bag, fitting
+from cachesim.lab.real.worker_side import Stub, fitting
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -106,7 +106,7 @@ class Marks:
     def attention(self, config: Real) -> Real:
         """By group, the builders of metadata for its layers with states."""
         utils: Real = importlib.import_module("vllm.v1.worker.utils")
-        support: Real = Bag()  # of CUDA graphs
+        support: Real = Stub()  # of CUDA graphs
         support.narrow = lambda *_: support
         device, found = self.torch.device("cpu"), []
         for number, spec in enumerate(self.specs):

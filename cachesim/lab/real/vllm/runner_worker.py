@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from cachesim.lab.real.vllm.marks_worker import WINDOW, Copies, Marks, Prepared
 from cachesim.lab.real.vllm.scheduler_worker import Release, Server
-from cachesim.lab.real.worker_side import Bag, Told, answer_lines, fitting, own_output, play_groups
+from cachesim.lab.real.worker_side import NoOp, Stub, answer_lines, fitting, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -46,7 +46,7 @@ class RunnerV1:
 
     def _empty_leaves(self) -> None:
         module, cuda = self.module, self.torch.cuda
-        rank = Bag(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0, ranks=[0])
+        rank = Stub(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0, ranks=[0])
         for name in dir(module):
             if name.endswith(("Proposer", "ProposerGPU")):
                 setattr(module, name, Empty)
@@ -57,7 +57,7 @@ class RunnerV1:
         module.prepare_kernel_block_sizes = lambda caches, _: [
             each.kv_cache_spec.block_size for each in caches.kv_cache_groups
         ]
-        self.torch.Event = cuda.Event = cuda.Stream = lambda *_, **__: Told()
+        self.torch.Event = cuda.Event = cuda.Stream = lambda *_, **__: NoOp()
         Copies.watch(module, self.marks)
 
     def _made(self) -> Real:
@@ -141,7 +141,7 @@ class RunnerV1:
         runner.input_batch.prev_sampled_token_ids = None
         runner._bookkeeping_sync(
             scheduler_output=self.output,
-            sampler_output=Bag(sampled_token_ids=padded),
+            sampler_output=Stub(sampled_token_ids=padded),
             logits=None,
             hidden_states=state.hidden_states,
             num_scheduled_tokens=self.output.total_num_scheduled_tokens,
@@ -154,7 +154,7 @@ class RunnerV1:
         return {"spec_decode_metadata": None} if "spec_decode_metadata" in names[:8] else {}
 
 
-class Empty(Told):
+class Empty(NoOp):
     """In place of the sampler and the drafter: a workload names tokens and drafts."""
 
     def __init__(self, *_: Real, **__: Real) -> None:
@@ -164,9 +164,9 @@ class Empty(Told):
 MODULE_V2 = "vllm.v1.worker.gpu.model_runner"
 
 
-def empty_of(*_: Real, **__: Real) -> Bag:
+def empty_of(*_: Real, **__: Real) -> Stub:
     """A stream, or an event on one."""
-    return Told()
+    return NoOp()
 
 
 class Shared:
@@ -213,8 +213,8 @@ class RunnerV2:
         device = torch.device("cpu")
         with self._leaves(config):
             self.runner = runner = self.module.GPUModelRunner(config, device)
-            runner.sampler = Told(penalties_state=Bag(output_bin_counts=None))
-            runner.prompt_logprobs_worker = Told()
+            runner.sampler = NoOp(penalties_state=Stub(output_bin_counts=None))
+            runner.prompt_logprobs_worker = NoOp()
             runner.model = marks.model
             runner.model_state = self.module.init_model_state(config, marks.model, None, device)
             runner.decode_query_len = 1 + marks.drafts
@@ -222,14 +222,14 @@ class RunnerV2:
             runner.kv_caches = list(marks.tensors.values())
         runner.model = self._forward
         runner.cudagraph_manager = Eager(self.module)
-        runner.kv_block_zeroer = Told()
+        runner.kv_block_zeroer = NoOp()
 
     @contextmanager
     def _leaves(self, config: Real) -> Iterator[None]:
         module, marks = self.module, self.marks
         buffers: Real = importlib.import_module("vllm.v1.worker.gpu.buffer_utils")
         shared = Shared if hasattr(buffers.UvaBuffer, "uva") else SharedWhole
-        rank = Bag(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
+        rank = Stub(is_first_rank=True, is_last_rank=True, world_size=1, rank_in_group=0)
         empty: dict[str, Real] = {
             "get_pp_group": lambda: rank,
             "Sampler": lambda *_, **__: None,
@@ -382,7 +382,7 @@ def interpret_kernels(folder: str, version: str) -> None:
     def once(kernel: Real) -> Real:
         if not done:
             done.append(prepare(kernel))
-        return Told()
+        return NoOp()
 
     interpreter._patch_lang = once
 

@@ -21,9 +21,9 @@ from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
-from cachesim.lab.real.vllm.worker_settings import Start
+from cachesim.lab.real.vllm.worker_settings import ConfigFactory
 from cachesim.lab.real.vllm.worker_store import connector
-from cachesim.lab.real.worker_side import Bag, answer_lines, fitting, own_output, play_groups
+from cachesim.lab.real.worker_side import Stub, answer_lines, fitting, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -39,7 +39,7 @@ class Release:
     def __init__(self, root: str) -> None:
         install(Path(root))
         self.store = connector()
-        self.start = Start()
+        self.start = ConfigFactory()
         self.caches = Caches()
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self.scheduling: Real = importlib.import_module("vllm.v1.core.sched.scheduler")
@@ -96,7 +96,7 @@ class Server(Groups):
             self.release.overlapping if config.get("overlaps") else self.release.scheduler,
             vllm_config=self.settings,
             kv_cache_config=self.caches,
-            structured_output_manager=Bag(
+            structured_output_manager=Stub(
                 should_fill_bitmask=lambda *_, **__: False,
                 should_advance=lambda *_, **__: False,
                 accept_tokens=lambda *_, **__: True,

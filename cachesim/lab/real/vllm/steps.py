@@ -28,7 +28,7 @@ from cachesim.lab.real.vllm.playing import Player
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.real.vllm.workloads import draw, speculative
 from cachesim.lab.real.worker_process import WorkerProcess
-from cachesim.lab.real.worker_side import Bag
+from cachesim.lab.real.worker_side import Stub
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.scenario.format import Scenario
@@ -116,7 +116,7 @@ class Recorder(Runner):
     copies: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pages = Pages(cast("Network", Bag(shapes=())), self.groups)
+        self.pages = Pages(cast("Network", Stub(shapes=())), self.groups)
         self.state_groups = state_groups(self.groups)
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:

@@ -139,7 +139,7 @@ PRETENDED: Final = {
 """Settings outside `VllmConfig`: a server's default, ours, why no result depends on it."""
 
 
-class Start:
+class ConfigFactory:
     """Makes configurations by a release's own code."""
 
     def __init__(self) -> None:

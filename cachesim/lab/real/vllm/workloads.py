@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
-from cachesim.lab.real.prompts import REPLIES, Office, Row, Writer
+from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
 
 KINDS: Final = (
     "full",
@@ -205,7 +205,7 @@ class _Writer(Writer):
 
     def request(self, drafts: int) -> dict[str, Any]:
         """Draw a request, with its reply, its salt, and the numbers of accepted drafts."""
-        rng, wanted = self.rng, self.ask(self.replies)
+        rng, wanted = self.rng, self.next_request(self.replies)
         self.largest = max(self.largest, sum(map(len, self.known[-1])))
         if rng.random() < 0.1:
             wanted["salt"] = rng.choice(("a", "b"))
@@ -230,7 +230,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     config["max_seqs"] = rng.choice((2, 4, 16))
     if rng.random() < 0.1:  # a reply may reach the end
         config["max_len"] = longest + 20
-    steps = _Office(rng, config, kind, longest).steps()
+    steps = _AgentWorkload(rng, config, kind, longest).steps()
     tight = kind in {"pressure", "priority"} or rng.random() < 0.5
     room = smallest(config, longest + max(REPLIES))
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
@@ -238,7 +238,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
 
 
-class _Office(Office):
+class _AgentWorkload(AgentUsers):
     """Workload of one to three users with agents."""
 
     def __init__(self, rng: Random, config: dict[str, Any], kind: str, longest: int) -> None:
