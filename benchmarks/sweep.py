@@ -26,8 +26,7 @@ from rich.table import Table
 from cachesim.cli.workers import cluster, processes
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import Cell, row_of
-from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import Workers, flat, play_cells
+from cachesim.lab.traces.sweep import Workers, flat, open_store, play_cells
 from cachesim.report.sweep import as_csv
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
 from cachesim.cli.options import Page
-from cachesim.cli.outputs import page_at, print_report, write_page
-from cachesim.cli.progress import tracked
+from cachesim.cli.outputs import page_at, print_report, tracked, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import is_dump

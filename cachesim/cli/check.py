@@ -18,8 +18,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
 from cachesim.cli.options import Dask, Jobs, Page, Profiles, Settings
-from cachesim.cli.outputs import page_at, write_page
-from cachesim.cli.progress import progress
+from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted

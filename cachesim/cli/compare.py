@@ -14,8 +14,7 @@ from cachesim.cli.app import announce
 from cachesim.cli.diff import diff
 from cachesim.cli.jobs import changed, setting
 from cachesim.cli.options import AnyFormat, Jobs, Page, Seed, Settings
-from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
-from cachesim.cli.progress import tracked
+from cachesim.cli.outputs import output_at, page_at, print_report, tracked, write, write_page
 from cachesim.cli.replay import WHOLE, TraceFlags, replay
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PLOT, Output

@@ -16,17 +16,14 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
 from cachesim.cli.options import Gguf
-from cachesim.cli.outputs import print_report, write_page
-from cachesim.cli.progress import progress
+from cachesim.cli.outputs import print_report, progress, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.files import Output
-from cachesim.lab.traces.limits import Measured
 from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, play, row_of
+from cachesim.lab.traces.replay import BOUND, Cell, Measured, play, row_of
 from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import play_cells
+from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.lab.traces.verifying import Verified, verified
 from cachesim.model.spec import Sizes
 from cachesim.report.sweep import sweep_report

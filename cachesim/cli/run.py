@@ -19,8 +19,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, jobs_of, setting
 from cachesim.cli.options import AnyFormat, Arithmetic, Jobs, Profiles, Seed, Settings
-from cachesim.cli.outputs import output_at
-from cachesim.cli.progress import progress
+from cachesim.cli.outputs import output_at, progress
 from cachesim.cli.workers import how_many, processes_wanted, workers
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError

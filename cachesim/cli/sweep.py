@@ -10,15 +10,13 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.options import AnyFormat, Dask, Jobs, Page
-from cachesim.cli.outputs import output_at, page_at, print_report, write_page
-from cachesim.cli.progress import progress
+from cachesim.cli.outputs import output_at, page_at, print_report, progress, write_page
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.replay import row_of
-from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import Workers, default_store, flat, play_cells
+from cachesim.lab.traces.sweep import Workers, default_store, flat, open_store, play_cells
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
 

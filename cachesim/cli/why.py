@@ -11,9 +11,16 @@ from cyclopts import Parameter
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
 from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
-from cachesim.cli.outputs import output_at, page_at, print_report, write, write_page
-from cachesim.cli.progress import progress
-from cachesim.cli.tune import on_all_cores, tune_command
+from cachesim.cli.outputs import (
+    output_at,
+    page_at,
+    print_report,
+    progress,
+    tracked,
+    write,
+    write_page,
+)
+from cachesim.cli.workers import workers
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -22,19 +29,31 @@ from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.live import Live, report_of_dump
 from cachesim.lab.logs.other import workload_of
-from cachesim.lab.logs.other_settings import add_other_settings
+from cachesim.lab.logs.other_settings import add_other_settings, swept
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import worst as worst_of
 from cachesim.lab.logs.rerun import request_of
+from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
+from cachesim.lab.logs.tuning import (
+    Trial,
+    TrialResult,
+    Tuned,
+    of_dump,
+    of_log,
+    of_scenario,
+    run_trial,
+    summary,
+)
 from cachesim.lab.logs.whole import Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.reading import line_of
+from cachesim.model.spec import Sizes
 from cachesim.report.consoles import results, show
 from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
-from cachesim.report.why import why_report
+from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
-from cachesim.scenario.shipped import STDIN
+from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:
@@ -238,3 +257,76 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
                 show(results(), request_text(each))
             if not data:
                 time.sleep(POLL_SECONDS)
+
+
+# -- the search for settings -----------------------------------------------------------------------
+
+
+def tune_command(
+    files: Sequence[str],
+    wanted: UserSettings,
+    gguf: Path | None,
+    *,
+    format: str,
+    page: Output | None,
+) -> int:
+    """Play requests with other settings, and recommend those that process the fewest tokens."""
+    tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
+    found = swept(tuned.runs, on_all_cores)
+    source = ", ".join(files)
+    run = tuned.runs[0]
+    result = {
+        "format": 1,
+        "source": source,
+        "requests": tuned.requests,
+        "assumed": list(tuned.assumed),
+        "small_network": tuned.sizes == ASSUMED,
+        "sizes": tuned.sizes,
+        "bytes_say": WHOSE.get(tuned.sizes, ""),
+        "options": dict(run.options),
+    } | summary(found, run)
+    parts = tune_report(result)
+    write_page(page, "cachesim why --tune", parts)
+    print_report(parts, result, format=format)
+    return AS_EXPECTED
+
+
+def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:
+    if len(files) == 1 and _is_scenario(files[0]):
+        ((_, scenario), *rest) = load_all(files)
+        if rest:
+            msg = f"{files[0]}: tune takes one scenario, and these are {len(rest) + 1}"
+            raise InputError(msg)
+        if wanted.model or wanted.window:
+            msg = f"{files[0]}: --model and --window are for logs; a scenario has its own model"
+            raise InputError(msg)
+        return of_scenario(scenario, wanted, sizes)
+    with given(files, example="cachesim why --tune server.log") as inputs:
+        requests = requests_in(inputs)
+        if requests:
+            return of_dump(requests, wanted, sizes)
+        read = read_files([(each.name, each.file) for each in inputs])
+    found = replays_of(read, wanted)
+    replays = [each for each in found if each.settings.is_played]
+    if not replays:
+        engine = found[0].settings.engine
+        msg = f"{', '.join(files)}: a log of {engine} cannot be played with other settings"
+        raise InputError(msg)
+    return of_log(replays, sizes)
+
+
+def _is_scenario(name: str) -> bool:
+    """True for a scenario's file or a shipped name; other files are logs or recordings."""
+    path = Path(name)
+    if name in {"-", STDIN} or path.is_dir():
+        return False
+    return path.suffix == ".toml" or (
+        not path.exists() and name in {each.stem for each in shipped_files()}
+    )
+
+
+def on_all_cores(trials: Sequence[Trial]) -> list[TrialResult]:
+    """Trials played by worker processes, with a progress line."""
+    with workers(len(trials)) as do:
+        done = tracked(do(run_trial, trials), len(trials), "trying", "settings")
+        return [each for each in done if each is not None]

@@ -23,7 +23,7 @@ from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.findings import is_of_interest
 from cachesim.report.picture import held, positions_of, request
-from cachesim.report.ribbon import letters, prompt_parts, scale_of
+from cachesim.report.story import letters, prompt_parts, scale_of
 from cachesim.report.svg import (
     AXIS,
     LINE,

@@ -27,7 +27,7 @@ from cachesim.lab.lessons import (
 )
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import parsed
-from cachesim.lab.lessons.marking import SAME
+from cachesim.lab.lessons.terminal import SAME
 from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
 from cachesim.scenario.shipped import shipped_files

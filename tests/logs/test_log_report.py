@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.logs.known import How
+from cachesim.lab.logs.observed import How
 from cachesim.lab.logs.other_settings import swept
 from cachesim.lab.logs.schema import HOWS, requests_schema, why_schema
 from cachesim.lab.logs.tuning import of_log

@@ -10,10 +10,10 @@ import pytest
 
 from cachesim.lab.logs.lines import lines_of
 from cachesim.lab.logs.other import options_for, play_workload, workload_of
-from cachesim.lab.logs.passes import rebuild
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import settings_of
+from cachesim.lab.logs.whole import rebuild
 
 DATA = Path(__file__).parent / "data"
 KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]

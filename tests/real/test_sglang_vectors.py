@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.vectors.schedulers import mismatch
+from cachesim.lab.real.vectors.replay import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 6

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.prompts import read_row, spell
-from cachesim.lab.real.vectors.schedulers import mismatch
+from cachesim.lab.real.vectors.replay import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 5

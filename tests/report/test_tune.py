@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
-from cachesim.report.tune import tune_report
+from cachesim.report.why import tune_report
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from cachesim.play import run
 from cachesim.play.result import Run
 from cachesim.play.runner import culprit
 from cachesim.play.statements import because, side_by_side
-from cachesim.report.ribbon import prompt_parts
+from cachesim.report.story import prompt_parts
 from cachesim.scenario import full_profile, load, scenario_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.units import Pos, Token, as_tokens

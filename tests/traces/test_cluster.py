@@ -15,8 +15,7 @@ from cachesim.cli.main import main
 from cachesim.cli.workers import NO_DASHBOARD, cluster
 from cachesim.errors import InputError
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import play_cells
+from cachesim.lab.traces.sweep import open_store, play_cells
 from tests.traces.test_sweep import SMALL, alone
 
 distributed = pytest.importorskip("distributed", reason="the extra cachesim[dask] is not installed")

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.traces.reading import Clock, open_trace
+from cachesim.lab.traces.reading import Clock, TraceError, open_trace
 from cachesim.lab.traces.replay import Cell, play, row_of
-from cachesim.lab.traces.request import TraceError
 from cachesim.lab.traces.source import UNIT, Source, made_requests
 from cachesim.report.sweep import title_of
 

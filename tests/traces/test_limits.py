@@ -12,9 +12,8 @@ from cachesim.cli.main import main
 from cachesim.engines.held import sizes_of
 from cachesim.errors import InputError
 from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.traces.limits import Measured, limits_of
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, play, row_of
+from cachesim.lab.traces.replay import Cell, Measured, limits_of, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import flat, sweep
 from cachesim.model.presets import preset

@@ -9,8 +9,7 @@ from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.store import open_store
-from cachesim.lab.traces.sweep import play_cells
+from cachesim.lab.traces.sweep import open_store, play_cells
 from tests.traces.test_sweep import Here
 
 Capture = pytest.CaptureFixture[str]

@@ -21,8 +21,7 @@ from cachesim.lab.traces import sweep as sweeping
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import Cell, play, row_of, scaled
 from cachesim.lab.traces.source import Source, made_requests
-from cachesim.lab.traces.store import key_of, open_store
-from cachesim.lab.traces.sweep import attempt, flat, play_cells
+from cachesim.lab.traces.sweep import attempt, flat, key_of, open_store, play_cells
 from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report

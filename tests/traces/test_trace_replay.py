@@ -9,9 +9,8 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
-from cachesim.lab.traces.reading import open_trace
+from cachesim.lab.traces.reading import TraceError, TraceRequest, open_trace
 from cachesim.lab.traces.replay import Cell, play, scaled
-from cachesim.lab.traces.request import TraceError, TraceRequest
 from cachesim.lab.traces.source import Source
 from cachesim.play.session import Session
 from cachesim.testing.search import workloads

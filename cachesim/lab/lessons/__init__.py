@@ -12,8 +12,8 @@ from cachesim.lab.lessons.execution import (
     execute,
 )
 from cachesim.lab.lessons.lesson import Lesson, lesson, lessons
-from cachesim.lab.lessons.marking import Mark, is_right, mark, questions
 from cachesim.lab.lessons.page import page
+from cachesim.lab.lessons.terminal import Mark, is_right, mark, questions
 
 __all__ = [
     "ExecutedExercise",

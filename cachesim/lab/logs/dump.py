@@ -19,8 +19,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
-from cachesim.lab.logs.dialects import usage_of
-from cachesim.lab.logs.segments import Segment, segments_of, whole
+from cachesim.lab.logs.segments import Segment, segments_of, usage_of, whole
 from cachesim.lab.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
 

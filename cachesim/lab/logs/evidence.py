@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Final
 
-from cachesim.lab.logs.known import UNKNOWN, Known, bounded, computed, printed
-from cachesim.lab.logs.observed import Observed
+from cachesim.lab.logs.observed import UNKNOWN, Known, Observed, bounded, computed, printed
 from cachesim.lab.logs.settings import prompt_length
 
 HALF_STEP: Final = 0.0005

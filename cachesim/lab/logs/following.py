@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from cachesim.lab.logs.lines import Tally, lines_of
 from cachesim.lab.logs.observed import ServerLog
-from cachesim.lab.logs.passes import as_printed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import Rebuilder
 from cachesim.lab.logs.replay import Hints, Rebuilt
 from cachesim.lab.logs.report import States, request_entry
 from cachesim.lab.logs.settings import Settings, settings_of
-from cachesim.lab.logs.whole import UserSettings
+from cachesim.lab.logs.whole import UserSettings, as_printed
 
 LONGEST_REST: Final = 1 << 20
 """Most bytes of an unfinished line."""

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.dump import Recorded
-from cachesim.lab.logs.known import How
+from cachesim.lab.logs.observed import How
 
 Anchor: TypeAlias = tuple[int, int]
 """Character counts, and their tokens."""

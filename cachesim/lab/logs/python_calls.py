@@ -10,8 +10,7 @@ llama_perf_context_print:       total time = 9.48 ms / 8 tokens      the call's 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from cachesim.lab.logs.known import UNKNOWN, bounded, computed, printed
-from cachesim.lab.logs.observed import Observed, ServerLog
+from cachesim.lab.logs.observed import UNKNOWN, Observed, ServerLog, bounded, computed, printed
 
 Fields: TypeAlias = Mapping[str, str]
 

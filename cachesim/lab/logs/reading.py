@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from cachesim.lab.logs.lines import Line
+from cachesim.lab.logs.lines import Line, style_in
 from cachesim.lab.logs.messages import Fields, message_of
 from cachesim.lab.logs.observed import (
     LLAMA,
@@ -26,7 +26,6 @@ from cachesim.lab.logs.observed import (
     SlotChoice,
 )
 from cachesim.lab.logs.python_calls import Calls
-from cachesim.lab.logs.styles import style_in
 
 RESTART: Final = frozenset({"build", "loading"})
 """Facts that occur once in a run of a server."""

@@ -26,8 +26,8 @@ from cachesim.lab.logs.evidence import (
     share_done,
     with_length_from_ratios,
 )
-from cachesim.lab.logs.known import Known, bounded, computed
-from cachesim.lab.logs.observed import LogEvent, Observed, ServerLog
+from cachesim.lab.logs.lines import prints_checkpoints, prints_depth
+from cachesim.lab.logs.observed import Known, LogEvent, Observed, ServerLog, bounded, computed
 from cachesim.lab.logs.player import Player, ReplayRequest
 from cachesim.lab.logs.replay import (
     BEFORE,
@@ -42,7 +42,6 @@ from cachesim.lab.logs.replay import (
     text_of,
 )
 from cachesim.lab.logs.settings import Settings
-from cachesim.lab.logs.styles import prints_checkpoints, prints_depth
 
 
 def note_prefixes(

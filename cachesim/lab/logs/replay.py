@@ -5,8 +5,7 @@ from typing import Final
 
 from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.evidence import Lengths
-from cachesim.lab.logs.known import UNKNOWN, Known
-from cachesim.lab.logs.observed import Observed, ServerLog
+from cachesim.lab.logs.observed import UNKNOWN, Known, Observed, ServerLog
 from cachesim.lab.logs.player import FAILED, Replayed, ReplayRequest
 from cachesim.lab.logs.settings import Settings
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
 from cachesim.lab.logs.evidence import Lengths
-from cachesim.lab.logs.known import Known, computed
-from cachesim.lab.logs.observed import IK, MLX, PYTHON, Observed
+from cachesim.lab.logs.observed import IK, MLX, PYTHON, Known, Observed, computed
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Rebuilt, Replay
 from cachesim.lab.logs.sizes import WHOSE, how_known

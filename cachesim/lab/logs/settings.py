@@ -11,10 +11,9 @@ from cachesim.engines.family import Family, family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
-from cachesim.lab.logs.known import How
-from cachesim.lab.logs.observed import PYTHON, ServerLog
+from cachesim.lab.logs.lines import JUNE, MAY, STYLES
+from cachesim.lab.logs.observed import PYTHON, How, ServerLog
 from cachesim.lab.logs.sizes import sizes_of
-from cachesim.lab.logs.styles import JUNE, MAY, STYLES
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.lab.logs.dialects import is_last, texts_of, usage_of
+from cachesim.lab.logs.segments import is_last, texts_of, usage_of
 from cachesim.typed import mapping
 
 MOST_REPLY: Final = 8 << 20

@@ -6,6 +6,7 @@ The thread is given the processor for a moment at a time, so that answers that a
 wait long for it; where it falls behind, clients wait after their answers, never before them.
 """
 
+import hashlib
 import json
 import secrets
 import threading
@@ -17,17 +18,74 @@ from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any, Final
 
-from cachesim.lab.logs.dialects import is_lm_studio, messages_of
 from cachesim.lab.logs.dump import LONGEST_REQUEST, Recorded, acted, recorded_from
 from cachesim.lab.logs.live import Live
-from cachesim.lab.logs.segments import PLACES, Segment, segments_of
+from cachesim.lab.logs.segments import (
+    BLOCK,
+    PLACES,
+    Segment,
+    is_lm_studio,
+    messages_of,
+    segments_of,
+)
 from cachesim.lab.logs.slot_actions import SlotAction
 from cachesim.lab.record.answer import MOVED, ZLIB_OR_GZIP, AnswerFields
 from cachesim.lab.record.exchange import Exchange
 from cachesim.lab.record.file import RecordFile
-from cachesim.lab.record.hashing import Hasher
 from cachesim.lab.record.tokenizer import ServerTokenizer, Tokens
 from cachesim.typed import mapping
+
+# -- hashes of texts -------------------------------------------------------------------------------
+
+#     text      [ 64 characters ][ 64 characters ][ the rest ]
+#     hashes     h1 = H(key, "", 1st)  h2 = H(key, h1, 2nd)  h3 = H(key, h2, rest)
+#
+# The key is drawn when the recorder starts, is never written, and goes with it: nobody can try out
+# texts against the hashes afterwards. Each hash depends on all text of its part before it.
+
+DIGEST: Final = 6
+"""Bytes of a hash, large enough against collisions of a million million texts."""
+
+MOST_KNOWN: Final = 64 << 20
+"""Most characters of parts with cached hashes, as clients repeat them."""
+
+
+class Hasher:
+    """Hasher of prompt parts with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._size = 0
+
+    def hashed(self, segment: Segment) -> Segment:
+        """A part of a prompt without its text."""
+        text = segment.text
+        known = self._known.get(text)
+        if known is None:
+            if self._size + len(text) > MOST_KNOWN:
+                self._known.clear()
+                self._size = 0
+            known = self._known[text] = self._computed(text)
+            self._size += len(text)
+        return replace(segment, text="", hashes=known, characters=len(text))
+
+    def name(self, text: str) -> str:
+        """Pseudonym of a name, constant for one key."""
+        return self._computed(text)[-1] if text else ""
+
+    def _computed(self, text: str) -> tuple[str, ...]:
+        found = []
+        before = b""
+        for at in range(0, len(text), BLOCK):
+            block = text[at : at + BLOCK].encode("utf-8", "surrogatepass")
+            before = hashlib.blake2b(before + block, key=self._key, digest_size=DIGEST).digest()
+            found.append(before.hex())
+        return tuple(found)
+
+
+# -- a session -------------------------------------------------------------------------------------
+
 
 SAMPLING: Final = (
     "cache_prompt", "id_slot", "n", "n_cmpl", "n_predict", "max_tokens", "max_completion_tokens",

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachesim.errors import InputError
-from cachesim.lab.traces.limits import Measured
-from cachesim.lab.traces.replay import BOUND, Cell
+from cachesim.lab.traces.replay import BOUND, Cell, Measured
 from cachesim.lab.traces.source import Source
 from cachesim.model.spec import Sizes
 from cachesim.typed import Json

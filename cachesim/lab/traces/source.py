@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
-from cachesim.lab.traces.reading import Clock, open_trace
-from cachesim.lab.traces.request import TraceError, TraceRequest
+from cachesim.lab.traces.reading import Clock, TraceError, TraceRequest, open_trace
 
 UNIT: Final = 512
 

@@ -18,14 +18,13 @@ from time import sleep
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.logs.alternatives import cached_over, workloads_of
-from cachesim.lab.logs.lines import lines_of
+from cachesim.lab.logs.lines import BY_NAME, lines_of, prints_checkpoints
 from cachesim.lab.logs.other import default_step, options_for, play_workload
-from cachesim.lab.logs.passes import rebuild
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import settings_of
-from cachesim.lab.logs.styles import BY_NAME, prints_checkpoints
+from cachesim.lab.logs.what_if import cached_over, workloads_of
+from cachesim.lab.logs.whole import rebuild
 from cachesim.lab.real.llama_cpp.compare import SideBySide
 from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
 from cachesim.lab.real.llama_cpp.server import RealServer
