@@ -178,7 +178,9 @@ def _differ(one: Step, other: Step) -> bool:
 def _first_difference(one: Run, other: Run) -> FirstDifference | None:
     """The first event, routine ones left out, that differs between the profiles."""
     for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
-        left, right = (_decisions(each) for each in (ours, theirs))
+        left, right = (
+            [each for each in step.events if each.loudness() != "quiet"] for step in (ours, theirs)
+        )
         keys = [_key(each) for each in left], [_key(each) for each in right]
         matcher = SequenceMatcher(None, *keys, autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -186,10 +188,6 @@ def _first_difference(one: Run, other: Run) -> FirstDifference | None:
                 sides = (left[i1] if i1 < i2 else None, right[j1] if j1 < j2 else None)
                 return FirstDifference(index, sides)
     return None
-
-
-def _decisions(step: Step) -> list[Event]:
-    return [each for each in step.events if each.loudness() != "quiet"]
 
 
 def _key(event: Event) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.held import BlockHeld
@@ -505,7 +506,7 @@ def _state(texts: Texts, each: CheckpointState) -> tuple[Bar, ...]:
 def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     """Conversations in order of their tokens, so that shared beginnings stand below each other."""
     before: tuple[int, ...] = ()
-    spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=_by_tokens)
+    spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=itemgetter(0))
     for ids, entry in spelled[:MOST_ENTRIES]:
         same = get_common_prefix(ids, before)
         bars, start = [], 0
@@ -529,10 +530,6 @@ def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
         before = ids
     if len(entries) > MOST_ENTRIES:
         yield Row(kind="entry", label=f"{len(entries) - MOST_ENTRIES} more entries", bars=())
-
-
-def _by_tokens(each: tuple[tuple[int, ...], Entry]) -> tuple[int, ...]:
-    return each[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

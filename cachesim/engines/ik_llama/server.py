@@ -564,7 +564,8 @@ class IkLlama(Engine):
                 self.finish(slot, "server_error", message)
 
     def _handle(self, view: list[BatchToken], first: int, decoded: Decoded) -> None:
-        self.speculation.feed(view, decoded, reading=self._reading())
+        reading = any(slot.prefilling or slot.n_decoded == 0 for slot in self.slots)
+        self.speculation.feed(view, decoded, reading=reading)
         for slot in self.slots:
             if slot.prefilling:
                 self.checkpointing.after_prefill(slot)
@@ -580,9 +581,6 @@ class IkLlama(Engine):
             else:
                 slot.i_batch = -1
                 self._sample(slot, decoded.logits[at])
-
-    def _reading(self) -> bool:
-        return any(slot.prefilling or slot.n_decoded == 0 for slot in self.slots)
 
     # -- sample ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ a leaf goes with all its parts. A leaf may stay without a state.
 """
 
 import heapq
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from math import inf
 
@@ -71,7 +71,9 @@ class UnifiedTreeCore(Tree):
         """Update the sets of evictable leaves. Follows `_update_evictable_leaf_sets`."""
         if self.host is not None:
             self.host.update_leaf(node)
-            taken = node.value is None or any(each.value is not None for each in _below(node))
+            taken = node.value is None or any(
+                each.value is not None for each in node.children.values()
+            )
         else:
             taken = bool(node.children)
         if taken or node is self.root or node.locks[FULL] or node.locks[PART] or node.locks[STATE]:
@@ -389,10 +391,6 @@ class UnifiedTreeCore(Tree):
             self._gave_up(STATE, node)
             self.update_leaf(node)
             excess -= 1
-
-
-def _below(node: Node) -> Collection[Node]:
-    return node.children.values()
 
 
 class Insertion:

@@ -49,9 +49,10 @@ def mark(lesson: ExecutedLesson, given: Sequence[str]) -> tuple[Mark, ...]:
     """Assign the answers to the exercises, in order."""
     most = questions(lesson)
     if len(given) > most:
+        titles = "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
         msg = (
             f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
-            f"its questions are: {_listed(lesson)}"
+            f"its questions are: {titles}"
         )
         raise InputError(msg)
     return tuple(_marks(lesson, tuple(given)))
@@ -62,10 +63,6 @@ def _marks(lesson: ExecutedLesson, given: tuple[str, ...]) -> Iterator[Mark]:
         count = len(exercise.answers)
         yield Mark(exercise=exercise, given=given[:count])
         given = given[count:]
-
-
-def _listed(lesson: ExecutedLesson) -> str:
-    return "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
 
 
 def is_right(given: str, answer: str) -> bool:

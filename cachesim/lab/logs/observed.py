@@ -77,7 +77,6 @@ class Search:
     found_sim: str | None = None
     compared: list[Compared] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)  # tokens of each, afterwards
-    happened: bool = False
 
 
 @dataclass(slots=True)
@@ -134,7 +133,6 @@ class Observed:
     notes: list[str] = field(default_factory=list)
     stale: str | None = None
     launched_at: float | None = None
-    released_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

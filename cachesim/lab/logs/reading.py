@@ -362,7 +362,7 @@ class Reader:
         if handler is not None:
             handler(self.server, request, fields)
         if name == "released":
-            request.ended, request.released_at = True, line.seconds
+            request.ended = True
             if request.generated is None and not request.too_long:
                 request.cancelled = True
                 if self.server.engine != LLAMA:
@@ -429,14 +429,13 @@ class Reader:
         self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
         search = self._searching()
         if search is not None:
-            search.saved, search.happened = int(fields["n_tokens"]), True
+            search.saved = int(fields["n_tokens"])
 
     def on_search(self, line: Line, fields: Fields) -> None:
         """A search begins; the slot's own ratios are the threshold."""
         del line
         self._idle = False
         self._search.keep, self._search.sim = fields["keep"], fields["sim"]
-        self._search.happened = True
 
     def on_found_in_slot(self, line: Line, fields: Fields) -> None:
         """ik_llama.cpp: the slot's common prefix with its prompt, before the launch line."""
@@ -494,7 +493,7 @@ class Reader:
         self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
         search = self._searching()
         if search is not None:
-            search.entries, search.happened = [], True
+            search.entries = []
 
     def on_entry(self, line: Line, fields: Fields) -> None:
         """A parked conversation."""

@@ -307,16 +307,12 @@ def _unified(log: ServerLog, slots: int) -> Setting:
 def _context(log: ServerLog, slots: int, *, unified: bool) -> Setting:
     facts = log.facts
     for name in ("n_ctx", "cache-limit-tokens"):
-        if name in facts and int(facts[name]) > 0 and not (name != "n_ctx" and _by_bytes(log)):
+        if name in facts and int(facts[name]) > 0:
             return Setting(int(facts[name]), "printed")
     if "n_ctx_slot" in facts:
         return Setting(int(facts["n_ctx_slot"]) * (1 if unified else max(1, slots)), "computed")
     longest = max(((r.held_after or 0) + (r.n_tokens or 0) for r in log.requests), default=0)
     return Setting(max(131_072, longest) * max(1, slots), "assumed")
-
-
-def _by_bytes(log: ServerLog) -> bool:
-    return "cache-limit-tokens" not in log.facts
 
 
 def _batches(log: ServerLog) -> dict[str, Setting]:

@@ -18,7 +18,6 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.held import sizes_of
-from cachesim.engines.option import Option
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError, SpecError, UpstreamAbort
@@ -111,13 +110,10 @@ def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
     for each in family.table():
         value = getattr(read, each.name)
         applies = not each.needs or getattr(read, each.needs)
-        if _limits(each) and applies and value is not None and value > 0:
+        limits_bytes = each.kind == "size" or each.unit in BYTES
+        if limits_bytes and applies and value is not None and value > 0:
             found[each.name] = round(value * BYTES.get(each.unit, 1))
     return found
-
-
-def _limits(option: Option) -> bool:
-    return option.kind == "size" or option.unit in BYTES
 
 
 def bytes_of(

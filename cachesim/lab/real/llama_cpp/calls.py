@@ -54,7 +54,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
     endpoint = first.options.get("endpoint", "completion")
     if endpoint in {"embedding", "rerank"}:
         return _embedding(group, endpoint)
-    prompts = [_prompt_of(step) for step in group]
+    prompts = [text_of(step.ids) if step.options.get(AS_TEXT) else list(step.ids) for step in group]
     body: JsonObject = {
         **GREEDY,
         "n_predict": first.predict,
@@ -126,10 +126,6 @@ def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
 def _grammar_of(reply: Sequence[int]) -> str:
     """A grammar that allows these tokens and no others; log probabilities ignore it."""
     return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
-
-
-def _prompt_of(step: Step) -> list[int] | str:
-    return text_of(step.ids) if step.options.get(AS_TEXT) else list(step.ids)
 
 
 def _patience(step: Step) -> JsonObject:

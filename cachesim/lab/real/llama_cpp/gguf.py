@@ -201,7 +201,10 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
         "feed_forward_length": u32(spec.mlp_width),
         "attention.layer_norm_rms_epsilon": f32(spec.norm_epsilon),
     }
-    keys |= _attention_keys(spec) if family != "mamba2" else _heads_of_states(spec)
+    if family == "mamba2":  # older releases read heads here, newer ones as the time step's rank
+        keys["attention.head_count"] = u32(spec.state_heads)
+    else:
+        keys |= _attention_keys(spec)
     if set(spec.layers) & {"ssm", "delta"}:
         keys |= _state_keys(spec)
     match family:
@@ -232,11 +235,6 @@ def _attention_keys(spec: ModelSpec) -> Keys:
         "rope.dimension_count": u32(spec.head_size),
         "rope.freq_base": f32(spec.rope_base),
     }
-
-
-def _heads_of_states(spec: ModelSpec) -> Keys:
-    """Mamba-2: older releases read the number of heads here, newer ones as the time step's rank."""
-    return {"attention.head_count": u32(spec.state_heads)}
 
 
 def _state_keys(spec: ModelSpec) -> Keys:
