@@ -60,6 +60,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(skips_recurrent=True),
     ),
     Patch(
+        name="released-refusals",
+        about="a slot that refuses a prompt is released; before, it prefilled the prompt from 0",
+        fits=ALL,
+        lay=laying(releases_refused=True),
+        cures="a refused prompt is prefilled, and the checkpoints of the one before stay",
+    ),
+    Patch(
         name="2105",
         pull=2105,
         about="a floor for prompt cache loads; tolerant match only; last-token rule first",

@@ -25,6 +25,9 @@ class Rules:
     tolerant_only: bool = False  # #2105: no exact match beside the tolerant one
     minus_one_first: bool = False  # #2105: the last-token rule runs before checkpoints are applied
 
+    # refusals
+    releases_refused: bool = False  # a slot that refuses a prompt too long is released
+
     # context shift
     shift_always_drops_tokens: bool = False  # #2459: without cache_prompt too
 

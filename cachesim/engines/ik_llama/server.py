@@ -465,7 +465,11 @@ class IkLlama(Engine):
             if self._shifts:
                 self._truncate(slot)
             else:
-                slot.prepared = True  # the slot is not released: its prefill continues (an oddity)
+                # Trap: the slot is not released. Its prefill continues from position 0, without
+                # `apply_checkpoint`: checkpoints of the former prompt stay.
+                slot.prepared = True
+                if self.rules.releases_refused:
+                    slot.state = State.PROCESSING
                 message = "the request exceeds the available context size"
                 self.finish(slot, "exceed_context_size_error", message)
                 slot.n_past = slot.n_past_prompt = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines import Reply
+from cachesim.engines import Reply, Request
 from cachesim.errors import OptionError
 from cachesim.lab.real.vectors.servers import mismatch, play
 from cachesim.model.build import build
@@ -110,3 +110,19 @@ def test_whatever_happens_to_the_companion_a_hybrid_answers_cold(
 
 def test_the_networks_hold_every_token_of_these_stories() -> None:
     assert BIG == build(preset("dense", vocabulary=BIG), "ring").spec.vocabulary
+
+
+@pytest.mark.parametrize(("patch", "right"), [("", False), ("+released-refusals", True)])
+@pytest.mark.parametrize("release", ["d2da6da05", "8337e4cd3"])
+def test_a_prompt_after_a_refused_one_resumes_from_no_older_checkpoint(
+    release: str, patch: str, right: bool
+) -> None:
+    """A slot that refuses a prompt prefills it all the same, and erases no checkpoint."""
+    server = Played("hybrid", f"ik_llama.cpp@{release}{patch}", ctx_size=256, ctx_checkpoints=4)
+    server.full(a[:80], run_of(4000, 2))
+    server.server.submit(Request(prompt=a[:300], reply=run_of(4000, 2)))
+    server.server.run()
+
+    answer = server.full(a[:100] + run_of(25_000, 20), run_of(4000, 2))
+
+    assert right == is_cold(server, answer)
