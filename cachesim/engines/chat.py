@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
@@ -192,6 +192,28 @@ FIRST_WORD: Final = Token(265)
 THINK_MARKS: Final = (Token(510), Token(511))
 
 
+# Every server and every drawn message has a tokenizer: what they share is made once.
+
+
+@lru_cache(maxsize=16)
+def _texts(words: tuple[tuple[int, str], ...], *, thinks: bool) -> dict[Token, str]:
+    marks = (TURN_START, TURN_END, "system", "user", "assistant", "\n")
+    texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
+    texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
+    texts |= {Token(index): f"[{index}]" for index in range(FIRST_WORD, VOCABULARY)}
+    texts |= {Token(index): text for index, text in words}
+    if thinks:
+        texts |= dict(zip(THINK_MARKS, (THINK_START, THINK_END), strict=True))
+    return texts
+
+
+@lru_cache(maxsize=16)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """The pattern of these texts, longest first."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+
 class ByteTokenizer:
     """Tokenizer of the 512 tokens, with one chat template."""
 
@@ -222,14 +244,7 @@ class ByteTokenizer:
     @cached_property
     def texts(self) -> dict[Token, str]:
         """The texts of all tokens except bytes."""
-        marks = (TURN_START, TURN_END, "system", "user", "assistant", "\n")
-        texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
-        texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
-        texts |= {Token(index): f"[{index}]" for index in range(FIRST_WORD, VOCABULARY)}
-        texts |= {Token(index): text for index, text in self.words.items()}
-        if self.template.thinks:
-            texts |= dict(zip(THINK_MARKS, (THINK_START, THINK_END), strict=True))
-        return texts
+        return _texts(tuple(self.words.items()), thinks=self.template.thinks)
 
     @cached_property
     def _tokens(self) -> dict[str, Token]:
@@ -237,8 +252,7 @@ class ByteTokenizer:
 
     @cached_property
     def _word(self) -> re.Pattern[str]:
-        longest_first = sorted(self._tokens, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        return _any_of(tuple(self._tokens))
 
     def encode(self, text: str) -> Tokens:
         """Tokenize a text: longest special texts first, bytes for the rest."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.base import Message
-from cachesim.engines.chat import TEMPLATES, VOCABULARY, ByteTokenizer, ChatTokenizer
+from cachesim.engines.chat import TEMPLATES, THINK_MARKS, VOCABULARY, ByteTokenizer, ChatTokenizer
 from cachesim.errors import TemplateError, TokenError
 from cachesim.units import Token
 
@@ -20,6 +20,16 @@ def test_it_is_a_chat_tokenizer() -> None:
     tokenizer: ChatTokenizer = ByteTokenizer()
 
     assert tokenizer.think_start is None
+
+
+def test_words_and_marks_of_one_tokenizer_are_unknown_to_another() -> None:
+    word, mark = Token(265), THINK_MARKS[0]
+    reasons = next(name for name, each in sorted(TEMPLATES.items()) if each.thinks)
+    plain, named = ByteTokenizer(), ByteTokenizer(words={word: "alice"})
+
+    assert ("[265]", "alice") == (plain.decode([word]), named.decode([word]))
+    assert (word,) == named.encode("alice") != plain.encode("alice")
+    assert ("[510]", "<think>") == (plain.decode([mark]), ByteTokenizer(reasons).decode([mark]))
 
 
 @given(text=st.text(), template=templates)
