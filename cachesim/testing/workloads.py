@@ -307,7 +307,8 @@ def draw_workload(
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     if shape.incidents and draws.integer(0, 1):
         kind = draws.one_of(("long reply", *(shape.kinds or family.incidents)))
-        steps = _with_incident(draws, steps, kind, slots, family)
+        room = options.get("ctx_size", 0) // slots
+        steps = _with_incident(draws, steps, kind, slots, family, room=room)
     elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
         steps = _with_incident(draws, steps, "cancel", slots, family)
     if shape.alike:
@@ -350,9 +351,18 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
 
 
 def _with_incident(
-    draws: Draws, steps: Sequence[Step], kind: str, slots: int, family: Family[Any, Any]
+    draws: Draws,
+    steps: Sequence[Step],
+    kind: str,
+    slots: int,
+    family: Family[Any, Any],
+    *,
+    room: int = 0,
 ) -> list[Step]:
-    """The steps with an incident: a save, a restart, a cancel or the like."""
+    """The steps with an incident: a save, a restart, a cancel or the like.
+
+    In a small context (`room` tokens for a slot) a long reply ends at its end, give or take one.
+    """
     at = draws.integer(0, len(steps) - 1)
     step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
     here = [step]
@@ -360,7 +370,12 @@ def _with_incident(
         return list(steps)
     if kind == "long reply":
         more = draws.tokens(draws.integer(10, MOST_MORE), FIRST_WORD, LAST_WORD)
-        here = [replace(step, reply=step.reply + more)]
+        reply = step.reply + more
+        missing = room + draws.integer(-1, 1) - len(step.ids) - len(reply) if room else 0
+        if missing > 0 and step.ids:  # a longer prompt costs less time than a longer reply
+            words = draws.tokens(missing, FIRST_WORD, LAST_WORD)
+            step = replace(step, prompt=step.ids + words)
+        here = [replace(step, reply=reply)]
     elif kind == "cancel":
         here += [Step(name="gone", do="cancel", of=step.name, turns=draws.integer(1, 4))]
     elif kind == "slot file":

@@ -121,6 +121,15 @@ def test_what_users_do_besides_asking_is_drawn_and_can_be_played() -> None:
     assert survey(WINDOWS, "dense", examples=12, shape=Shape(incidents=True)).counts == {}
 
 
+def test_some_replies_end_at_the_end_of_a_small_context_or_one_token_off() -> None:
+    shape = Shape(incidents=True, fixed={"ctx_size": 256, "parallel": 1})
+    drawn = islice(workloads(WINDOWS, "dense", shape=shape), 300)
+
+    lengths = {len(step.ids) + len(step.reply or ()) for each in drawn for step in each.step}
+
+    assert {255, 256, 257} <= lengths
+
+
 def test_a_cancel_goes_with_the_request_that_it_ends() -> None:
     drawn = next(workloads(WINDOWS, "dense"))
     asked = drawn.step[0]
