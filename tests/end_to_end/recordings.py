@@ -101,7 +101,7 @@ class Through:
         self.address = address
         self.lost = False
 
-    def ask(self, _group: Sequence[Any]) -> tuple[Any, ...]:
+    def send(self, _group: Sequence[Any]) -> tuple[Any, ...]:
         """Actions on the server itself do not go through the recorder."""
         return ()
 
