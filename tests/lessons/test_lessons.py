@@ -5,6 +5,8 @@ import base64
 import io
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -26,8 +28,8 @@ from cachesim.lab.lessons import (
     terminal,
 )
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
+from cachesim.lab.lessons.execution import SAME
 from cachesim.lab.lessons.lesson import parsed
-from cachesim.lab.lessons.terminal import SAME
 from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
 from cachesim.scenario.shipped import shipped_files
@@ -342,3 +344,14 @@ RULE: Final = re.compile(
 def test_lessons_show_a_servers_rule_as_its_event_says_it(one: Lesson) -> None:
     written = [text for text in sentences(one) if RULE.search(text)]
     assert written == []
+
+
+def test_a_lesson_on_its_page_needs_no_package_of_the_terminal() -> None:
+    """The browser has numpy and no Rich."""
+    code = (
+        "import sys; sys.modules['rich'] = None\n"
+        "import cachesim.lab.lessons.drawing, cachesim.lab.lessons.kit\n"
+        "import cachesim.lab.lessons.server_log\n"
+    )
+
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode

@@ -8,12 +8,15 @@ from cachesim.lab.lessons.execution import (
     ExecutedExercise,
     ExecutedLesson,
     ExecutedPart,
+    Mark,
     Question,
     execute,
+    is_right,
+    mark,
+    questions,
 )
 from cachesim.lab.lessons.lesson import Lesson, lesson, lessons
 from cachesim.lab.lessons.page import page
-from cachesim.lab.lessons.terminal import Mark, is_right, mark, questions
 
 __all__ = [
     "ExecutedExercise",

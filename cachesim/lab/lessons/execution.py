@@ -2,12 +2,13 @@
 
 import io
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
 from cachesim.lab.lessons.lesson import Exercise, Lesson, Part
 
@@ -141,3 +142,63 @@ def _execute(lesson: Lesson, part: Part, names: dict[str, Any]) -> ExecutedPart:
         return str(eval(slot[1].strip(), names))
 
     return ExecutedPart(source=part, text=_SLOT.sub(filled, part.text))
+
+
+# -- the check of an exercise ----------------------------------------------------------------------
+
+SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
+"""Synonyms of an answer; `docs/static/lessons.js` has the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A marked exercise; `given` may be shorter than the answers."""
+
+    exercise: ExecutedExercise
+    given: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """True if every answer was given and is right."""
+        return tuple(map(_plain, self.given)) == tuple(map(_plain, self.exercise.answers))
+
+    @property
+    def is_open(self) -> bool:
+        """True if no answer was given."""
+        return not self.given
+
+
+def questions(lesson: ExecutedLesson) -> int:
+    """Number of answers of a lesson."""
+    return sum(len(each.answers) for each in lesson.exercises)
+
+
+def mark(lesson: ExecutedLesson, given: Sequence[str]) -> tuple[Mark, ...]:
+    """Assign the answers to the exercises, in order."""
+    most = questions(lesson)
+    if len(given) > most:
+        titles = "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
+        msg = (
+            f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
+            f"its questions are: {titles}"
+        )
+        raise InputError(msg)
+    return tuple(_marks(lesson, tuple(given)))
+
+
+def _marks(lesson: ExecutedLesson, given: tuple[str, ...]) -> Iterator[Mark]:
+    for exercise in lesson.exercises:
+        count = len(exercise.answers)
+        yield Mark(exercise=exercise, given=given[:count])
+        given = given[count:]
+
+
+def is_right(given: str, answer: str) -> bool:
+    """True if an answer equals the run's result."""
+    return _plain(given) == _plain(answer)
+
+
+def _plain(word: str) -> str:
+    """Normalised answer: `Yes,`, `y` and `True` are `yes`, and `007` is `7`."""
+    word = word.strip().strip("`'\",;.").lower()
+    return str(int(word)) if word.lstrip("-").isdecimal() else SAME.get(word, word)
