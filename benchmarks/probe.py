@@ -61,6 +61,7 @@ class Cell:
     slots: int = 1
     flags: str = ""
     weights: str = ""  # Q8_0, Q4_K; else of 32 bits
+    chat: bool = False
 
     def command(self, folder: Path) -> str:
         """The command that starts the server."""
@@ -94,7 +95,7 @@ class Row:
     requests: int
     seconds: float
     compared: int
-    reused: int
+    reused: int | None
     suspicions: int
     limit: float
     left: dict[str, int]  # simulated servers left, by requests
@@ -108,7 +109,7 @@ def started(cell: Cell, limits: Limits) -> Iterator[tuple[Target, Meter]]:
     """A server of this cell."""
     with tempfile.TemporaryDirectory() as folder:
         meter = Meter(limits)
-        target = Target(meter, "", start=cell.command(Path(folder)))
+        target = Target(meter, "", start=cell.command(Path(folder)), chat=cell.chat)
         try:
             yield target, meter
         finally:
@@ -165,7 +166,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{cell['engine']} {cell['release']}",
             f"{cell['model']} {cell['weights']}".strip(),
             str(cell["slots"]),
-            cell["flags"],
+            cell["flags"] + " chat" * cell.get("chat", False),
             str(len(runs)),
             str(len(wrong)),
             *(_spread([run["found"][part] for run in wrong]) for part in (0, 1)),
@@ -261,6 +262,7 @@ def main(words: Sequence[str]) -> None:
     for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():
         asked.add_argument(f"--{name}", type=type(value), default=value)
     asked.add_argument("--no-repeats", action="store_true")
+    asked.add_argument("--chat", action="store_const", const=[True])
     given = asked.parse_args(words)
     if given.what == "profiles":
         for slots in given.slots or [1]:

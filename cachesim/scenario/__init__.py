@@ -1,4 +1,4 @@
-"""Scenario files in: loading, spans, what they may hold."""
+"""Scenario files: format, checks, spans."""
 
 from typing import TYPE_CHECKING, Final
 

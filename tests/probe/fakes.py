@@ -263,6 +263,32 @@ def _text(fake: Fake, body: Any) -> Any:
     }
 
 
+ROLES = {"system": 1, "user": 2, "assistant": 3}
+
+
+def _chat(fake: Fake, body: Any) -> Any:
+    """Messages, each between two tokens of a template."""
+    words = [
+        word
+        for each in body["messages"]
+        for word in (f"w{ROLES[each['role']]}", *each["content"].split(), "w4")
+    ]
+    found = _text(fake, {**body, "prompt": " ".join([*words, "w3"])})
+    if isinstance(found, dict):
+        del found["choices"][0]["text"]
+    return found
+
+
+def _serve(fake: Fake, body: Any) -> Any:
+    """Texts alone, without counts, as of `transformers serve`."""
+    found = _text(fake, body)
+    if isinstance(found, str):
+        return found
+    content = found["choices"][0]["logprobs"]["content"]
+    text = " ".join(each["top_logprobs"][0]["token"] for each in content)
+    return {"choices": [{"text": text}], "usage": {"prompt_tokens": 1}}
+
+
 def serve(dialect: str, profile: str, port: str, bug: str = "", *_: str) -> None:
     """A server of its own process, for `--start`; of a text server the caller names the bug."""
     model = Model(profile, "dense", stale if bug else sound, 1e-3)
@@ -298,12 +324,16 @@ GETS: dict[str, Callable[[Fake], Any]] = {
         "/v1/models": _models(),
     },
     "text": lambda _: {"/v1/models": _models()},
+    "chat": lambda _: {"/v1/models": _models()},
+    "serve": lambda _: {"/v1/models": _models(), "/openapi.json": {"paths": {"/load_model": {}}}},
 }
 POSTS: dict[str, tuple[str, Callable[[Fake, Any], Any]]] = {
     "llama": ("/completion", _llama),
     "vllm": ("/v1/completions", _vllm),
     "sglang": ("/generate", _sglang),
     "text": ("/v1/completions", _text),
+    "chat": ("/v1/chat/completions", _chat),
+    "serve": ("/v1/completions", _serve),
 }
 
 

@@ -7,8 +7,9 @@ import pytest
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.answers import Query
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.dialects import _messages
 from cachesim.lab.probe.judging import plays_for
-from cachesim.lab.probe.playing import after, one_at_a_time, without_repeats
+from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_repeats
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import Fake, Tokens, fake, stale
 from tests.probe.fakes import Model as FakeModel
@@ -43,6 +44,16 @@ def test_requests_before_the_workload_are_steps_of_it() -> None:
     assert 2 == steps[2].turns
     assert steps[0].ids[1:] == steps[1].ids
     assert LEAVING[2].ids == steps[-1].ids
+
+
+def test_messages_of_a_chat_end_at_the_same_tokens_in_other_words() -> None:
+    step = Step(prompt=(265, 266, 276, 270, 288, 300), reply=(270,))
+    one, other = (query_of(step, {n: f"{word}{n}" for n in range(200, 400)}) for word in "ab")
+    assert one.messages == other.messages
+    assert (3, 4, 5) == one.messages
+    roles = [(each["role"], each["content"]) for each in _messages(one)]
+    chat = [("system", "a265 a266 a276"), ("user", "a270"), ("assistant", "a288"), ("user", "a300")]
+    assert chat == roles
 
 
 def test_one_at_a_time_leaves_cancels_and_company_out() -> None:

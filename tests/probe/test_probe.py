@@ -87,6 +87,43 @@ def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> Non
     assert "mlx_lm.server 0.32.2" == result.name
 
 
+@pytest.mark.parametrize("context", [sound, stale])
+def test_chats_are_sent_as_messages(context: object) -> None:
+    with (
+        fake("chat", PROFILES["text"], context=context) as warm,  # type: ignore[arg-type]
+        fake("chat", PROFILES["text"], prompt_cache_size=0) as cold,
+    ):
+        result = probed(warm.url, cold=cold.url, requests=900, no_repeats=True, chat=True)
+        roles = [[each["role"] for each in body["messages"]] for body in warm.bodies]
+    assert (context is sound) == result.right
+    assert {"user"} == {each[-1] for each in roles}
+    assert ["system", "user", "assistant", "user"] in roles
+
+
+def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:
+    with (
+        fake("llama", PROFILES["llama"]) as server,
+        pytest.raises(InputError, match="sent as token ids; leave --chat out"),
+    ):
+        probed(server.url, chat=True)
+
+
+@pytest.mark.parametrize("context", [sound, stale])
+def test_a_server_without_counts_is_compared_by_its_texts(context: object, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text(" ".join(f"w{at}" for at in range(5, 400)))
+    with (
+        fake("serve", PROFILES["vllm"], context=context) as warm,  # type: ignore[arg-type]
+        fake("serve", PROFILES["vllm"], enable_prefix_caching=False) as cold,
+    ):
+        result = probed(warm.url, cold=cold.url, words=words)
+    assert "transformers serve" == result.name
+    assert (context is sound) == result.right
+    assert result.outcome.reused is None
+    if result.right:
+        assert " answers, from cache or not, are the cold answers " in next(result.verdict())
+
+
 def test_a_server_without_a_way_to_a_cold_answer_is_refused() -> None:
     with (
         fake("text", PROFILES["text"]) as server,

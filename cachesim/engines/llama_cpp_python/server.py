@@ -378,7 +378,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         return self.context.logits(row)
 
     def _draft(self, tokens: list[Token]) -> list[Token]:
-        """Follows the end of `generate`'s loop: the sampled token is written down first."""
+        """Follows the end of `generate`'s loop: the sampled token is appended first."""
         end = self.n_tokens + len(tokens)
         self.input_ids[self.n_tokens : end] = tokens
         most = min(self.options.num_pred_tokens, self.context.n_ctx - end)

@@ -219,7 +219,7 @@ class SWARadixCache(Tree):
     def insert(
         self, key: Integers, slots: Integers, extra: Hashable, own: int, gone: int = 0
     ) -> int:
-        """Put a key in; a tombstone on the way gets the request's fresh slots.
+        """Insert a key; a tombstone on the path gets the request's new slots.
 
         The first `own` tokens are the tree's already, the first `gone` have lost their window.
         Follows `_insert_helper`.

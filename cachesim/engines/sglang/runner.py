@@ -269,7 +269,7 @@ class Runner:
             self._move(self.shelf, self.host, part, at, to)
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
-        """Run a batch; what was sampled for each request, 0 where a prompt is half read."""
+        """Run a batch; the sampled token of each request, 0 where its prompt is not complete."""
         if not self.computes:
             return [judge(req, self._word(req)) if _ends(req, batch) else 0 for req in batch.reqs]
         self.chunk_states = []

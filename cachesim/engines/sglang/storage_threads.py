@@ -272,7 +272,7 @@ class Threads:
         return self.storage.known(keys) * self.page
 
     def _restorable(self, keys: list[bytes], parts: Sequence[PartFetch]) -> int:
-        """Pages up to the last one at which every part is there. Follows `batch_exists_v2`."""
+        """Pages up to the last one whose parts are all stored. Follows `batch_exists_v2`."""
         for count in range(self.storage.known(keys), 0, -1):
             if all(
                 self.storage.parts[each.part].keys() >= set(_trailing(keys, count, each))

@@ -269,8 +269,8 @@ class Tree(OneTier, ABC):
     def _delete_tombstones(
         self, node: Node, lru: LruList, is_tombstone: Callable[[Node], bool]
     ) -> tuple[int, Node]:
-        """Free what above a node is a leaf now and lacks a part; how many tokens went, and the last
-        node that did. Follows `_iteratively_delete_tombstone_leaf`.
+        """Free ancestors that are now leaves without a part; return the freed tokens and the last
+        freed node. Follows `_iteratively_delete_tombstone_leaf`.
         """
         freed, parent = 0, node.parent
         while (

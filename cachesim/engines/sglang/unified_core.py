@@ -519,7 +519,7 @@ class Insertion:
             tree.windows.free(twice[dead:])
 
     def _revive(self, node: Node, length: int) -> int:
-        """From where on the request's slots replace the tree's. Follows
+        """The token from which the request's slots replace the tree's. Follows
         `update_component_on_insert_overlap`.
         """
         tree, pool = self.tree, self.tree.windows

@@ -28,6 +28,7 @@ class Query:
     slot: int = -1
     cache_prompt: bool = True
     leaves: float = 0.0  # seconds after which the client goes away; 0: it stays
+    messages: tuple[int, ...] = ()  # where messages of a chat end, the last one aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

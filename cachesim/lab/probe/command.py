@@ -69,6 +69,10 @@ class Settings:
     words: Annotated[
         Path | None, Parameter(help="A file of words for prompts, where a server takes texts.")
     ] = None
+    chat: Annotated[
+        bool,
+        Parameter(negative="", help="Send prompts as messages, where a server takes texts."),
+    ] = False
     seed: Annotated[int, Parameter(help="Another seed sends other workloads.")] = 0
     may_erase: Annotated[
         bool, Parameter(negative="", help="Allow to empty the server's cache.")
@@ -159,6 +163,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
         start=settings.start,
         may_erase=settings.may_erase,
         words=words,
+        chat=settings.chat,
     )
     try:
         with _recording(settings.emit, target) as recorded:
@@ -190,10 +195,13 @@ def status_line(outcome: Outcome, meter: Meter) -> str:
         if outcome.fingerprint.first
         else ""
     )
+    compared = f"{outcome.reused} answers from cache"
+    if outcome.reused is None:
+        compared = f"{outcome.compared} answers"
     found = "" if outcome.finding is None else f"; WRONG: {outcome.finding.sentence}"
     return (
         f"{meter.seconds:.0f} s, {meter.requests} requests, {outcome.workloads} workloads, "
-        f"{outcome.reused} answers from cache compared, "
+        f"{compared} compared, "
         f"{counted(outcome.suspicions, 'suspicion')}{named}{found}"
     )
 

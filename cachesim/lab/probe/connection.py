@@ -22,6 +22,10 @@ class FaultError(CachesimError):
     """An exchange without a usable answer."""
 
 
+class StatusError(FaultError):
+    """An answer with status 500 or above."""
+
+
 class BudgetError(CachesimError):
     """The requests, tokens or minutes of the run are used up."""
 
@@ -174,7 +178,7 @@ def _read(status: int, data: bytes, url: str) -> Json:
     if status >= 500:
         message = printable(data.decode("utf-8", "replace"))[:120]
         msg = f"{url} answered with status {status}: {message}"
-        raise FaultError(msg)
+        raise StatusError(msg)
     try:
         return json.loads(data or b"null")
     except ValueError:

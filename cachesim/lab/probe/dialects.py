@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from cachesim.errors import InputError
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Row, Word
-from cachesim.lab.probe.connection import Connection, FaultError
+from cachesim.lab.probe.connection import Connection, FaultError, StatusError
 from cachesim.printable import printable
 from cachesim.typed import Json, JsonObject, mapping
 
@@ -31,11 +31,12 @@ VOCABULARIES: Final = (32_000, 512, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Properties that a server reports of itself."""
+    """Properties that a server reports of itself, None where it does not."""
 
     version: str = ""
-    slots: int = 1
-    context: int = 4096  # tokens of one request
+    slots: int | None = None
+    context: int | None = None  # tokens of one request
+    parallel: int = 1  # requests that are computed at once; without slots an assumption
     words: tuple[Word, ...] = ()
     counts: bool = True  # it reports cached tokens
     probabilities: bool = True
@@ -50,13 +51,17 @@ class Dialect(ABC):
     cold_by: ClassVar[str] = ""  # the way to a cold answer; empty: another server is needed
     declines: ClassVar[bool] = False  # a request may leave the cache out
     cold_flags: ClassVar[str] = ""  # of a second process that keeps nothing
+    cold_keeps: ClassVar[bool] = True  # a second process with those flags, in some memory
     one_sequence: ClassVar[bool] = False  # an unrelated prompt leaves nothing of the one before
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
     path: str
 
-    def __init__(self, connection: Connection, words: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, connection: Connection, words: tuple[str, ...] = (), *, chat: bool = False
+    ) -> None:
         self.connection = connection
         self.listed = words  # that whoever runs it named
+        self.chat = chat  # prompts are sent as messages
         self.facts = Facts()
         self.first: list[tuple[Query, Answer]] | None = []  # requests sent by `detect`
 
@@ -162,8 +167,9 @@ class LlamaServer(Dialect):
         vocabulary = int(meta.get("n_vocab") or 0)
         self.facts = Facts(
             version=printable(str(props.get("build_info", "")))[:60],
-            slots=int(props.get("total_slots") or 1),
-            context=int(settings.get("n_ctx") or 4096),
+            slots=(slots := int(props.get("total_slots") or 1)),
+            parallel=slots,
+            context=int(settings.get("n_ctx") or 0) or None,
         )
         return self._try(self._words_of(vocabulary or self._vocabulary()), forces=True)
 
@@ -201,7 +207,7 @@ class LlamaServer(Dialect):
         )
 
     def erase(self) -> None:
-        for slot in range(self.facts.slots):
+        for slot in range(self.facts.slots or 0):
             self.connection.query("POST", f"/slots/{slot}?action=erase", {})
 
 
@@ -227,8 +233,8 @@ class VllmServer(Dialect):
         if version is None or not models:
             return False
         self.model = str(mapping(models[0]).get("id", ""))
-        context = int(mapping(models[0]).get("max_model_len") or 4096)
-        self.facts = Facts(version=printable(str(version))[:60], slots=4, context=context)
+        context = int(mapping(models[0]).get("max_model_len") or 0) or None
+        self.facts = Facts(version=printable(str(version))[:60], parallel=4, context=context)
         return self._try(self._words_of(self._vocabulary()))
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
@@ -283,9 +289,9 @@ class SglangServer(Dialect):
         if not isinstance(info, dict) or "model_path" not in info:
             return False
         about = mapping(self.connection.query("GET", "/get_server_info"))
-        context = int(about.get("context_length") or about.get("max_req_input_len") or 4096)
+        context = int(about.get("context_length") or about.get("max_req_input_len") or 0)
         version = printable(str(about.get("version", "")))[:60]
-        self.facts = Facts(version=version, slots=4, context=context)
+        self.facts = Facts(version=version, parallel=4, context=context or None)
         return self._try(self._words_of(int(info.get("vocab_size") or 0) or self._vocabulary()))
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
@@ -333,8 +339,10 @@ class TextServer(Dialect):
     name = "OpenAI completions"
     path = "/v1/completions"
 
-    def __init__(self, connection: Connection, words: tuple[str, ...] = ()) -> None:
-        super().__init__(connection, words)
+    def __init__(
+        self, connection: Connection, words: tuple[str, ...] = (), *, chat: bool = False
+    ) -> None:
+        super().__init__(connection, words, chat=chat)
         self.more: JsonObject = {}
         self._texts: dict[str, None] = {}
 
@@ -348,7 +356,7 @@ class TextServer(Dialect):
         if (version is not None) != (self.engine == MlxServer.engine):
             return False
         if version:
-            self.facts = replace(self.facts, version=version[1], slots=4)
+            self.facts = replace(self.facts, version=version[1], parallel=4)
         words = self.listed or self._collect_words()
         self._try(words)
         return self._try(words)  # a first answer has no count on some servers
@@ -356,7 +364,7 @@ class TextServer(Dialect):
     def _first_form(self, named: JsonObject) -> JsonObject | None:
         """The answer to the first form of a request that is accepted; `more` keeps the form."""
         rich = [{"logprobs": True, "top_logprobs": TEXT_TOP[0]}, {"logprobs": TEXT_TOP[1]}, {}]
-        for path in ("/v1/completions", "/v1/chat/completions"):
+        for path in ("/v1/completions", "/v1/chat/completions")[self.chat :]:
             for probabilities in rich:
                 for model in ({}, named) if named else ({},):
                     self.path, self.more = path, {**probabilities, **model}
@@ -388,9 +396,9 @@ class TextServer(Dialect):
         return words
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
-        text = " ".join(map(str, query.prompt))
-        chat = {"messages": [{"role": "user", "content": text}]}
-        body: JsonObject = chat if "chat" in self.path else {"prompt": text}
+        body: JsonObject = {"prompt": " ".join(map(str, query.prompt))}
+        if "chat" in self.path:
+            body = {"messages": _messages(query)}
         return {**body, "max_tokens": len(query.reply), "temperature": 0, **self.more}
 
     def read(self, answer: JsonObject) -> Answer:
@@ -443,6 +451,39 @@ class PythonServer(TextServer):
         return True
 
 
+class TransformersServer(TextServer):
+    """`transformers serve`: without continuous batching it keeps nothing of a request."""
+
+    name = "transformers serve"
+    cold_flags = "--no-continuous-batching"
+    cold_keeps = False
+
+    def detect(self) -> bool:
+        schema = mapping(self.connection.query("GET", "/openapi.json"))
+        self.facts = replace(self.facts, parallel=4)
+        return "/load_model" in mapping(schema.get("paths")) and super().detect()
+
+
+def _messages(query: Query) -> list[JsonObject]:
+    """The prompt as a chat: of several messages the first is the system's, the last the user's.
+
+    prompt    p0 p1 | p2 | p3 p4 p5 | p6        |: the end of a message
+    roles     system  user assistant  user      an odd end joins the last two
+    """
+    starts = (0, *query.messages)
+    if len(starts) % 2 and len(starts) > 1:
+        starts = starts[:-1]
+    parts = [
+        " ".join(map(str, query.prompt[start:end]))
+        for start, end in zip(starts, (*starts[1:], None), strict=True)
+    ]
+    roles = ["system", *["user", "assistant"] * (len(parts) // 2)][: len(parts)]
+    return [
+        {"role": role, "content": part}
+        for role, part in zip(roles if len(parts) > 1 else ["user"], parts, strict=True)
+    ]
+
+
 def _text_row(place: JsonObject) -> Row:
     tops = place.get("top_logprobs") or ()
     return _finite({each.get("token", each.get("id")): each["logprob"] for each in tops})
@@ -454,19 +495,30 @@ DIALECTS: Final[tuple[type[Dialect], ...]] = (
     VllmServer,
     MlxServer,
     PythonServer,
+    TransformersServer,
     TextServer,
 )
 
 
-def dialect_of(connection: Connection, words: tuple[str, ...] = ()) -> Dialect:
-    """The dialect of a server, by its answers."""
+def dialect_of(
+    connection: Connection, words: tuple[str, ...] = (), *, chat: bool = False
+) -> Dialect:
+    """The dialect of a server, by its answers; with `chat` one that takes messages."""
     try:
         connection.exchange("GET", "/v1/models", seconds=10)
+    except StatusError:
+        pass  # transformers serve, if no model was ever downloaded
     except FaultError as fault:
         raise InputError(str(fault)) from None
     for kind in DIALECTS:
-        dialect = kind(connection, words)
+        dialect = kind(connection, words, chat=chat)
         if dialect.detect():
+            if chat and not isinstance(dialect, TextServer):
+                msg = (
+                    f"{connection.url}: prompts of {dialect.name} are sent as token ids; "
+                    "leave --chat out"
+                )
+                raise InputError(msg)
             return dialect
     msg = (
         f"{connection.url} answers as no server that is known here: it has none of "

@@ -42,6 +42,9 @@ from cachesim.testing.workloads import Seeded, Shape, draw_workload
 
 FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
 
+CONTEXT: Final = 4096
+"""Tokens of one request, where a server does not report them."""
+
 SAMPLES: Final = 30
 """Prompts of the calibration."""
 
@@ -144,7 +147,7 @@ class Outcome:
 
     workloads: int = 0
     compared: int = 0
-    reused: int = 0  # of them answers from cache
+    reused: int | None = 0  # of them answers from cache; None if a server reports no counts
     suspicions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -166,7 +169,7 @@ class Probe:
     ) -> None:
         self.target, self.meter, self.plan = target, meter, plan
         self.facts = target.dialect.facts
-        self.outcome = Outcome()
+        self.outcome = Outcome(reused=0 if self.facts.counts else None)
         self.judge = Judge(Noise(), alpha=1 / plan.alarms)
         self._watch = watch
         self._chance = Random(plan.seed)
@@ -175,12 +178,13 @@ class Probe:
         self._open: list[Suspicion] = []
         self._guided: list[Candidate] = []
         self._plays = 1  # of a simplification, until it counts as right
-        most = plan.longest or min(LONGEST_LIKE, self.facts.context // 2)
+        self._context = self.facts.context or CONTEXT
+        most = plan.longest or min(LONGEST_LIKE, self._context // 2)
         self._like = [] if plan.like is None else list(plan.like.workloads(most))
         engine = target.dialect.engine
         family = family_of(engine or "llama.cpp")
         self._profile = Profile(family.name, family.names()[-1])
-        self._slots = self.facts.slots if family.has_slots else 1
+        self._slots = self.facts.parallel if family.has_slots else 1
         self._slot = 0 if self._slots > 1 else -1  # that all requests of a workload may name
 
     # -- the run -----------------------------------------------------------------------------
@@ -215,9 +219,9 @@ class Probe:
     def _identify(self) -> None:
         """Send workloads one request at a time, until the counts leave one candidate."""
         target, found = self.target, self.outcome.fingerprint
-        if not (target.dialect.engine and self.facts.counts):
-            return
-        found = Fingerprint.of(target.dialect.engine, self.facts.slots, self.facts.context)
+        if not (target.dialect.engine and self.facts.counts) or target.dialect.chat:
+            return  # templates add tokens that no drawn prompt has
+        found = Fingerprint.of(target.dialect.engine, self.facts.parallel, self._context)
         self.outcome.fingerprint = found
         first, target.dialect.first = target.dialect.first or [], None
         found.fresh = target.restart()
@@ -257,7 +261,7 @@ class Probe:
             one, two = target.cold(query), target.cold(query)
             beside = [
                 Query(prompt=self._text(5, 60), reply=self._text(3, 3))
-                for _ in range(min(3, 2 * self.facts.slots - 1))
+                for _ in range(min(3, 2 * self.facts.parallel - 1))
             ]
             crowded = target.cold(query, beside)
             for samples, other in (
@@ -269,13 +273,13 @@ class Probe:
                     self.outcome.refused[one.error or other.error] += 1
                 else:
                     samples.append(distance(one, other))
+                    if other is warm:
+                        self._count(warm)
             self._check_alive(Played([query], [warm]), None)
             if self.outcome.finding is not None:
                 return
             self._watch(self.outcome)
         noise.company, noise.reuse = company, reuse
-        self.outcome.compared += len(reuse)
-        self.outcome.reused += len(reuse)
         self._check_plain_laws()
 
     def _check_plain_laws(self) -> None:
@@ -335,8 +339,7 @@ class Probe:
 
     def _compare(self, scenario: Scenario, played: Played) -> None:
         for at, far, _ in list(distances(self.target, played)):
-            self.outcome.compared += 1
-            self.outcome.reused += bool(played.answers[at].cached) or not self.facts.counts
+            self._count(played.answers[at])
             if not self.judge.add(far):
                 continue
             self.outcome.suspicions += 1
@@ -358,6 +361,11 @@ class Probe:
             self._decide(suspicion)
             if self.outcome.finding is not None:
                 return
+
+    def _count(self, answer: Answer) -> None:
+        self.outcome.compared += 1
+        if self.outcome.reused is not None:
+            self.outcome.reused += bool(answer.cached)
 
     def _decide(self, suspicion: Suspicion) -> None:
         """Replay a suspicious workload with other tokens; if it stays undecided, later again.
@@ -570,7 +578,7 @@ class Probe:
 
     @property
     def _longest(self) -> int:
-        return self.plan.longest or max(8, min(120, self.facts.context // 8))
+        return self.plan.longest or max(8, min(120, self._context // 8))
 
     def _text(self, shortest: int, longest: int) -> tuple[Word, ...]:
         count = self._chance.randint(shortest, max(shortest, longest))
@@ -584,7 +592,7 @@ class Probe:
 
     def _workloads(self, *, together: bool) -> Iterator[Scenario]:
         """Workloads that have something to send."""
-        slots = self.facts.slots
+        slots = self.facts.parallel
         parallel = {"parallel": slots} if family_of(self._profile.engine).has_slots else {}
         shape = Shape(
             flags=False,

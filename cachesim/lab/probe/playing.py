@@ -10,6 +10,9 @@ from cachesim.lab.probe.target import Target
 from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
 
+MESSAGE: Final = (3, 6, 12, 24)
+"""One drawn token in so many ends a message of a chat; which of them by the first token."""
+
 TURN: Final = 0.004
 """Seconds after which a client leaves, for each turn of the server's loop in the workload."""
 
@@ -72,11 +75,13 @@ def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Playe
 
 def query_of(step: Step, named: Mapping[int, Word]) -> Query:
     """A step in the server's words."""
+    size = MESSAGE[step.ids[0] % len(MESSAGE)] if step.ids else 1
     return Query(
         prompt=tuple(named[token] for token in step.ids),
         reply=tuple(named[token] for token in _reply(step)),
         slot=step.slot,
         cache_prompt=step.cache_prompt,
+        messages=tuple(at for at, token in enumerate(step.ids[:-1], 1) if token % size == 0),
     )
 
 

@@ -54,8 +54,8 @@ class Result:
         missing += [] if facts.forces else ["replies are not forced"]
         about = ", ".join(
             (
-                counted(facts.slots, "slot"),
-                f"{facts.context} tokens of context",
+                *([] if facts.slots is None else [counted(facts.slots, "slot")]),
+                *([] if facts.context is None else [f"{facts.context} tokens of context"]),
                 f"prompts of {counted(len(facts.words), 'word')}",
                 *missing,
             )
@@ -106,12 +106,15 @@ class Result:
         if out.finding is not None:
             yield from self._wrong(out.finding)
         else:
+            which = f"{out.reused} answers from cache, of {out.compared} compared,"
+            if out.reused is None:
+                which = f"{out.compared} answers, from cache or not,"
             yield (
-                f"right so far: {out.reused} answers from cache, of {out.compared} compared, are "
-                f"the cold answers within {self.judge.noise.limit:.2g} ({sent})"
+                f"right so far: {which} are the cold answers within "
+                f"{self.judge.noise.limit:.2g} ({sent})"
             )
-            if out.reused:
-                least = max(1, round(out.reused / UNSEEN))
+            if power := out.compared if out.reused is None else out.reused:
+                least = max(1, round(power / UNSEEN))
                 replays = self.judge.rarest()
                 again = f", and confirmed if one of {replays} replays shows it" if replays else ""
                 yield (

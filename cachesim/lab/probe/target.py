@@ -50,6 +50,7 @@ class Target:
         start: str = "",
         may_erase: bool = False,
         words: Sequence[str] = (),
+        chat: bool = False,
     ) -> None:
         self.record: Callable[[Query, Answer], None] = lambda *_: None
         self.process = ServerProcess(start) if start else None
@@ -59,7 +60,7 @@ class Target:
         self.sent: deque[list[Query]] = deque(maxlen=HISTORY)  # to the server under test
         self._connections: list[Connection] = []
         self._pool = ThreadPoolExecutor(meter.limits.in_flight)
-        self._meter, self._words = meter, tuple(words)
+        self._meter, self._words, self._chat = meter, tuple(words), chat
         try:
             if self.process is not None:
                 self.process.start()
@@ -77,7 +78,7 @@ class Target:
     def _found(self, url: str) -> Dialect:
         connection = Connection(url, self._meter)
         self._connections.append(connection)
-        return dialect_of(connection, self._words)
+        return dialect_of(connection, self._words, chat=self._chat)
 
     def _start_cold(self, start: str) -> None:
         """A second process, which keeps no cache where a flag allows that."""
@@ -110,7 +111,8 @@ class Target:
         """A cold answer; with unrelated cold requests at work beside it."""
         dialect = self._cold or self.dialect
         leaves = bool(dialect.cold_by)
-        if not leaves and not dialect.facts.counts and self._cold_process is not None:
+        unknown = dialect.cold_keeps and not leaves and not dialect.facts.counts
+        if unknown and self._cold_process is not None:
             if dialect.one_sequence:
                 words = [each for each in dialect.facts.words[:2] if each != query.prompt[0]]
                 dialect.answer(Query(prompt=tuple(words[:1]), reply=query.reply[:1]))

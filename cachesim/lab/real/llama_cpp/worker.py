@@ -89,7 +89,7 @@ def tokens_of(data: bytes) -> list[int]:
 def _started(
     wheel: Wheel, parameters: Json | None, folder: str, *, anew: bool = True
 ) -> tuple[Wheel, Json]:
-    """A fresh server, with an empty folder for slots if all is new; or none at all."""
+    """A new server, with an empty slot folder if `anew`; without parameters none."""
     if parameters is None:
         return None, {"stopped": True}
     for saved in Path(folder).iterdir() if anew else ():

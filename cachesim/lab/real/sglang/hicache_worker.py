@@ -243,7 +243,7 @@ def _count_polls(tree: Real, controller: str, late: str) -> Real:
 
 
 class Threads:
-    """A controller's threads: what they are asked for waits some polls until they do it."""
+    """A controller's threads: an operation is done some polls after its request."""
 
     def __init__(self, controller: Real, lag: int) -> None:
         self.controller, self.lag = controller, lag
