@@ -62,12 +62,13 @@ class Cell:
     flags: str = ""
     weights: str = ""  # Q8_0, Q4_K; else of 32 bits
     chat: bool = False
+    window: int = 0  # of mlx-lm's toy; 0: its own
 
     def command(self, folder: Path) -> str:
         """The command that starts the server."""
         file = folder / "model"
         if self.engine == "mlx-lm":
-            window = spec_of(self.model).window
+            window = self.window or spec_of(self.model).window
             changes = {"window": window} if window else {}
             spec = spec_of(self.model, small=True, vocabulary=VOCABULARY, **changes)
             file.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
@@ -256,7 +257,7 @@ def main(words: Sequence[str]) -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("what", choices=("play", "table", "profiles"))
     asked.add_argument("rows", type=Path, nargs="?")
-    for name in ("engine", "release", "model", "slots", "flags", "weights"):
+    for name in ("engine", "release", "model", "slots", "flags", "weights", "window"):
         asked.add_argument(f"--{name}", nargs="+")
     numbers = {"seeds": 3, "first": 0, "requests": 1000, "identifying": 40, "tries": 8}
     for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():

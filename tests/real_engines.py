@@ -42,6 +42,8 @@ from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.sglang.scheduler import configuration_of, with_rust
+from cachesim.lab.real.transformers.commands import NEWEST as TRANSFORMERS
+from cachesim.lab.real.transformers.commands import environment_for as transformers_environment_for
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
@@ -304,9 +306,11 @@ def checks(*, every: bool = False) -> Iterator[Check]:
 TO_BUILD: Final = "it is built from its source, in minutes: make nightly does, or a first use"
 
 
-def beside() -> Iterator[Environment]:
-    """Environments of the tests that `pytest -m wheel` runs."""
+def beside(*, every: bool = False) -> Iterator[Environment]:
+    """Environments of the tests that `pytest -m wheel` runs; torch in nightly runs alone."""
     yield KERNELS
+    if every:
+        yield transformers_environment_for(TRANSFORMERS)
     for version in SGLANG.real():
         yield configuration_of(SGLANG_SCHEDULER.core_of(version))
 
@@ -332,7 +336,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     every = "--every" in arguments
     wanted = list(checks(every=every))
     checked = [check.environment for check in wanted]
-    needed = list(dict.fromkeys([*checked, *beside()]))
+    needed = list(dict.fromkeys([*checked, *beside(every=every)]))
     # A build from source takes a third of the time that the other checks take together.
     to_build = [] if every else [each for each in needed if each.variables and not each.is_ready()]
     missing = set_up([each for each in needed if each not in to_build])

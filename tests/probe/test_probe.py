@@ -270,7 +270,7 @@ def bugs() -> Iterator[tuple[str, object]]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 @pytest.mark.parametrize(("name", "context"), list(bugs()), ids=[name for name, _ in bugs()])
-@pytest.mark.parametrize("noise", [0.0, 2e-2])
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 2e-2])
 def test_planted_bugs_are_found(
     monkeypatch: pytest.MonkeyPatch, dialect: str, name: str, context: object, noise: float
 ) -> None:

@@ -45,6 +45,7 @@ from cachesim.lab.real.playing import (
     watched,
 )
 from cachesim.lab.real.sglang.commands import real_sglang
+from cachesim.lab.real.transformers.commands import real_transformers
 from cachesim.lab.real.vectors.replay import replay
 from cachesim.lab.real.vllm.commands import real_vllm
 from cachesim.model.presets import preset as preset_of
@@ -265,5 +266,6 @@ __all__ = [
     "real_marconi",
     "real_mlx_lm",
     "real_sglang",
+    "real_transformers",
     "real_vllm",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -24,6 +24,7 @@ from cachesim.scenario.shipped import load_all
 from cachesim.units import Tokens
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +152,10 @@ def comparing(command: Callable[P, int]) -> Callable[P, int]:
     return or_not
 
 
-def watched(numbers: range) -> Iterable[int]:
-    """The numbers of workloads, with a progress bar."""
+def watched(parts: Sequence[T]) -> Iterable[T]:
+    """The parts of a comparison, with a progress bar."""
     beside = console(stderr=True)
-    return track(numbers, console=beside, transient=True, disable=not beside.is_terminal)
+    return track(parts, console=beside, transient=True, disable=not beside.is_terminal)
 
 
 def table_of_numbers(title: str, name: str, *heads: str) -> Table:

@@ -1,0 +1,1 @@
+"""The caches of Hugging Face Transformers beside cold runs of the same model."""

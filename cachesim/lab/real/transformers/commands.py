@@ -1,0 +1,225 @@
+"""`cachesim real transformers`: each family's cache beside cold runs of the same model."""
+
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from cachesim.errors import OptionError
+from cachesim.files import Output
+from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.playing import comparing, console, watched
+from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
+from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from cachesim.typed import Json
+
+NEWEST: Final = "5.23.0"
+WORKER: Final = Path(__file__).with_name("script_worker.py")
+ROWS: Final = b'{"family"'
+VERDICTS: Final = ("right", "wrong", "unclear", "refused", "crash")
+RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
+
+OLDER_HUB: Final = ("huggingface_hub<2",)
+"""What releases before 5.15 need beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A script on a family's model, and its result."""
+
+    family: str
+    operation: str
+    verdict: str
+    script: Script
+    gap: float | None = None
+    place: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Found:
+    """All cells of a run."""
+
+    cells: list[Cell]
+    unbuilt: dict[str, str]
+    not_causal: list[str]
+
+
+class Worker:
+    """A release's models; a process that ended is started again."""
+
+    def __init__(self, python: Path) -> None:
+        self._command = [str(python), "-W", "ignore", str(WORKER)]
+        self._process: JsonProcess | None = None
+
+    def order(self, wanted: Mapping[str, Any]) -> Json:
+        """Send an order; WorkerError if the process ends over it."""
+        if self._process is None:
+            self._process = JsonProcess("transformers", self._command)
+        try:
+            return self._process.order(wanted)
+        except WorkerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.__exit__(None, None, None)
+            self._process = None
+
+
+def environment_for(release: str) -> Environment:
+    """The environment of a release."""
+    if not RELEASE.fullmatch(release):
+        msg = f"--release {release!r} is no release of transformers; write one as {NEWEST}"
+        raise OptionError(msg)
+    older = tuple(map(int, release.split("."))) < (5, 15, 0)
+    packages = ("torch==2.13.0", f"transformers=={release}", *(OLDER_HUB if older else ()))
+    return Environment(name=f"transformers-{release}", requirements=packages)
+
+
+@comparing
+def real_transformers(
+    *,
+    release: str = NEWEST,
+    family: Sequence[str] = (),
+    operation: Sequence[str] = (),
+    attention: str = "eager",
+    seed: int = 0,
+    shrink: int = 0,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Play cache operations on tiny models of every decoder family, and compare with cold runs.
+
+    A model with random weights in float64 is made of each configuration that `AutoModelForCausalLM`
+    knows. The first time torch is installed.
+
+    Example: cachesim real transformers --family mamba2 --operation crop-recorded --shrink 1
+
+    Parameters
+    ----------
+    release
+        A release of transformers.
+    family
+        Families to play; all if left out.
+    operation
+        Operations to play; all if left out.
+    attention
+        eager or sdpa.
+    seed
+        What the scripts are drawn from.
+    shrink
+        How many wrong results to reduce to their shortest script.
+    output
+        A file for all results, as lines of JSON.
+
+    """
+    unknown = [each for each in operation if each not in OPERATIONS]
+    if unknown:
+        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
+        raise OptionError(msg)
+    if attention not in ("eager", "sdpa"):
+        msg = f"--attention {attention} is unknown; write eager or sdpa"
+        raise OptionError(msg)
+    results = None if output is None else Output.at(output, "--output", ROWS)
+    worker, began = Worker(environment_for(release).ready()), time.monotonic()
+    try:
+        known = worker.order({"families": True})
+        missing = [each for each in family if each not in known]
+        if missing:
+            msg = f"--family {missing[0]} is no decoder of transformers {release}"
+            raise OptionError(msg)
+        found = Found([], {}, [])
+        for each in watched(family or known):
+            scripts = {name: drawn(name, each, seed) for name in operation or OPERATIONS}
+            play_family(worker, each, scripts, attention, found)
+        minutes = (time.monotonic() - began) / 60
+        show(found, f"transformers {release}, {attention}, seed {seed}, {minutes:.1f} minutes")
+        wrong = [each for each in found.cells if each.verdict == "wrong"]
+        for cell in wrong[:shrink]:
+            show_smallest(worker, cell, attention)
+    finally:
+        worker.close()
+    if results is not None:
+        results.write("".join(f"{json.dumps(asdict(each))}\n" for each in found.cells))
+    return int(bool(wrong))
+
+
+def play_family(
+    worker: Worker, family: str, scripts: Mapping[str, Script], attention: str, found: Found
+) -> None:
+    """Play a family's scripts."""
+    order = {"family": family, "attention": attention, "scripts": list(scripts.values())}
+    try:
+        answer = worker.order(order)
+    except WorkerError:
+        found.unbuilt[family] = "the process ended"
+        return
+    if "unbuilt" in answer:
+        found.unbuilt[family] = answer["unbuilt"]
+    elif not answer["causal"]:
+        found.not_causal.append(family)
+    else:
+        found.cells += [
+            Cell(family=family, operation=name, script=script, **result)
+            for (name, script), result in zip(scripts.items(), answer["results"], strict=True)
+        ]
+
+
+def show(found: Found, title: str) -> None:
+    """Counts of verdicts by operation, and the families of each that is wrong."""
+    by_operation: dict[str, list[Cell]] = defaultdict(list)
+    for cell in found.cells:
+        by_operation[cell.operation].append(cell)
+    table = Table(box=None, title=title, title_justify="left")
+    for head in ("operation", *VERDICTS):
+        table.add_column(head, justify="left" if head == "operation" else "right")
+    table.add_column("wrong in")
+    for name, cells in by_operation.items():
+        counts = Counter(each.verdict for each in cells)
+        wrong = [each.family for each in cells if each.verdict == "wrong"]
+        table.add_row(name, *(str(counts[each]) for each in VERDICTS), ", ".join(wrong))
+    totals = Counter(each.verdict for each in found.cells)
+    table.add_row("all", *(str(totals[each]) for each in VERDICTS), "")
+    console().print(table)
+    families = len({each.family for each in found.cells})
+    console().print(f"{families} families, {len(found.cells)} checks")
+    if found.not_causal:
+        console().print(
+            "left out, since a cold run depends on later tokens: " + ", ".join(found.not_causal)
+        )
+    for family, reason in found.unbuilt.items():
+        console().print(f"not built: {family}: {reason}", markup=False)
+
+
+def show_smallest(worker: Worker, cell: Cell, attention: str) -> None:
+    """The shortest script that is wrong."""
+
+    def answer(script: Script) -> Json:
+        order = {"family": cell.family, "attention": attention, "scripts": [script]}
+        try:
+            return worker.order(order)
+        except WorkerError:
+            return {"results": [{"verdict": "crash"}]}
+
+    smallest = shrunk(cell.script, lambda each: answer(each)["results"][0]["verdict"] == "wrong")
+    found = answer(smallest)
+    [last] = found["results"]
+    where = f"; first difference in {last['place']}" if last.get("place") else ""
+    console().print(
+        f"{cell.family}, {cell.operation}: {text_of(smallest)}: off by {last['gap']:.2g} "
+        f"deviations{where}",
+        markup=False,
+    )
+    program = program_of(cell.family, found["fields"], found["key"], smallest)
+    if program:
+        console().print(f"\n{program}\n", markup=False, soft_wrap=True)
