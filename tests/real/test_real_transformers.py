@@ -73,7 +73,7 @@ def test_a_planted_bug_is_found(worker: Worker, bug: str, family: str, operation
     [
         ("mamba2", [["record"], ["feed", 14], ["feed", 3], ["crop", -2], ["feed", 4]]),
         ("falcon_h1", [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]]),
-        ("jamba", [["feed", 9], ["feed", 4]]),
+        ("falcon_mamba", [["feed", 9], ["feed", 4]]),
         ("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]]),
     ],
 )

@@ -18,17 +18,22 @@ Cold is the same model's `use_cache=False` over all tokens of each row, without 
 import copy
 import importlib
 import json
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Real = Any  # modules and objects of the release: known only when it runs
 Step = list[Any]
 
 SECONDS = 25
 """Time of one script."""
+
+MEMORY = 12 << 30
+"""Bytes of address space: a model whose sizes are not all known here is refused, not built."""
 
 NEW = 6
 """Tokens that `generate` adds."""
@@ -327,8 +332,8 @@ class Family:
         return {"verdict": verdict, "gap": play.gap, "place": play.place}
 
 
-def limited(call: Callable[[], None]) -> None:
-    """Call a function, for some seconds at most."""
+def limited(call: Callable[[], T]) -> T:
+    """The result of a function that takes some seconds at most."""
 
     def late(*_: object) -> None:
         msg = f"not done after {SECONDS} seconds"
@@ -337,7 +342,7 @@ def limited(call: Callable[[], None]) -> None:
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:
-        call()
+        return call()
     finally:
         signal.alarm(0)
 
@@ -365,13 +370,13 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         fields = found["fields"] = tiny.fields_of(order["family"])
-        family = Family.of(order["family"], fields, order["attention"])
+        family = limited(lambda: Family.of(order["family"], fields, order["attention"]))
         if not family.key:
             return {"unbuilt": "its forward pass takes no cache"}
         play = Play(family.model, family.key, positions=family.positions)
         found["key"] = family.key
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
-        found["causal"] = is_causal(play)
+        found["causal"] = limited(lambda: is_causal(play))
     except Exception as error:
         return {"unbuilt": about(error)["error"]}
     if found["causal"]:
@@ -407,6 +412,7 @@ def main() -> None:
     transformers: Any = importlib.import_module("transformers")
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     transformers.logging.set_verbosity_error()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     importlib.import_module("tiny_worker").keep_double()
