@@ -78,11 +78,15 @@ def probing(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         port = free.getsockname()[1]
     command = SERVER.replace("{port}", str(port)) + f" '' --port {port}"
     words = [*PROGRAM, "--start", command, "--emit", str(folder)]
-    running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for((folder / "requests.jsonl").exists)
-    assert listening(port)
-    yield running, port
-    running.kill()
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        try:
+            wait_for((folder / "requests.jsonl").exists)
+            wait_for(lambda: listening(port))
+            yield running, port
+        finally:
+            running.kill()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
