@@ -7,12 +7,12 @@ import pytest
 
 from cachesim.lab.real.transformers.commands import (
     NEWEST,
-    Found,
     Worker,
     environment_for,
     play_family,
 )
 from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.results import Found
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn
 
 pytestmark = [
@@ -41,7 +41,7 @@ def worker() -> Iterator[Worker]:
 
 
 def wrong_in(worker: Worker, family: str) -> set[str]:
-    found = Found([], {}, [])
+    found = Found(NEWEST)
     scripts = {name: drawn(name, family, 0) for name in OPERATIONS}
     play_family(worker, family, scripts, "eager", found)
     assert not found.unbuilt

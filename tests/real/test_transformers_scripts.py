@@ -7,7 +7,8 @@ import pytest
 
 from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands
-from cachesim.lab.real.transformers.commands import Cell, Found, environment_for
+from cachesim.lab.real.transformers.commands import environment_for
+from cachesim.lab.real.transformers.results import Cell, Found, show
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
 from cachesim.lab.real.worker_process import WorkerError
@@ -72,13 +73,13 @@ def test_results_are_counted_and_families_without_results_are_named(
             "d": None,
         }
     )
-    found, scripts = Found([], {}, []), {"crop": SCRIPT, "fork": SCRIPT[:1]}
+    found, scripts = Found("5.23.0"), {"crop": SCRIPT, "fork": SCRIPT[:1]}
     for family in "abcd":
         commands.play_family(worker, family, scripts, "eager", found)
     assert [("crop", "wrong"), ("fork", "refused")] == [
         (each.operation, each.verdict) for each in found.cells
     ]
-    commands.show(found, "title")
+    show(found, "title")
     printed = capsys.readouterr().out
     assert "1 families, 2 checks" in printed
     assert "a cold run depends on later tokens: c" in printed
@@ -91,7 +92,9 @@ def test_the_smallest_script_is_printed_with_its_place(
 ) -> None:
     wrong = {"verdict": "wrong", "gap": 0.25, "place": "layer 1, DynamicLayer.keys"}
     worker: Any = Stub({"a": {"results": [wrong], "fields": {}, "key": "past_key_values"}})
-    cell = Cell(family="a", operation="crop", script=[["feed", 2], ["crop", -1]], **wrong)
+    cell = Cell(
+        release="5.23.0", family="a", operation="crop", script=[["feed", 2], ["crop", -1]], **wrong
+    )
     commands.show_smallest(worker, cell, "eager")
     expected = "a, crop: crop -1: off by 0.25 deviations; first difference in layer 1, Dynamic"
     assert capsys.readouterr().out.replace("\n", " ").startswith(expected)
@@ -100,7 +103,7 @@ def test_the_smallest_script_is_printed_with_its_place(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"release": "newest"}, "--release 'newest' is no release of transformers; write one as"),
+        ({"release": ["newest"]}, "--release 'newest' is no release of transformers; write one as"),
         ({"operation": ["cut"]}, "--operation cut is unknown; there are tokens, prefill"),
         ({"attention": "flash"}, "--attention flash is unknown; write eager or sdpa"),
     ],

@@ -3,54 +3,30 @@
 import json
 import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
-from rich.table import Table
 
 from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import comparing, console, watched
 from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
 from cachesim.lab.real.worker_process import JsonProcess, WorkerError
 from cachesim.typed import Json
 
 NEWEST: Final = "5.23.0"
 WORKER: Final = Path(__file__).with_name("script_worker.py")
-ROWS: Final = b'{"family"'
-VERDICTS: Final = ("right", "wrong", "unclear", "refused", "crash")
+ROWS: Final = b'{"release"'
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
 
 OLDER_HUB: Final = ("huggingface_hub<2",)
 """What releases before 5.15 need beside them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A script on a family's model, and its result."""
-
-    family: str
-    operation: str
-    verdict: str
-    script: Script
-    gap: float | None = None
-    place: str = ""
-    error: str = ""
-
-
-@dataclass(slots=True)
-class Found:
-    """All cells of a run."""
-
-    cells: list[Cell]
-    unbuilt: dict[str, str]
-    not_causal: list[str]
 
 
 class Worker:
@@ -90,7 +66,7 @@ def environment_for(release: str) -> Environment:
 @comparing
 def real_transformers(
     *,
-    release: str = NEWEST,
+    release: Sequence[str] = (NEWEST,),
     family: Sequence[str] = (),
     operation: Sequence[str] = (),
     attention: str = "eager",
@@ -108,7 +84,7 @@ def real_transformers(
     Parameters
     ----------
     release
-        A release of transformers.
+        A release of transformers; of several, the results that change are listed.
     family
         Families to play; all if left out.
     operation
@@ -130,28 +106,41 @@ def real_transformers(
     if attention not in ("eager", "sdpa"):
         msg = f"--attention {attention} is unknown; write eager or sdpa"
         raise OptionError(msg)
+    environments = {name: environment_for(name) for name in release}
     results = None if output is None else Output.at(output, "--output", ROWS)
-    worker, began = Worker(environment_for(release).ready()), time.monotonic()
-    try:
-        known = worker.order({"families": True})
-        missing = [each for each in family if each not in known]
-        if missing:
-            msg = f"--family {missing[0]} is no decoder of transformers {release}"
-            raise OptionError(msg)
-        found = Found([], {}, [])
-        for each in watched(family or known):
-            scripts = {name: drawn(name, each, seed) for name in operation or OPERATIONS}
-            play_family(worker, each, scripts, attention, found)
-        minutes = (time.monotonic() - began) / 60
-        show(found, f"transformers {release}, {attention}, seed {seed}, {minutes:.1f} minutes")
-        wrong = [each for each in found.cells if each.verdict == "wrong"]
-        for cell in wrong[:shrink]:
-            show_smallest(worker, cell, attention)
-    finally:
-        worker.close()
-    if results is not None:
-        results.write("".join(f"{json.dumps(asdict(each))}\n" for each in found.cells))
-    return int(bool(wrong))
+    releases = []
+    for name, environment in environments.items():
+        worker, began = Worker(environment.ready()), time.monotonic()
+        try:
+            found = Found(name)
+            for each in families_of(worker, found, family):
+                scripts = {one: drawn(one, each, seed) for one in operation or OPERATIONS}
+                play_family(worker, each, scripts, attention, found)
+            minutes = (time.monotonic() - began) / 60
+            show(found, f"transformers {name}, {attention}, seed {seed}, {minutes:.1f} minutes")
+            wrong = [each for each in found.cells if each.verdict == "wrong"]
+            for cell in wrong[:shrink]:
+                show_smallest(worker, cell, attention)
+        finally:
+            worker.close()
+        releases.append(found)
+        if results is not None:
+            cells = [each for found in releases for each in found.cells]
+            results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
+    if len(releases) > 1:
+        show_changes(releases)
+    return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
+
+
+def families_of(worker: Worker, found: Found, wanted: Sequence[str]) -> Iterable[str]:
+    """The wanted families of a release, or all; an older release may lack some."""
+    known = worker.order({"families": True})
+    missing = [each for each in wanted if each not in known]
+    if missing and found.release == NEWEST:
+        msg = f"--family {missing[0]} is no decoder of transformers {NEWEST}"
+        raise OptionError(msg)
+    found.unbuilt = dict.fromkeys(missing, f"not in {found.release}")
+    return watched([each for each in wanted or known if each not in missing])
 
 
 def play_family(
@@ -170,35 +159,10 @@ def play_family(
         found.not_causal.append(family)
     else:
         found.cells += [
-            Cell(family=family, operation=name, script=script, **result)
+            Cell(release=found.release, family=family, operation=name, script=script, **result)
             for (name, script), result in zip(scripts.items(), answer["results"], strict=True)
+            if result["verdict"] != "absent"
         ]
-
-
-def show(found: Found, title: str) -> None:
-    """Counts of verdicts by operation, and the families of each that is wrong."""
-    by_operation: dict[str, list[Cell]] = defaultdict(list)
-    for cell in found.cells:
-        by_operation[cell.operation].append(cell)
-    table = Table(box=None, title=title, title_justify="left")
-    for head in ("operation", *VERDICTS):
-        table.add_column(head, justify="left" if head == "operation" else "right")
-    table.add_column("wrong in")
-    for name, cells in by_operation.items():
-        counts = Counter(each.verdict for each in cells)
-        wrong = [each.family for each in cells if each.verdict == "wrong"]
-        table.add_row(name, *(str(counts[each]) for each in VERDICTS), ", ".join(wrong))
-    totals = Counter(each.verdict for each in found.cells)
-    table.add_row("all", *(str(totals[each]) for each in VERDICTS), "")
-    console().print(table)
-    families = len({each.family for each in found.cells})
-    console().print(f"{families} families, {len(found.cells)} checks")
-    if found.not_causal:
-        console().print(
-            "left out, since a cold run depends on later tokens: " + ", ".join(found.not_causal)
-        )
-    for family, reason in found.unbuilt.items():
-        console().print(f"not built: {family}: {reason}", markup=False)
 
 
 def show_smallest(worker: Worker, cell: Cell, attention: str) -> None:

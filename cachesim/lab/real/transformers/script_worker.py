@@ -7,12 +7,17 @@ script is a list of steps, each with its arguments:
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
+    ["try", -3]             a crop; the script goes on if it is refused
     ["reorder", 2, 0, 1]    the same with "select"; ["repeat", 3]
     ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens; with 0 the prompt
                             is what the cache holds, with less it is shorter. "plain" is given
                             the cache; the last step may have another manner and no cache
+    ["batch", 14, 9, 5]     `generate` on prompts with padding on the left
+    ["paged", 20, 16, 23]   prompts with one beginning, one after another, by continuous batching
 
-Cold is the same model's `use_cache=False` over all tokens of each row, without padding.
+Cold is the same model's `use_cache=False` over all tokens of each row, without padding. What is
+wrong is played again with each of the REMEDIES that apply, and the first that makes it right is
+its cause. If the same call without a cache is as far from cold, the cache is not at fault.
 """
 
 import copy
@@ -23,6 +28,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,7 +47,56 @@ NEW = 6
 RIGHT, WRONG = 1e-6, 1e-3
 """Largest distance of right logits and smallest of wrong ones, in deviations of the cold logits."""
 
+INFINITE = 1e9
+PACKAGE = "site-packages/transformers/"
+
 torch: Any = None
+
+POSITIONS = "positions given"
+SINGLY = "token by token"
+APART = "cold runs on models of their own"
+UNLIMITED = "a cache without windows"
+REORDER = "reorder_cache"
+DYNAMIC = "a dynamic cache"
+SHORTER = "a cache shorter than the prompt"
+CALLS = "calls of the model"
+NEW_MASK = "a mask of the new tokens"
+UNSHARED = "no shared blocks"
+REBUILT = "a new cache"
+CHANGES = ("crop", "try", "reset", "fork", "reorder", "select", "repeat")
+METHODS = {
+    "record": "activate_past_recording",
+    "crop": "crop",
+    "try": "crop",
+    "reset": "reset",
+    "reorder": "reorder_cache",
+    "select": "batch_select_indices",
+    "repeat": "batch_repeat_interleave",
+}
+"""What steps call of a cache."""
+
+REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
+    (POSITIONS,): ("feed",),
+    (SINGLY,): ("feed", "generate"),
+    (APART,): ("feed", "generate", "pad"),
+    (APART, SINGLY): ("feed", "generate", "pad"),
+    (UNLIMITED,): ("feed", "generate", "pad", "batch"),
+    (REORDER,): ("select",),
+    (DYNAMIC,): ("cache", "generate"),
+    (SHORTER,): ("generate",),
+    (SHORTER, UNLIMITED): ("generate",),
+    (CALLS,): ("generate",),
+    (CALLS, SINGLY): ("generate",),
+    (NEW_MASK,): ("pad",),
+    (UNSHARED,): ("paged",),
+    (REBUILT,): CHANGES,
+    (APART, SINGLY, REBUILT): CHANGES,
+}
+"""What is done in place of a step of a wrong script, by the steps that it is for."""
+
+
+class AbsentError(Exception):
+    """The release does not have what a step calls."""
 
 
 class Timeout(Exception):  # noqa: N818 - it ends a script
@@ -57,28 +112,53 @@ def tokens(seed: int, count: int, rows: int = 1) -> Real:
 class Play:
     """One script on one model: what was fed, row by row, and the cache."""
 
-    def __init__(self, model: Real, key: str, *, positions: bool) -> None:
-        self.model, self.key, self.positions = model, key, positions
+    def __init__(
+        self, model: Real, key: str, *, positions: bool, remedies: tuple[str, ...] = ()
+    ) -> None:
+        self.model, self.key, self.positions, self.remedies = model, key, positions, remedies
+        self.own_cache = False  # a class of the model's own
         self.rows: list[Real] = [torch.zeros(1, 0, dtype=torch.long)]  # tokens of each, unpadded
         self.widths = 0  # of the batch, with padding
         self.cache: Real = None
-        self.static = False
+        self.recording = False
         self.drawn = 0
         self.gap = 0.0
+        self.uncached_gap = 0.0  # of the same calls without a cache
+        self.limit = ""  # that the library documents
         self.place = ""  # of the first cache content that is not the cold one's
 
     def play(self, script: list[Step]) -> None:
         for name, *given in script:
             if self.cache is None and name not in ("cache", "rows", "pad"):
                 self.cache = self.new("dynamic")
+            if name in METHODS and not hasattr(self.cache, METHODS[name]):
+                msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
+                raise AbsentError(msg)
             getattr(self, f"do_{name}")(*given)
+            if REBUILT in self.remedies and name in CHANGES:
+                self._rebuild()
+
+    def _rebuild(self) -> None:
+        self.cache = self.new("dynamic")
+        if self.widths:
+            self._call(self._padded(), self.widths)
+        if self.recording:
+            self.cache.activate_past_recording()
+
+    def is_right(self) -> bool:
+        """True if logits are the cold ones, or those of the same calls without a cache."""
+        return self.gap <= WRONG or self.uncached_gap < RIGHT
 
     # -- the cache ---------------------------------------------------------------------------
 
     def new(self, kind: str) -> Real:
         library: Any = importlib.import_module("transformers")
         config = self.model.config
-        if kind == "static":
+        if self.own_cache:
+            return None  # the model makes it
+        if UNLIMITED in self.remedies:
+            return library.DynamicCache()
+        if kind == "static" and DYNAMIC not in self.remedies:
             return library.StaticCache(config, max_cache_len=64)
         if kind == "offloaded":
             return library.DynamicCache(config=config, offloading=True)
@@ -99,18 +179,33 @@ class Play:
         self.cache = self.new("dynamic")
         self.rows = [tokens(20 + row, count) for row, count in enumerate(lengths)]
         self.widths = max(lengths)
-        wide = [torch.nn.functional.pad(row, (self.widths - row.shape[1], 0)) for row in self.rows]
-        logits = self._feed(torch.cat(wide))
-        self._compare(logits[:, -1:], 1)
+        self._compare(self._feed(self._padded())[:, -1:], 1)
+
+    def _padded(self) -> Real:
+        return torch.cat(
+            [torch.nn.functional.pad(row, (self.widths - row.shape[1], 0)) for row in self.rows]
+        )
 
     def do_record(self) -> None:
         self.cache.activate_past_recording()
+        self.recording = True
 
     def do_crop(self, length: int) -> None:
         """Of a negative length the last tokens go, else the first ones stay."""
+        croppable = getattr(self.cache, "is_croppable", True)
         self.cache.crop(length)
+        if not croppable:
+            self.limit = "is_croppable is False"
         self.rows = [row[:, :length] if length else row[:, :0] for row in self.rows]
         self.widths = self.rows[0].shape[1]
+
+    def do_try(self, length: int) -> None:
+        """A crop; one that is refused should have changed nothing."""
+        try:
+            self.do_crop(length)
+        except Exception as error:
+            if not is_clear(error):
+                raise
 
     def do_reset(self) -> None:
         self.cache.reset()
@@ -129,7 +224,10 @@ class Play:
         self.rows = [self.rows[row] for row in order]
 
     def do_select(self, *order: int) -> None:
-        self.cache.batch_select_indices(torch.tensor(order))
+        if REORDER in self.remedies:
+            self.cache.reorder_cache(torch.tensor(order))
+        else:
+            self.cache.batch_select_indices(torch.tensor(order))
         self.rows = [self.rows[row] for row in order]
 
     def do_repeat(self, count: int) -> None:
@@ -149,31 +247,69 @@ class Play:
         self._compare(self._feed(more)[:, -count:], count)
 
     def _feed(self, ids: Real) -> Real:
+        count = ids.shape[1]
+        if SINGLY in self.remedies and count < self.widths:
+            parts = [
+                self._call(ids[:, at : at + 1], self.widths - count + at + 1) for at in range(count)
+            ]
+            return torch.cat(parts, 1)
+        return self._call(ids, self.widths)
+
+    def _call(self, ids: Real, end: int) -> Real:
+        """Logits of tokens that end at a column of the batch."""
+        given = self._batching(ids.shape[1], end)
+        if NEW_MASK in self.remedies and "attention_mask" in given:
+            given["attention_mask"] = given["attention_mask"][:, -ids.shape[1] :]
+        out = self.model(ids, use_cache=True, **{self.key: self.cache}, **given)
+        if self.own_cache:
+            self.cache = getattr(out, self.key)
+        return out.logits
+
+    def _batching(self, count: int, end: int) -> dict[str, Any]:
+        """Mask and positions of a batch with padding; without padding none."""
         given: dict[str, Any] = {}
         if any(row.shape[1] != self.widths for row in self.rows):
-            spaces = torch.arange(self.widths)
-            mask = torch.stack([(spaces >= self.widths - row.shape[1]).long() for row in self.rows])
+            starts = torch.tensor([[self.widths - row.shape[1]] for row in self.rows])
+            mask = (torch.arange(end)[None] >= starts).long()
             given["attention_mask"] = mask
             if self.positions:
-                given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        return self.model(ids, use_cache=True, **{self.key: self.cache}, **given).logits
+                given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]
+        elif POSITIONS in self.remedies and self.positions:
+            given["position_ids"] = torch.arange(end - count, end)[None]
+        return given
+
+    @property
+    def cold_model(self) -> Real:
+        """The model of cold runs."""
+        return copy.deepcopy(self.model) if APART in self.remedies else self.model
 
     def cold(self, ids: Real) -> Real:
-        return self.model(ids, use_cache=False).logits
+        return self.cold_model(ids, use_cache=False).logits
 
     def _compare(self, got: Real, count: int) -> None:
         cold = torch.cat([self.cold(row)[:, -count:] for row in self.rows])
-        self._measure(got, cold)
+        if self._measure(got, cold):
+            given = self._batching(self.widths, self.widths)
+            if "attention_mask" not in given:
+                self.uncached_gap = INFINITE
+                return
+            same = self.cold_model(self._padded(), use_cache=False, **given).logits[:, -count:]
+            self._uncached(got, same, cold)
 
-    def _measure(self, got: Real, cold: Real) -> None:
+    def _measure(self, got: Real, cold: Real) -> bool:
+        """True if logits are wrong."""
         if got.shape != cold.shape:
             msg = f"{tuple(got.shape)} logits in place of {tuple(cold.shape)}"
             raise AssertionError(msg)
-        spread = float(cold.double().std()) if cold.numel() > 1 else 1.0
-        far = (got.double() - cold.double()).abs().nan_to_num(1e9).max()
-        self.gap = max(self.gap, float(far) / spread)
+        gap = distance(got, cold, cold)
+        self.gap = max(self.gap, gap)
         if self.gap > WRONG and not self.place:
             self.place = self._first_difference()
+        return gap > WRONG
+
+    def _uncached(self, got: Real, same: Real, cold: Real) -> None:
+        """How far wrong logits are from those of the same calls without a cache."""
+        self.uncached_gap = max(self.uncached_gap, distance(got, same, cold))
 
     def _first_difference(self) -> str:
         """The first layer whose content is not that of a new cache after the same tokens."""
@@ -182,7 +318,7 @@ class Play:
         mine, self.cache = self.cache, self.new("dynamic")
         fresh = self.cache
         try:
-            self._feed(torch.cat(self.rows))
+            self._call(torch.cat(self.rows), self.widths)
         except Exception:
             return ""
         finally:
@@ -203,48 +339,145 @@ class Play:
         ids = (
             torch.cat([held, self._more(more)], 1) if more > 0 else held[:, : held.shape[1] + more]
         )
-        given: dict[str, Any] = {"use_cache": True, **self._manner(how)}
-        if how == "plain":
+        self._prepare(ids, more)
+        given = self._manner(how)
+        if how == "plain" and not (self.own_cache and self.cache is None):
             given[self.key] = self.cache
-        out = self.model.generate(
+        elif UNLIMITED in self.remedies and how != "static":
+            given[self.key] = self.new("dynamic")
+        if CALLS in self.remedies and how == "plain":
+            sequences, logits = self._by_calls(ids)
+        else:
+            out = self.generate(self.model, ids, use_cache=True, **given)
+            sequences = out.sequences
+            if self.own_cache:
+                self.cache = getattr(out, self.key, None)
+            logits = out.sequences_scores if how == "beams" else torch.stack(out.logits, 1)
+        if how == "beams":
+            cold = self.generate(self.cold_model, ids, use_cache=False, **given)
+            if self._measure(logits, cold.sequences_scores):
+                self.uncached_gap = INFINITE
+            return
+        whole, cold = self._greedy(ids)
+        if sequences.shape != whole.shape:
+            msg = f"{tuple(sequences.shape)} tokens in place of {tuple(whole.shape)}"
+            raise AssertionError(msg)
+        if how == "plain":
+            self.rows = [row[None, :-1] for row in sequences]
+            self.widths = self.rows[0].shape[1]
+        if self._measure(logits, cold):
+            plain = self.generate(self.cold_model, ids, use_cache=False, output_logits=True)
+            self._uncached(logits, torch.stack(plain.logits, 1), cold)
+
+    def _prepare(self, ids: Real, more: int) -> None:
+        """What a remedy does to the cache before `generate`."""
+        if {SHORTER, CALLS}.intersection(self.remedies) and more <= 0:
+            self.cache = self.new("dynamic")
+            self.rows, self.widths = [ids[:, :-1]], ids.shape[1] - 1
+            self._call(ids[:, :-1], self.widths)
+        elif SINGLY in self.remedies and CALLS not in self.remedies and self.widths and more > 1:
+            for at in range(self.widths, ids.shape[1] - 1):
+                self._call(ids[:, at : at + 1], at + 1)
+
+    def _by_calls(self, ids: Real) -> tuple[Real, Real]:
+        """The tokens of `generate` by calls of the model."""
+        new, logits = ids[:, self.widths :], []
+        for _ in range(NEW):
+            self.rows, self.widths = [ids], ids.shape[1]
+            logits.append(self._feed(new)[:, -1])
+            new = logits[-1].argmax(-1, keepdim=True)
+            ids = torch.cat([ids, new], 1)
+        return ids, torch.stack(logits, 1)
+
+    def do_batch(self, *lengths: int) -> None:
+        """`generate` on a batch with padding, as `pad` makes it."""
+        self.rows = [tokens(20 + row, count) for row, count in enumerate(lengths)]
+        self.widths = max(lengths)
+        ids, given = self._padded(), self._batching(self.widths, self.widths)
+        mask = given["attention_mask"]
+        cache = {} if self.own_cache else {self.key: self.new("dynamic")}
+        out = self.generate(
+            self.model, ids, use_cache=True, attention_mask=mask, output_logits=True, **cache
+        )
+        cold = torch.cat([self._greedy(row)[1] for row in self.rows])
+        if self._measure(torch.stack(out.logits, 1), cold):
+            same = self.generate(
+                self.cold_model, ids, use_cache=False, attention_mask=mask, output_logits=True
+            )
+            self._uncached(torch.stack(out.logits, 1), torch.stack(same.logits, 1), cold)
+
+    def generate(self, model: Real, ids: Real, **given: Any) -> Real:
+        """What greedy `generate` returns."""
+        return model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            **{"attention_mask": torch.ones_like(ids), **given},
             max_new_tokens=NEW,
             do_sample=False,
             return_dict_in_generate=True,
             disable_compile=True,
-            **given,
         )
-        if how == "beams":
-            del given["use_cache"]
-            cold = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW,
-                do_sample=False,
-                return_dict_in_generate=True,
-                disable_compile=True,
-                use_cache=False,
-                **given,
-            )
-            self._measure(out.sequences_scores, cold.sequences_scores)
-            return
+
+    def do_paged(self, *lengths: int) -> None:
+        """Prompts that begin alike, one after another, so that later ones find blocks."""
+        library: Any = importlib.import_module("transformers")
+        if not hasattr(library, "ContinuousBatchingConfig"):
+            msg = "no ContinuousBatchingConfig"
+            raise AbsentError(msg)
+        base = tokens(20, max(lengths))
+        manager = copy.deepcopy(self.model).init_continuous_batching(
+            generation_config=library.GenerationConfig(
+                max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=library.ContinuousBatchingConfig(
+                page_size=4,
+                num_blocks=64,
+                max_batch_tokens=32,
+                use_cuda_graph=False,
+                allow_block_sharing=UNSHARED not in self.remedies,
+            ),
+        )
+        manager.start()
+        try:
+            for length in lengths:
+                ids = base[:, :length]
+                name = manager.add_request(ids[0].tolist(), max_new_tokens=NEW)
+                while (result := manager.get_result(request_id=name, timeout=1)) is None or (
+                    not result.is_finished()
+                ):
+                    if not manager.is_running():
+                        msg = "continuous batching ended"
+                        raise AssertionError(msg)
+                if result.error:
+                    raise AssertionError(result.error)
+                self._measure_tokens(ids, result.generated_tokens)
+        finally:
+            manager.stop(block=True, timeout=5)
+
+    def _measure_tokens(self, ids: Real, got: list[int]) -> None:
+        """The first other token is as wrong as the cold logits prefer theirs to it."""
         whole, logits = self._greedy(ids)
-        if out.sequences.shape != whole.shape:
-            msg = f"{tuple(out.sequences.shape)} tokens in place of {tuple(whole.shape)}"
+        cold = whole[0, -NEW:].tolist()
+        if len(got) != len(cold):
+            msg = f"{len(got)} tokens in place of {len(cold)}"
             raise AssertionError(msg)
-        if how == "plain":
-            self.rows = [row[None, :-1] for row in out.sequences]
-            self.widths = self.rows[0].shape[1]
-        self._measure(torch.stack(out.logits, 1), logits)
+        for at, (mine, theirs) in enumerate(zip(got, cold, strict=True)):
+            if mine != theirs:
+                margin = float((logits[0, at, theirs] - logits[0, at, mine]) / logits.std())
+                self.gap = max(self.gap, margin)
+                plain = self.generate(self.cold_model, ids, use_cache=False).sequences
+                if got != plain[0, -NEW:].tolist():
+                    self.uncached_gap = INFINITE
+                return
 
     def _manner(self, how: str) -> dict[str, Any]:
         if how == "beams":
             return {"num_beams": 3, "output_scores": True}
         manner: dict[str, Any] = {"output_logits": True}
         if how == "chunks":
-            manner["prefill_chunk_size"] = 5
-        elif how == "static":
+            manner["prefill_chunk_size"] = 1 if SINGLY in self.remedies else 5
+        elif how == "static" and UNLIMITED in self.remedies:
+            manner[self.key] = self.new("dynamic")
+        elif how == "static" and DYNAMIC not in self.remedies:
             manner["cache_implementation"] = "static"
         elif how == "lookup":
             manner |= {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
@@ -277,6 +510,13 @@ def contents(layer: Real) -> Iterator[tuple[str, Real]]:
         for key, part in parts:
             if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() > 1:
                 yield f"{name}[{key}]" if key != "" else name, part
+
+
+def distance(one: Real, other: Real, cold: Real) -> float:
+    """The largest distance of two results, in deviations of the cold one."""
+    spread = float(cold.double().std()) if cold.numel() > 1 else 1.0
+    far = (one.double() - other.double()).abs().nan_to_num(1e9).max()
+    return float(far) / spread
 
 
 def _differs(one: Real, other: Real) -> bool:
@@ -316,20 +556,75 @@ class Family:
     def __init__(self, kind: str, fields: dict[str, Any], attention: str) -> None:
         tiny: Any = importlib.import_module("tiny_worker")
         self.model = tiny.model_of(kind, fields, attention)
+        self.pristine = copy.deepcopy(self.model)  # before any module holds a state
         inspect: Any = importlib.import_module("inspect")
         names = inspect.signature(self.model.forward).parameters
         keys = ("past_key_values", "cache_params")
         self.key = next((each for each in keys if each in names), "")
         self.positions = "position_ids" in names
+        self.own_cache = False
+        if self.key:
+            library: Any = importlib.import_module("transformers")
+            held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
+            module = inspect.getmodule(type(self.model))
+            if held is None and any("Cache" in each for each in classes_of(module)):
+                msg = f"{type(self.model).__name__} makes no cache where it is given none"
+                raise AbsentError(msg)
+            kinds = (library.DynamicCache, library.EncoderDecoderCache)
+            self.own_cache = held is not None and type(held) not in kinds
+        source = inspect.getsource(inspect.getmodule(type(self.model)))
+        self.replaceable = "ALL_ATTENTION_FUNCTIONS" in source
 
     def result(self, script: list[Step]) -> dict[str, Any]:
-        play = Play(self.model, self.key, positions=self.positions)
+        """The verdict of a script; of a wrong one with its cause."""
+        play = self.play()
         try:
             limited(lambda: play.play(script))
+        except AbsentError as error:
+            return {"verdict": "absent", "error": str(error)}
         except Exception as error:
             return {"verdict": "refused" if is_clear(error) else "crash", **about(error)}
-        verdict = "right" if play.gap < RIGHT else "wrong" if play.gap > WRONG else "unclear"
-        return {"verdict": verdict, "gap": play.gap, "place": play.place}
+        found: dict[str, Any] = {"gap": play.gap, "place": play.place}
+        if play.gap <= WRONG:
+            return {"verdict": "right" if play.gap < RIGHT else "unclear", **found}
+        if play.is_right():
+            return {"verdict": "limit", "cause": "the same without a cache", **found}
+        cause = self.cause(script)
+        if play.limit and cause in ("", REBUILT):
+            return {"verdict": "limit", "cause": play.limit, **found}
+        return {"verdict": "wrong", "cause": cause, **found}
+
+    def play(self, remedies: tuple[str, ...] = ()) -> Play:
+        """A new play on the model."""
+        model = copy.deepcopy(self.pristine) if APART in remedies else self.model
+        play = Play(model, self.key, positions=self.positions, remedies=remedies)
+        play.own_cache = self.own_cache
+        return play
+
+    def cause(self, script: list[Step]) -> str:
+        """The first remedies with which a script is right; empty if there are none."""
+        steps = {name for name, *_ in script}
+        for remedies, applies in REMEDIES.items():
+            if steps.intersection(applies):
+                play = self.play(remedies)
+                try:
+                    limited(partial(play.play, script))
+                except Exception:  # noqa: S112 - it is no remedy
+                    continue
+                if play.is_right():
+                    return ", ".join(remedies)
+        if "paged" in steps and not self.replaceable:
+            return "attention of its own, which is not replaced by the paged one"
+        if "paged" in steps and not self.positions:
+            return "positions of its own, which do not follow those of the packed prompts"
+        return ""
+
+
+def classes_of(module: Real) -> Iterator[str]:
+    """The classes that a module defines."""
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            yield name
 
 
 def limited(call: Callable[[], T]) -> T:
@@ -350,7 +645,7 @@ def limited(call: Callable[[], T]) -> T:
 def is_clear(error: Exception) -> bool:
     """True if the library itself raises, and with a message."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    raises = (frame.line or "").startswith("raise") and "transformers" in frame.filename
+    raises = (frame.line or "").startswith("raise") and PACKAGE in frame.filename
     return raises and bool(str(error))
 
 
@@ -373,7 +668,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         family = limited(lambda: Family.of(order["family"], fields, order["attention"]))
         if not family.key:
             return {"unbuilt": "its forward pass takes no cache"}
-        play = Play(family.model, family.key, positions=family.positions)
+        play = family.play()
         found["key"] = family.key
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
         found["causal"] = limited(lambda: is_causal(play))

@@ -57,6 +57,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "crop-recorded-first": lambda rng: [["record"], *_crops(rng, 2, recorded=False)],
     "crop-twice": lambda _: [["record"], ["feed", 20], ["crop", -2], ["crop", -2], ["feed", 4]],
     "crop-deep": lambda rng: [*_prefill(rng), ["record"], ["feed", 3], ["crop", -6], ["feed", 5]],
+    "crop-refused": lambda rng: [*_prefill(rng), ["try", -rng.randint(1, 5)], ["feed", 4]],
     "crop-all": lambda rng: [["record"], ["feed", 14], ["crop", -14], *_feeds(rng, 5, 9, 2)],
     "reset": lambda rng: [*_prefill(rng), ["reset"], *_feeds(rng, 3, 9, 2)],
     "fork": lambda rng: [*_prefill(rng), ["fork"], *_feeds(rng, 1, 6, 2)],
@@ -69,6 +70,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "pad-chunk": lambda rng: [["pad", 14, 9, 5], *_feeds(rng, 2, 5, 2)],
     "pad-reorder": lambda rng: [["pad", 14, 9, 5], ["reorder", *_order(rng, 3)], ["feed", 1]],
     "generate": lambda rng: [["generate", rng.randint(12, 16), "plain"]],
+    "generate-batch": lambda _: [["batch", 14, 9, 5]],
     "generate-turn": lambda rng: _turns(rng, rng.randint(2, 6)),
     "generate-cached": lambda rng: _turns(rng, 0),
     "generate-shorter": lambda rng: _turns(rng, -rng.randint(1, 4)),
@@ -77,6 +79,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "generate-lookup": lambda rng: [["generate", rng.randint(12, 16), "lookup"]],
     "generate-assisted": lambda rng: [["generate", rng.randint(12, 16), "assisted"]],
     "generate-beams": lambda rng: [["generate", rng.randint(12, 16), "beams"]],
+    "paged": lambda rng: [["paged", rng.randint(18, 26), *(rng.randint(9, 18) for _ in "ab"), 26]],
 }
 
 

@@ -90,6 +90,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "mellum": {"layer_types": ALTERNATING},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+    "nemotron": {"num_key_value_heads": 2},
     "phi3": {
         "rope_parameters": {
             "rope_type": "default",
@@ -144,13 +145,20 @@ def settable(cls: Real, key: str) -> bool:
 
 def fields_of(kind: str) -> dict[str, Any]:
     """The fields of a family's tiny configuration."""
-    cls = importlib.import_module("transformers").CONFIG_MAPPING[kind]
+    return _fields_for(importlib.import_module("transformers").CONFIG_MAPPING[kind], kind)
+
+
+def _fields_for(cls: Real, kind: str) -> dict[str, Any]:
+    """The fields of a class, and of each configuration in it."""
     default, aliases = cls(), getattr(cls, "attribute_map", {})
     known = set(default.to_dict()) | set(getattr(cls, "__dataclass_fields__", {})) | set(aliases)
     given = {key: value for key, value in FIELDS.items() if key in known}
     for alias, target in aliases.items():  # never both names of one field
         if target in given:
             given.pop(alias, None)
+    for key in given:
+        if "drop" in key and isinstance(getattr(default, key, None), float):
+            given[key] = 0.0
     for key in NOT_ALWAYS_SIZES:
         if not isinstance(getattr(default, key, None), int):
             given.pop(key, None)
@@ -160,6 +168,10 @@ def fields_of(kind: str) -> dict[str, Any]:
     if "qk_rope_head_dim" in given:  # multi-head latent attention: one key a head, of its rope part
         given |= {key: 4 for key in ("head_dim", "num_key_value_heads") if key in given}
     given |= _layers_of(cls, default) | EXCEPTIONS.get(kind, {})
+    for key in getattr(cls, "sub_configs", {}):
+        part: Real = getattr(default, key, None)
+        if hasattr(part, "to_dict"):
+            given[key] = _fields_for(type(part), part.model_type)
     return {key: value for key, value in given.items() if settable(cls, key)}
 
 
@@ -218,5 +230,9 @@ def keep_double() -> None:
         return call
 
     torch.Tensor.to, torch.Tensor.float = widened(to), torch.Tensor.double
-    for owner, name in ((functional, "softmax"), (torch, "softmax"), (functional, "log_softmax")):
-        setattr(owner, name, widened(getattr(owner, name)))
+    for owner, names in (
+        (functional, "softmax log_softmax"),
+        (torch, "softmax zeros zeros_like ones empty empty_like full"),
+    ):
+        for name in names.split():
+            setattr(owner, name, widened(getattr(owner, name)))

@@ -1,0 +1,112 @@
+"""Results of scripts on Transformers' models: counts, causes, and changes between releases."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+from rich.table import Table
+
+from cachesim.lab.real.playing import console
+from cachesim.lab.real.transformers.scripts import Script
+
+VERDICTS: Final = ("right", "wrong", "limit", "unclear", "refused", "crash")
+NUMBER: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A script on a family's model, and its result."""
+
+    release: str
+    family: str
+    operation: str
+    verdict: str
+    script: Script
+    gap: float | None = None
+    place: str = ""
+    error: str = ""
+    cause: str = ""  # what makes a wrong script right, or a limit
+
+
+@dataclass(slots=True)
+class Found:
+    """All cells of a release."""
+
+    release: str
+    cells: list[Cell] = field(default_factory=list)
+    unbuilt: dict[str, str] = field(default_factory=dict)
+    not_causal: list[str] = field(default_factory=list)
+
+
+def show(found: Found, title: str) -> None:
+    """Counts of verdicts by operation, and the families of each that is wrong."""
+    by_operation: dict[str, list[Cell]] = defaultdict(list)
+    for cell in found.cells:
+        by_operation[cell.operation].append(cell)
+    table = Table(box=None, title=title, title_justify="left")
+    for head in ("operation", *VERDICTS):
+        table.add_column(head, justify="left" if head == "operation" else "right")
+    table.add_column("wrong in")
+    for name, cells in by_operation.items():
+        counts = Counter(each.verdict for each in cells)
+        wrong = [each.family for each in cells if each.verdict == "wrong"]
+        table.add_row(name, *(str(counts[each]) for each in VERDICTS), ", ".join(wrong))
+    totals = Counter(each.verdict for each in found.cells)
+    table.add_row("all", *(str(totals[each]) for each in VERDICTS), "")
+    console().print(table)
+    show_causes(found)
+    families = len({each.family for each in found.cells})
+    console().print(f"{families} families, {len(found.cells)} checks")
+    if found.not_causal:
+        console().print(
+            "left out, since a cold run depends on later tokens: " + ", ".join(found.not_causal)
+        )
+    for family, reason in found.unbuilt.items():
+        console().print(f"not built: {family}: {reason}", markup=False)
+
+
+def show_causes(found: Found) -> None:
+    """What makes each wrong script right, how each crash ends, and in which families."""
+    by_cause: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in found.cells:
+        if cell.verdict in ("wrong", "limit"):
+            by_cause[cell.verdict, cell.cause].append(cell)
+        elif cell.verdict == "crash":
+            by_cause[cell.verdict, NUMBER.sub("n", cell.error[:100])].append(cell)
+    if not by_cause:
+        return
+    table = Table(box=None)
+    for head in ("", "cause", "scripts", "operations", "families"):
+        table.add_column(head, justify="right" if head == "scripts" else "left")
+    for (verdict, cause), cells in sorted(by_cause.items(), key=lambda each: -len(each[1])):
+        operations = _listed(each.operation for each in cells)
+        families = _listed(each.family for each in cells)
+        table.add_row(verdict, cause or "not known", str(len(cells)), operations, families)
+    console().print(table)
+
+
+def show_changes(releases: Sequence[Found]) -> None:
+    """Results that are not the same in all releases, by the releases in which they change."""
+    verdicts: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for found in releases:
+        for cell in found.cells:
+            verdicts[cell.family, cell.operation].append((cell.release, cell.verdict))
+    by_course: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key, course in verdicts.items():
+        steps = [next(group) for _, group in groupby(course, key=lambda each: each[1])]
+        if len(steps) > 1:
+            by_course[", ".join(f"{name} {verdict}" for name, verdict in steps)].append(key)
+    table = Table(box=None, title="Changes between releases", title_justify="left")
+    for head in ("from release", "scripts", "operations", "families"):
+        table.add_column(head, justify="right" if head == "scripts" else "left")
+    for changes, keys in sorted(by_course.items(), key=lambda each: -len(each[1])):
+        families, operations = zip(*keys, strict=True)
+        table.add_row(changes, str(len(keys)), _listed(operations), _listed(families))
+    console().print(table)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
