@@ -11,7 +11,7 @@ from cachesim.play import run
 from cachesim.play.result import Step
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
-from cachesim.scenario.labels import CONFIRMED, label_of, weakest
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence, label_of, weakest
 from cachesim.scenario.shipped import shipped_files
 from pages.collected import wheels
 
@@ -22,6 +22,13 @@ KINDS: Final = {
     "accounting": "Accounting",
     "crash": "Crashes",
 }
+SHORT: Final[dict[Evidence, str]] = {
+    CONFIRMED: "confirmed",
+    DERIVED: "from metadata",
+    SOURCE: "source only",
+}
+"""Evidence labels as the page's head explains them."""
+
 ROWS: Final = 6
 """Requests of a card's picture."""
 WIDTH: Final = 260
@@ -57,9 +64,9 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     words = [f"<b>{escape(scenario.engine.name)}</b> {code(bad)}"]
     words += [f"not with {code(good)}"] if good else []
     label = weakest(each.evidence for each in done.steps)
-    facts = [", ".join(words), _outcome(shown), *([label] if label else [])]
-    if not label and any(each["result"] == "agrees" for each in played):
-        facts.append("same counts")
+    facts = [", ".join(words), _outcome(shown), *([SHORT[label]] if label else [])]
+    if not label and not any(each["result"] == "agrees" for each in played):
+        facts.append("simulated only")
     address = escape(playground_link(scenario))
     links = [f'<a class="try" href="{address}" aria-label="{name} in the playground"></a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]

@@ -92,7 +92,7 @@ def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
 
     assert "1/40 reused, <b>wrong answer</b>" in text
     assert "<b>llama.cpp</b> <code>b9538</code>, not with <code>b11549+erase-equal</code>" in text
-    assert "confirmed on the real engine" in text
+    assert "<br>confirmed</p>" in text
     assert text.count('<rect class="new"') == 3
     assert text.count('<rect class="bad"') == 1
     assert 'href="reports/llama.cpp-three-requests.html"' in text
