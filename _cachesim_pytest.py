@@ -1,12 +1,14 @@
-"""The pytest plug-in: scenario files are tests.
+"""The pytest plug-in: scenario files are tests, and cache operations on a Transformers model.
 
 Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (it has a
 `format`, an `engine` and a `[[step]]`), becomes one test per profile. With `--cachesim-profile`
-scenarios of other engines are left out. The module lies outside the package so that pytest can
+scenarios of other engines are left out. With `--cachesim-transformers` each cache operation on a
+tiny model of the family is a test. The module lies outside the package so that pytest can
 load it without importing cachesim.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +53,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="write each scenario that fails, for the one profile it fails on, into a folder",
     )
+    group.addoption(
+        "--cachesim-transformers",
+        action="append",
+        default=[],
+        metavar="FAMILY",
+        help="a model type of Transformers whose cache is compared with cold runs; may be repeated",
+    )
+    group.addoption(
+        "--cachesim-import",
+        metavar="MODULE",
+        help="a module that registers a model with AutoConfig and AutoModelForCausalLM",
+    )
+    group.addoption(
+        "--cachesim-python",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="the interpreter that has torch and transformers; the one of pytest if left out",
+    )
 
 
 @pytest.fixture
@@ -63,6 +83,21 @@ def cachesim_probe() -> "Callable[..., Result]":
         return run(Settings(**flags)).result
 
     return probe
+
+
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Add a test for each operation on each family of `--cachesim-transformers`."""
+    families = session.config.getoption("--cachesim-transformers")
+    if families:
+        from cachesim.lab.real.transformers.scripts import OPERATIONS
+
+        items += [
+            TransformersItem.from_parent(
+                session, name=f"{family}: {operation}", family=family, operation=operation
+            )
+            for family in families
+            for operation in OPERATIONS
+        ]
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":
@@ -166,6 +201,30 @@ class ScenarioItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int, str]:
         """How pytest names it."""
         return self.path, 0, f"{self.scenario.name} on {self.profile}"
+
+
+class TransformersItem(pytest.Item):
+    """A cache operation on a tiny model of a Transformers family."""
+
+    def __init__(self, *, family: str, operation: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.family = family
+        self.operation = operation
+
+    def runtest(self) -> None:
+        """Compare with cold runs; a wrong answer and a crash fail."""
+        from cachesim.lab.real.transformers.one_family import result_of
+
+        python, module = map(self.config.getoption, ("--cachesim-python", "--cachesim-import"))
+        result = result_of(Path(python), module, self.family, self.operation)
+        if result.skipped:
+            pytest.skip(result.skipped)
+        if result.failed:
+            pytest.fail(result.failed, pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """How pytest names it."""
+        return self.config.rootpath, 0, self.name
 
 
 class UnexpectedError(Exception):

@@ -106,3 +106,13 @@ def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
     assert "test_own.py::test_own PASSED" in done.stdout
     assert "broken.toml::scenario FAILED" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_family_without_transformers_is_one_failure_with_the_reason(tmp_path: Path) -> None:
+    done = collected(
+        tmp_path, "--cachesim-transformers=llama", f"--cachesim-python={sys.executable}"
+    )
+
+    assert done.returncode == 1
+    assert "does it have torch and transformers?" in done.stdout
+    assert "1 failed, 33 skipped" in done.stdout

@@ -36,6 +36,14 @@ def test_a_build_of_a_version_is_that_version() -> None:
     assert not Environment(name="built", requirements=("torch==2.13",)).is_ready()
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_bound_is_met_by_what_was_installed_under_it() -> None:
+    wanted = Environment(name="bound", requirements=("huggingface_hub<2",))
+    furnish(wanted, "huggingface_hub-1.33.0.dist-info")
+
+    assert wanted.is_ready()
+
+
 def test_an_environment_is_ready_when_it_holds_exactly_what_is_required(folder: Path) -> None:
     wanted = Environment(name="e", requirements=("mlx-lm==0.31.3", "mlx[cpu]==0.32.4", "gguf"))
 

@@ -1,14 +1,15 @@
 """Scripts of cache operations on Transformers' models: drawn, played and reduced without torch."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers import commands
+from cachesim.lab.real.transformers import commands, one_family
 from cachesim.lab.real.transformers.commands import environment_for
-from cachesim.lab.real.transformers.results import Cell, Found, show
+from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
 from cachesim.lab.real.worker_process import WorkerError
@@ -98,6 +99,89 @@ def test_the_smallest_script_is_printed_with_its_place(
     commands.show_smallest(worker, cell, "eager")
     expected = "a, crop: crop -1: off by 0.25 deviations; first difference in layer 1, Dynamic"
     assert capsys.readouterr().out.replace("\n", " ").startswith(expected)
+
+
+def cell(family: str, operation: str, verdict: str, **more: str) -> Cell:
+    """A result without a script."""
+    release = more.pop("release", "2")
+    return Cell(
+        release=release, family=family, operation=operation, verdict=verdict, script=[], **more
+    )
+
+
+def test_wrong_results_are_listed_by_what_makes_them_right_and_crashes_by_their_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cells = [
+        cell("a", "fork", "wrong", cause="positions given"),
+        cell("b", "crop", "wrong", cause="positions given"),
+        cell("b", "fork", "wrong"),
+        cell("a", "crop", "limit", cause="is_croppable is False"),
+        cell("a", "pad", "crash", error="KeyError: 12"),
+        cell("b", "pad", "crash", error="KeyError: 13"),
+    ]
+    show_causes(Found("2", cells))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [
+        "wrong positions given 2 fork, crop a, b",
+        "crash KeyError: n 2 pad a, b",
+        "wrong not known 1 fork b",
+        "limit is_croppable is False 1 crop a",
+    ] == rows[1:]
+
+
+def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdicts = {"1": ("right", "wrong"), "2": ("wrong", "wrong"), "3": ("wrong", "wrong")}
+    show_changes(
+        [
+            Found(
+                release,
+                [
+                    cell("a", "crop", first, release=release),
+                    cell("b", "crop", second, release=release),
+                ],
+            )
+            for release, (first, second) in verdicts.items()
+        ]
+    )
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "1 right, 2 wrong 1 crop a" == rows[-1]
+
+
+def answered(verdict: str, **more: Any) -> dict[str, Any]:
+    result = {"verdict": verdict, "gap": 2.0, "place": "", "cause": "", "error": ""} | more
+    results = [result] * len(OPERATIONS)
+    return {"causal": True, "results": results, "fields": {}, "key": "past_key_values"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "plain", "failed", "skipped"),
+    [
+        (answered("right"), answered("right"), "", ""),
+        (answered("wrong", cause="a new cache"), answered("right"), "right with: a new cache", ""),
+        (answered("wrong"), answered("wrong"), "", "wrong with llama too"),
+        (answered("crash", error="KeyError: 1"), answered("right"), "KeyError: 1", ""),
+        (answered("limit", cause="no crop"), answered("right"), "", "limit: no crop"),
+        (answered("refused", error="no"), answered("right"), "", "refused: no"),
+        ({"unbuilt": "no"}, answered("right"), "mine: no tiny model: no", ""),
+        ({"causal": False}, answered("right"), "depends on later tokens", ""),
+    ],
+)
+def test_a_familys_own_wrong_answers_and_crashes_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    mine: dict[str, Any],
+    plain: dict[str, Any],
+    failed: str,
+    skipped: str,
+) -> None:
+    answers = {"mine": mine, "llama": plain}
+    monkeypatch.setattr(one_family, "_answer", lambda _python, _module, family: answers[family])
+    outcome = one_family.result_of(Path("python"), None, "mine", "tokens")
+    assert (bool(failed), bool(skipped)) == (bool(outcome.failed), bool(outcome.skipped))
+    assert failed in outcome.failed
+    assert skipped in outcome.skipped
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ class Environment:
         return self.python
 
     def _holds(self, requirement: str) -> bool:
-        project, _, version = requirement.partition("==")
-        stem = re.sub(r"[-_.]+", "_", re.sub(r"\[.*\]", "", project))
+        wanted, _, version = requirement.partition("==")
+        project = re.split(r"[\[<>!~]", wanted)[0]  # without extras and bounds
+        stem = re.sub(r"[-_.]+", "_", project)
         named = f"lib/python*/site-packages/{stem}-{version or '*'}"
         builds = (f"{named}.dist-info", f"{named}+*.dist-info")  # a build of a version, as +cpu
         return any(found for each in builds for found in self.folder.glob(each))

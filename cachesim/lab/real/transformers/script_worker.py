@@ -1,7 +1,8 @@
 """Runs scripts of cache operations on a release's models; a process of its own.
 
-A line of JSON {"family", "scripts"} comes in; a line {"fields", "layers", "results"} goes out. A
-script is a list of steps, each with its arguments:
+A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a module registers the
+model; a line {"fields", "layers", "results"} goes out. A script is a list of steps, each with its
+arguments:
 
     ["cache", "static"]     the class of the cache; the first step, else it is dynamic
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
@@ -80,9 +81,9 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (SINGLY,): ("feed", "generate"),
     (APART,): ("feed", "generate", "pad"),
     (APART, SINGLY): ("feed", "generate", "pad"),
+    (DYNAMIC,): ("cache", "generate"),
     (UNLIMITED,): ("feed", "generate", "pad", "batch"),
     (REORDER,): ("select",),
-    (DYNAMIC,): ("cache", "generate"),
     (SHORTER,): ("generate",),
     (SHORTER, UNLIMITED): ("generate",),
     (CALLS,): ("generate",),
@@ -561,6 +562,8 @@ class Family:
         names = inspect.signature(self.model.forward).parameters
         keys = ("past_key_values", "cache_params")
         self.key = next((each for each in keys if each in names), "")
+        if not self.key and any(each.kind is each.VAR_KEYWORD for each in names.values()):
+            self.key = "past_key_values"
         self.positions = "position_ids" in names
         self.own_cache = False
         if self.key:
@@ -713,6 +716,8 @@ def main() -> None:
     importlib.import_module("tiny_worker").keep_double()
     for line in sys.stdin:
         order = json.loads(line)
+        if order.get("import"):
+            importlib.import_module(order["import"])
         if "plant" in order:
             plant(order["plant"])
         if order.get("families"):

@@ -1,0 +1,95 @@
+"""Draws families by operations from the results of `cachesim real transformers`.
+
+    cachesim real transformers --output results.jsonl
+    python docs/make_transformers.py results.jsonl
+
+Without a file the picture is drawn again from the verdicts that are kept beside it.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent / "measurements"
+VERDICTS: Final = FOLDER / "transformers.json"
+PICTURE: Final = FOLDER / "transformers.html"
+
+CODES: Final = {"right": "r", "wrong": "w", "limit": "l", "unclear": "u", "refused": "-"}
+CRASH, ABSENT = "c", " "
+LEGEND: Final = {
+    "w": "wrong",
+    "l": "limit, or wrong without a cache too",
+    "c": "crash",
+    "-": "refused",
+    "u": "unclear",
+    "r": "right",
+}
+CELL, LEFT, TOP = 17, 190, 132
+STYLE: Final = """<style>
+.families{overflow-x:auto} .families svg{min-width:800px} .families text{font-size:11px}
+.families .r{fill:#8884;fill-opacity:.25} .families .w{fill:#d33} .families .l{fill:#e8a33d}
+.families .c{fill:#8b4ac0} .families .u{fill:#77a9d8} .families [class="-"]{fill:none;stroke:#8886}
+</style>"""
+
+
+def compact(lines: list[str]) -> dict[str, object]:
+    """Release, operations, and a letter for each family and operation."""
+    cells = [json.loads(line) for line in lines]
+    operations = list(dict.fromkeys(each["operation"] for each in cells))
+    families: dict[str, dict[str, str]] = defaultdict(dict)
+    for each in cells:
+        families[each["family"]][each["operation"]] = CODES.get(each["verdict"], CRASH)
+    rows = {
+        family: "".join(row.get(each, ABSENT) for each in operations)
+        for family, row in families.items()
+    }
+    return {"release": cells[0]["release"], "operations": operations, "families": rows}
+
+
+def picture(operations: list[str], families: Mapping[str, str]) -> str:
+    """A row for all families with the same verdicts; those of most families come first."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for family, row in families.items():
+        alike[row].append(family)
+    order = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1]))
+    width, height = LEFT + CELL * len(operations) + 60, TOP + CELL * len(order) + 30
+    parts = [f'<div class="families"><svg viewBox="0 0 {width} {height}" role="img">']
+    parts.append("<title>Verdicts of each family and operation</title>")
+    for column, name in enumerate(operations):
+        x = LEFT + CELL * column + 12
+        parts.append(f'<text transform="translate({x} {TOP - 6}) rotate(-60)">{name}</text>')
+    for row, (codes, names) in enumerate(order):
+        y = TOP + CELL * row
+        label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        parts.append(
+            f'<g><title>{escape(", ".join(names))}</title><text y="{y + 12}">{label}</text>'
+        )
+        for column, code in enumerate(codes):
+            if code != ABSENT:
+                parts.append(
+                    f'<rect class="{code}" x="{LEFT + CELL * column}" y="{y}" width="15"'
+                    ' height="15"/>'
+                )
+        parts.append("</g>")
+    for place, (code, words) in enumerate(LEGEND.items()):
+        x, y = place * 130 if place < 2 else 90 + place * 105, height - 18
+        parts.append(f'<rect class="{code}" x="{x}" y="{y}" width="15" height="15"/>')
+        parts.append(f'<text x="{x + 20}" y="{y + 12}">{words}</text>')
+    return "\n".join((STYLE, *parts, "</svg></div>", ""))
+
+
+def drawn() -> str:
+    """The picture of the verdicts that are kept."""
+    kept = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    return picture(kept["operations"], kept["families"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+        VERDICTS.write_text(json.dumps(compact(lines), indent=1) + "\n", encoding="utf-8")
+    PICTURE.write_text(drawn(), encoding="utf-8")

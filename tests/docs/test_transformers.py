@@ -1,0 +1,28 @@
+"""The picture of Transformers' families is that of the verdicts beside it."""
+
+import json
+
+import make_transformers
+
+from cachesim.lab.real.transformers.commands import NEWEST
+from cachesim.lab.real.transformers.scripts import OPERATIONS
+
+CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}
+
+
+def test_the_picture_has_the_verdicts_of_all_operations_in_the_newest_release() -> None:
+    kept = json.loads(make_transformers.VERDICTS.read_text(encoding="utf-8"))
+
+    assert (NEWEST, [*OPERATIONS]) == (kept["release"], kept["operations"])
+    assert make_transformers.drawn() == make_transformers.PICTURE.read_text(encoding="utf-8")
+
+
+def test_families_with_the_same_verdicts_have_one_row() -> None:
+    cells = [CELL, CELL | {"family": "b"}, CELL | {"family": "c", "verdict": "right"}]
+    kept = make_transformers.compact([json.dumps(each) for each in cells])
+
+    assert {"a": "w", "b": "w", "c": "r"} == kept["families"]
+    text = make_transformers.picture(["crop"], {"a": "w", "b": "w", "c": "r"})
+    assert "<title>a, b</title>" in text
+    assert ">a and 1 more</text>" in text
+    assert 2 == text.count('class="w"')  # a cell, and one of the legend
