@@ -9,13 +9,14 @@ import pytest
 
 from cachesim.lab.real.transformers.commands import (
     NEWEST,
-    Worker,
     environment_for,
     play_family,
 )
 from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Found
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn
+from cachesim.lab.real.transformers.worker import Worker
 
 pytestmark = [
     pytest.mark.wheel,
@@ -101,6 +102,16 @@ def test_a_wrong_result_has_its_cause(
     found = Found(NEWEST)
     play_family(worker, family, {operation: drawn(operation, family, 0)}, "eager", found)
     assert [(verdict, cause)] == [(each.verdict, each.cause) for each in found.cells]
+
+
+def test_a_report_has_a_program_that_runs_in_the_release(worker: Worker, tmp_path: Path) -> None:
+    found, operations = Found(NEWEST), ("tokens", "select")
+    scripts = {each: drawn(each, "bamba", 0) for each in operations}
+    play_family(worker, "bamba", scripts, "eager", found)
+    python = environment_for(NEWEST).python
+    [wrong, crash] = write_reports(tmp_path, worker, python, found, "eager")
+    assert "\n```text\noff by " in wrong.read_text()
+    assert "no attribute 'batch_select_indices'" in crash.read_text()
 
 
 def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:

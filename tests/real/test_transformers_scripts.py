@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers import commands, one_family
+from cachesim.lab.real.transformers import commands, one_family, reports
 from cachesim.lab.real.transformers.commands import environment_for
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
@@ -148,6 +148,43 @@ def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
     )
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "1 right, 2 wrong 1 crop a" == rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("printed", "has_program"),
+    [
+        ("off by 0.5; deviation of the cold logits: 1.5", True),
+        ("off by 1e-15; deviation of the cold logits: 1.5", False),
+    ],
+)
+def test_a_report_has_a_program_that_shows_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, has_program: bool
+) -> None:
+    monkeypatch.setattr(reports, "_printed", lambda *_: printed)
+    wrong = answered("wrong", cause="a new cache", place="layer 0, L.keys")
+    worker: Any = Stub({"a": wrong | {"results": wrong["results"][:1]}})
+    script = [["feed", 2], ["crop", -1], ["feed", 1]]
+    cells = [
+        Cell(
+            release="2",
+            family=family,
+            operation="crop",
+            verdict="wrong",
+            script=script,
+            cause="a new cache",
+        )
+        for family in "ab"
+    ]
+    python = Path("python")
+    [path] = reports.write_reports(tmp_path, worker, python, Found("2", cells), "eager")
+    text = path.read_text()
+    assert "01-crop-a.md" == path.name
+    assert text.startswith("# Wrong logits: right with a new cache\n\ntransformers 2, eager")
+    assert "off by 2 deviations of the cold logits; the first difference is in layer 0" in text
+    assert has_program == (
+        "```python\nimport torch" in text and f"prints\n\n```text\n{printed}" in text
+    )
+    assert text.endswith("Operations: crop\n\nFamilies: a, b\n")
 
 
 def answered(verdict: str, **more: Any) -> dict[str, Any]:

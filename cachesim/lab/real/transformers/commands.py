@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -15,42 +15,19 @@ from cachesim.files import Output
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import comparing, console, watched
 from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
-from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from cachesim.lab.real.transformers.worker import Worker
+from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 NEWEST: Final = "5.23.0"
-WORKER: Final = Path(__file__).with_name("script_worker.py")
 ROWS: Final = b'{"release"'
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
 
 OLDER_HUB: Final = ("huggingface_hub<2",)
 """What releases before 5.15 need beside them."""
-
-
-class Worker:
-    """A release's models; a process that ended is started again."""
-
-    def __init__(self, python: Path) -> None:
-        self._command = [str(python), "-W", "ignore", str(WORKER)]
-        self._process: JsonProcess | None = None
-
-    def order(self, wanted: Mapping[str, Any]) -> Json:
-        """Send an order; WorkerError if the process ends over it."""
-        if self._process is None:
-            self._process = JsonProcess("transformers", self._command)
-        try:
-            return self._process.order(wanted)
-        except WorkerError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.__exit__(None, None, None)
-            self._process = None
 
 
 def environment_for(release: str) -> Environment:
@@ -72,6 +49,7 @@ def real_transformers(
     attention: str = "eager",
     seed: int = 0,
     shrink: int = 0,
+    reports: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
     """Play cache operations on tiny models of every decoder family, and compare with cold runs.
@@ -95,6 +73,8 @@ def real_transformers(
         What the scripts are drawn from.
     shrink
         How many wrong results to reduce to their shortest script.
+    reports
+        A folder for a report of each cause, of the last release.
     output
         A file for all results, as lines of JSON.
 
@@ -121,6 +101,9 @@ def real_transformers(
             wrong = [each for each in found.cells if each.verdict == "wrong"]
             for cell in wrong[:shrink]:
                 show_smallest(worker, cell, attention)
+            if reports is not None and name == release[-1]:
+                for path in write_reports(reports, worker, environment.python, found, attention):
+                    console().print(f"{path}", markup=False, soft_wrap=True)
         finally:
             worker.close()
         releases.append(found)

@@ -23,6 +23,7 @@ STEPS: Final[Mapping[str, str]] = {
         "held = torch.cat([held, torch.randint(3, 100, (len(held), {0}))], 1)\n"
         "got = model(held[:, -{0}:], {key}=cache, use_cache=True).logits"
     ),
+    "cache": "from transformers import StaticCache; cache = StaticCache(config, max_cache_len=64)",
     "crop": "cache.crop({0}); held = held[:, :{0}]",
     "record": "cache.activate_past_recording()",
     "reset": "cache.reset(); held = held[:, :0]",
@@ -45,21 +46,49 @@ TAIL: Final = """\
 cold = model(held, use_cache=False).logits[:, -got.shape[1]:]
 print(f"off by {(got - cold).abs().max():.2g}; deviation of the cold logits: {cold.std():.2g}")"""
 
+PAGED: Final = """\
+import transformers
+settings = transformers.GenerationConfig(
+    max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+pages = transformers.ContinuousBatchingConfig(
+    page_size=4, num_blocks=64, max_batch_tokens=32, use_cuda_graph=False)
+prompts = torch.randint(3, 100, (2, {0}))
+cold = model.generate(prompts, generation_config=settings, use_cache=False)[:, {0}:].tolist()
+model.set_attn_implementation("eager")
+batch = model.generate_batch(prompts.tolist(), generation_config=settings, progress_bar=False,
+                             continuous_batching_config=pages)
+for expected, got in zip(cold, batch.values()):
+    print("expected", expected, "got", got.generated_tokens, got.error or "")"""
+"""The end of a program for continuous batching."""
+
+BETWEEN: Final = "model(torch.randint(3, 100, (1, 9)), use_cache=False)"
+"""A line for another conversation."""
+
 WIDTH: Final = 100
 
 
-def program_of(family: str, fields: Mapping[str, Any], key: str, script: Script) -> str:
-    """The program; empty where a step has no lines, or where nothing is fed after a step."""
-    simple = all(
-        name in ("reorder", "select") or (name in STEPS and given[1:] in ([], ["plain"]))
-        for name, *given in script
-    )
-    if not simple or script[-1][0] not in ("feed", "generate"):
+def program_of(
+    family: str, fields: Mapping[str, Any], key: str, script: Script, *, between: bool = False
+) -> str:
+    """The program, or nothing; `between`: another run of the model after each step."""
+    if not has_program(script):
         return ""
     named = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     head = HEAD.format(family=family, fields=named)
     lines = [part for line in head.splitlines() for part in _wrapped(line)]
-    return "\n".join([*lines, *(line for step in script for line in _lines(step, key)), TAIL])
+    if script[0][0] == "paged":
+        return "\n".join([*lines[:-1], PAGED.format(max(script[0][1:]))])
+    steps = [line for step in script for line in (*_lines(step, key), *([BETWEEN] * between))]
+    return "\n".join([*lines, *steps, TAIL])
+
+
+def has_program(script: Script) -> bool:
+    """False where a step has no lines, or where nothing is compared in the end."""
+    simple = all(
+        name in ("reorder", "select") or (name in STEPS and given[1:] in ([], ["plain"]))
+        for name, *given in script
+    )
+    return script[0][0] == "paged" or (simple and script[-1][0] in ("feed", "generate"))
 
 
 def _wrapped(line: str) -> Iterator[str]:

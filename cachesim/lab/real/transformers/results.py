@@ -75,7 +75,7 @@ def show_causes(found: Found) -> None:
         if cell.verdict in ("wrong", "limit"):
             by_cause[cell.verdict, cell.cause].append(cell)
         elif cell.verdict == "crash":
-            by_cause[cell.verdict, NUMBER.sub("n", cell.error[:100])].append(cell)
+            by_cause[cell.verdict, normal(cell.error)].append(cell)
     if not by_cause:
         return
     table = Table(box=None)
@@ -86,6 +86,11 @@ def show_causes(found: Found) -> None:
         families = _listed(each.family for each in cells)
         table.add_row(verdict, cause or "not known", str(len(cells)), operations, families)
     console().print(table)
+
+
+def normal(error: str) -> str:
+    """An error without its numbers."""
+    return NUMBER.sub("n", error[:100])
 
 
 def show_changes(releases: Sequence[Found]) -> None:

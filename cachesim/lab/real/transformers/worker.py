@@ -1,0 +1,34 @@
+"""The process that runs scripts on a release's models."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from cachesim.typed import Json
+
+WORKER: Final = Path(__file__).with_name("script_worker.py")
+
+
+class Worker:
+    """A release's models; a process that ended is started again."""
+
+    def __init__(self, python: Path) -> None:
+        self._command = [str(python), "-W", "ignore", str(WORKER)]
+        self._process: JsonProcess | None = None
+
+    def order(self, wanted: Mapping[str, Any]) -> Json:
+        """Send an order; WorkerError if the process ends over it."""
+        if self._process is None:
+            self._process = JsonProcess("transformers", self._command)
+        try:
+            return self._process.order(wanted)
+        except WorkerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.__exit__(None, None, None)
+            self._process = None
