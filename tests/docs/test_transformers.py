@@ -17,6 +17,15 @@ def test_the_picture_has_the_verdicts_of_all_operations_in_the_newest_release() 
     assert make_transformers.drawn() == make_transformers.PICTURE.read_text(encoding="utf-8")
 
 
+def test_the_page_has_the_counts_of_the_verdicts() -> None:
+    families = json.loads(make_transformers.VERDICTS.read_text(encoding="utf-8"))["families"]
+    letters = "".join(families.values()).replace(make_transformers.ABSENT, "")
+    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+
+    assert f"{len(families)} families, {len(letters):,} scripts" in page
+    assert f"{letters.count('r'):,} are right, {letters.count('w'):,} silently wrong" in page
+
+
 def test_families_with_the_same_verdicts_have_one_row() -> None:
     cells = [CELL, CELL | {"family": "b"}, CELL | {"family": "c", "verdict": "right"}]
     kept = make_transformers.compact([json.dumps(each) for each in cells])

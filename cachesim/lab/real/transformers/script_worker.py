@@ -355,6 +355,7 @@ class Play:
                 self.cache = getattr(out, self.key, None)
             logits = out.sequences_scores if how == "beams" else torch.stack(out.logits, 1)
         if how == "beams":
+            given.pop(self.key, None)
             cold = self.generate(self.cold_model, ids, use_cache=False, **given)
             if self._measure(logits, cold.sequences_scores):
                 self.uncached_gap = INFINITE
@@ -562,7 +563,7 @@ class Family:
         names = inspect.signature(self.model.forward).parameters
         keys = ("past_key_values", "cache_params")
         self.key = next((each for each in keys if each in names), "")
-        if not self.key and any(each.kind is each.VAR_KEYWORD for each in names.values()):
+        if not self.key and self._fills("past_key_values"):
             self.key = "past_key_values"
         self.positions = "position_ids" in names
         self.own_cache = False
@@ -577,6 +578,16 @@ class Family:
             self.own_cache = held is not None and type(held) not in kinds
         source = inspect.getsource(inspect.getmodule(type(self.model)))
         self.replaceable = "ALL_ATTENTION_FUNCTIONS" in source
+
+    def _fills(self, key: str) -> bool:
+        """True if a call fills a cache that it takes among other keywords."""
+        library: Any = importlib.import_module("transformers")
+        cache = library.DynamicCache(config=self.model.config)
+        try:
+            self.model(tokens(1, 2), use_cache=True, **{key: cache})
+        except Exception:
+            return False
+        return any(True for layer in cache.layers for _ in contents(layer))
 
     def result(self, script: list[Step]) -> dict[str, Any]:
         """The verdict of a script; of a wrong one with its cause."""
