@@ -30,7 +30,7 @@ LEGEND: Final = {
 }
 CELL, LEFT, TOP = 17, 190, 132
 STYLE: Final = """<style>
-.families{overflow-x:auto} .families svg{min-width:800px} .families text{font-size:11px}
+.families{overflow-x:auto} .families svg{min-width:700px} .families text{font-size:11px}
 .families .r{fill:#8884;fill-opacity:.25} .families .w{fill:#d33} .families .l{fill:#e8a33d}
 .families .c{fill:#8b4ac0} .families .u{fill:#77a9d8} .families [class="-"]{fill:none;stroke:#8886}
 </style>"""
@@ -76,7 +76,7 @@ def picture(operations: list[str], families: Mapping[str, str]) -> str:
                 )
         parts.append("</g>")
     for place, (code, words) in enumerate(LEGEND.items()):
-        x, y = place * 130 if place < 2 else 90 + place * 105, height - 18
+        x, y = 100 * place + 120 * (place > 1), height - 18
         parts.append(f'<rect class="{code}" x="{x}" y="{y}" width="15" height="15"/>')
         parts.append(f'<text x="{x + 20}" y="{y + 12}">{words}</text>')
     return "\n".join((STYLE, *parts, "</svg></div>", ""))
