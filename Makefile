@@ -70,11 +70,12 @@ mutants: $(VENV)/.test       ## 100 random mutants of each port: which means fin
 wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
 	@$(BIN)/python -m tests.wheel_scenarios
 
-newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM and SGLang: as the newest releases known here, or what is new
+newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM, SGLang and Transformers: as the newest releases known here, or what is new
 	@$(BIN)/cachesim real llama.cpp --newest --workloads 300
 	@$(BIN)/cachesim real mlx-lm --newest --workloads 20 --sequences 100
 	@$(BIN)/cachesim real vllm --newest --workloads 100
 	@$(BIN)/cachesim real sglang --newest --workloads 120
+	@$(BIN)/cachesim real transformers --newest
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks

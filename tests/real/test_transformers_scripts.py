@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_a_report_has_a_program_that_shows_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, has_program: bool
 ) -> None:
     monkeypatch.setattr(reports, "_printed", lambda *_: printed)
-    wrong = answered("wrong", cause="a new cache", place="layer 0, L.keys")
+    wrong = answered("wrong", cause="token by token", place="layer 0, L.keys")
     worker: Any = Stub({"a": wrong | {"results": wrong["results"][:1]}})
     script = [["feed", 2], ["crop", -1], ["feed", 1]]
     cells = [
@@ -171,7 +172,7 @@ def test_a_report_has_a_program_that_shows_the_cause(
             operation="crop",
             verdict="wrong",
             script=script,
-            cause="a new cache",
+            cause="token by token",
         )
         for family in "ab"
     ]
@@ -179,12 +180,40 @@ def test_a_report_has_a_program_that_shows_the_cause(
     [path] = reports.write_reports(tmp_path, worker, python, Found("2", cells), "eager")
     text = path.read_text()
     assert "01-crop-a.md" == path.name
-    assert text.startswith("# Wrong logits: right with a new cache\n\ntransformers 2, eager")
+    assert text.startswith("# Wrong logits: right with token by token\n\ntransformers 2, eager")
+    assert "Known of Mamba-1: huggingface/transformers#47087." in text
     assert "off by 2 deviations of the cold logits; the first difference is in layer 0" in text
     assert has_program == (
         "```python\nimport torch" in text and f"prints\n\n```text\n{printed}" in text
     )
     assert text.endswith("Operations: crop\n\nFamilies: a, b\n")
+
+
+@pytest.mark.parametrize(("later", "status"), [("right", 0), ("wrong", 1)])
+def test_the_newest_release_is_played_beside_the_newest_known_one(
+    later: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = []
+
+    def play(_worker: object, _family: str, _scripts: object, _how: str, found: Found) -> None:
+        played.append(found.release)
+        verdict = later if found.release == "9.0.0" else "right"
+        found.cells.append(cell("a", "crop", verdict, release=found.release))
+
+    monkeypatch.setattr(commands, "versions_of", lambda _: ("9.0.0", commands.NEWEST))
+    monkeypatch.setattr(commands, "environment_for", lambda _: SimpleNamespace(ready=Path))
+    monkeypatch.setattr(commands, "families_of", lambda *_: ["a"])
+    monkeypatch.setattr(commands, "play_family", play)
+    assert status == commands.real_transformers(newest=True)
+    assert [commands.NEWEST, "9.0.0"] == played
+
+
+def test_the_newest_known_release_is_not_played_against_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "versions_of", lambda _: (commands.NEWEST, "5.22.2"))
+    assert 0 == commands.real_transformers(newest=True)
+    assert "is the newest release" in capsys.readouterr().out
 
 
 def answered(verdict: str, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from cachesim.errors import OptionError
 from cachesim.files import Output
-from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.environment import Environment, versions_of
 from cachesim.lab.real.playing import comparing, console, watched
 from cachesim.lab.real.transformers.program import program_of
 from cachesim.lab.real.transformers.reports import write_reports
@@ -50,6 +50,7 @@ def real_transformers(
     seed: int = 0,
     shrink: int = 0,
     reports: Path | None = None,
+    newest: bool = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
     """Play cache operations on tiny models of every decoder family, and compare with cold runs.
@@ -75,6 +76,8 @@ def real_transformers(
         How many wrong results to reduce to their shortest script.
     reports
         A folder for a report of each cause, of the last release.
+    newest
+        Play the newest release beside the newest known here; 1 if a result changes.
     output
         A file for all results, as lines of JSON.
 
@@ -86,6 +89,12 @@ def real_transformers(
     if attention not in ("eager", "sdpa"):
         msg = f"--attention {attention} is unknown; write eager or sdpa"
         raise OptionError(msg)
+    if newest:
+        [found_there, *_] = versions_of("transformers")
+        if found_there == NEWEST:
+            console().print(f"transformers {NEWEST} is the newest release")
+            return 0
+        release = (NEWEST, found_there)
     environments = {name: environment_for(name) for name in release}
     results = None if output is None else Output.at(output, "--output", ROWS)
     releases = []
@@ -110,8 +119,9 @@ def real_transformers(
         if results is not None:
             cells = [each for found in releases for each in found.cells]
             results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
-    if len(releases) > 1:
-        show_changes(releases)
+    changed = len(releases) > 1 and show_changes(releases)
+    if newest:
+        return int(changed)
     return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
 
 

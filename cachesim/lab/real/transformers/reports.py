@@ -10,12 +10,19 @@ from typing import Final
 
 from cachesim.lab.real.transformers.program import has_program, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, normal
+from cachesim.lab.real.transformers.script_worker import SHORTER, SINGLY
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 OFF: Final = re.compile(r"off by (\S+); deviation of the cold logits: (\S+)")
+KNOWN: Final = {
+    SHORTER: "huggingface/transformers#40906 leaves this case as a TODO.",
+    SINGLY: "Known of Mamba-1: huggingface/transformers#47087.",
+}
+"""What upstream's threads say of a cause."""
+
 SECONDS: Final = 120
 """Time of a program."""
 
@@ -79,6 +86,7 @@ def _report(title: str, cells: Sequence[Cell], worker: Worker, python: Path, att
         setting,
         _sentence(shown, script, last),
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
+        KNOWN.get(shown.cause, ""),
         fill("Operations: " + _listed(each.operation for each in cells), 100),
         fill("Families: " + _listed(each.family for each in cells), 100),
     ]

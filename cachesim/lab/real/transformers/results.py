@@ -93,8 +93,8 @@ def normal(error: str) -> str:
     return NUMBER.sub("n", error[:100])
 
 
-def show_changes(releases: Sequence[Found]) -> None:
-    """Results that are not the same in all releases, by the releases in which they change."""
+def show_changes(releases: Sequence[Found]) -> bool:
+    """List results that are not the same in all releases; False if there are none."""
     verdicts: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for found in releases:
         for cell in found.cells:
@@ -104,6 +104,9 @@ def show_changes(releases: Sequence[Found]) -> None:
         steps = [next(group) for _, group in groupby(course, key=lambda each: each[1])]
         if len(steps) > 1:
             by_course[", ".join(f"{name} {verdict}" for name, verdict in steps)].append(key)
+    if not by_course:
+        console().print(f"{len(verdicts):,} results are the same in all releases")
+        return False
     table = Table(box=None, title="Changes between releases", title_justify="left")
     for head in ("from release", "scripts", "operations", "families"):
         table.add_column(head, justify="right" if head == "scripts" else "left")
@@ -111,6 +114,7 @@ def show_changes(releases: Sequence[Found]) -> None:
         families, operations = zip(*keys, strict=True)
         table.add_row(changes, str(len(keys)), _listed(operations), _listed(families))
     console().print(table)
+    return True
 
 
 def _listed(names: Iterable[str]) -> str:
