@@ -10,7 +10,9 @@ from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.playing import WORDS, opened_together, query_of
 from cachesim.lab.probe.result import Result
+from cachesim.testing.workloads import Seeded
 from tests.probe.fakes import Fake, Model, Tokens, fake, sound, stale
 
 PROFILES = {
@@ -98,6 +100,16 @@ def test_chats_are_sent_as_messages(context: object) -> None:
     assert (context is sound) == result.right
     assert {"user"} == {each[-1] for each in roles}
     assert ["system", "user", "assistant", "user"] in roles
+
+
+def test_chats_that_open_together_have_a_system_message_each() -> None:
+    steps = opened_together(Seeded("rows"), 100)
+    names = {token: str(token) for token in WORDS}
+    ends = [query_of(each, names).messages for each in steps]
+    assert {len(each) for each in ends} == {1}
+    assert min(ends)[0] < 10
+    assert max(ends)[0] in range(40, 51)
+    assert [each.with_previous for each in steps].count(False) == 3
 
 
 def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:

@@ -26,6 +26,7 @@ from cachesim.lab.probe.playing import (
     after,
     distances,
     one_at_a_time,
+    opened_together,
     play,
     query_of,
     up_to,
@@ -606,6 +607,8 @@ class Probe:
             draws = Seeded(f"probe {self.plan.seed} {self._drawn}")
             model = self._chance.choice(self._guided).model if self._guided else "hybrid"
             drawn = draw_workload(draws, self._profile, model, shape, name=f"probe-{self._drawn}")
+            if self.target.dialect.chat and together and not draws.integer(0, 1):
+                drawn = replace(drawn, step=opened_together(draws, self._longest))
             declines = self.target.dialect.declines
             steps = tuple(
                 replace(each, cache_prompt=each.cache_prompt or not declines)

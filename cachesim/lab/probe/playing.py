@@ -8,10 +8,12 @@ from typing import Final
 from cachesim.lab.probe.answers import Answer, Query, Word, common, distance
 from cachesim.lab.probe.target import Target
 from cachesim.scenario.format import Scenario, Step
-from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
+from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, Draws
 
 MESSAGE: Final = (3, 6, 12, 24)
 """One drawn token in so many ends a message of a chat; which of them by the first token."""
+
+WORDS: Final = range(FIRST_WORD, LAST_WORD + 1)
 
 TURN: Final = 0.004
 """Seconds after which a client leaves, for each turn of the server's loop in the workload."""
@@ -83,6 +85,31 @@ def query_of(step: Step, named: Mapping[int, Word]) -> Query:
         cache_prompt=step.cache_prompt,
         messages=tuple(at for at, token in enumerate(step.ids[:-1], 1) if token % size == 0),
     )
+
+
+SPARSE: Final = len(MESSAGE) - 1
+ENDS: Final = tuple(token for token in WORDS if token % MESSAGE[SPARSE] == 0)
+INSIDE: Final = tuple(token for token in WORDS if token % MESSAGE[SPARSE])
+FIRST: Final = tuple(token for token in INSIDE if token % len(MESSAGE) == SPARSE)
+
+
+def opened_together(draws: Draws, longest: int) -> tuple[Step, ...]:
+    """Three chats or more that arrive at once, with system messages of unequal lengths.
+
+    long     [ first inside inside ... inside end ] [ inside inside ]
+    short    [ first end ] [ inside inside inside inside ]
+    """
+    steps: list[Step] = []
+    for group in range(3):
+        for row in range(draws.integer(3, 5)):
+            system, user = draws.one_of((2, 9, 17, max(2, longest // 2))), draws.integer(1, 12)
+            prompt = [draws.one_of(FIRST)]
+            prompt += [draws.one_of(INSIDE) for _ in range(draws.integer(0, system - 2))]
+            prompt += [draws.one_of(ENDS), *(draws.one_of(INSIDE) for _ in range(user))]
+            reply = draws.tokens(draws.integer(1, 4), FIRST_WORD, LAST_WORD)
+            name = f"g{group}r{row}"
+            steps.append(Step(name=name, prompt=tuple(prompt), reply=reply, with_previous=row > 0))
+    return tuple(steps)
 
 
 def _reply(step: Step) -> tuple[int, ...]:
