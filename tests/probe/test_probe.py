@@ -12,7 +12,8 @@ from cachesim.lab.probe import loop
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.playing import WORDS, opened_together, query_of
 from cachesim.lab.probe.result import Result
-from cachesim.testing.workloads import Seeded
+from cachesim.scenario.format import Step
+from cachesim.testing.workloads import Draws, Seeded
 from tests.probe.fakes import Fake, Model, Tokens, fake, sound, stale
 
 PROFILES = {
@@ -110,6 +111,25 @@ def test_chats_that_open_together_have_a_system_message_each() -> None:
     assert min(ends)[0] < 10
     assert max(ends)[0] in range(40, 51)
     assert [each.with_previous for each in steps].count(False) == 3
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_chats_open_together_where_prompts_are_messages(
+    monkeypatch: pytest.MonkeyPatch, *, chat: bool
+) -> None:
+    drawn: list[int] = []
+
+    def counted(draws: Draws, longest: int) -> tuple[Step, ...]:
+        drawn.append(longest)
+        return opened_together(draws, longest)
+
+    monkeypatch.setattr(loop, "opened_together", counted)
+    with (
+        fake("chat", PROFILES["text"]) as warm,
+        fake("chat", PROFILES["text"], prompt_cache_size=0) as cold,
+    ):
+        probed(warm.url, cold=cold.url, requests=300, no_repeats=True, chat=chat)
+    assert bool(drawn) == chat
 
 
 def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:

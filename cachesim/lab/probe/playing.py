@@ -88,13 +88,15 @@ def query_of(step: Step, named: Mapping[int, Word]) -> Query:
 
 
 SPARSE: Final = len(MESSAGE) - 1
+"""Index of the longest messages: prompts that begin with a token of FIRST end one at ENDS alone."""
+
 ENDS: Final = tuple(token for token in WORDS if token % MESSAGE[SPARSE] == 0)
 INSIDE: Final = tuple(token for token in WORDS if token % MESSAGE[SPARSE])
 FIRST: Final = tuple(token for token in INSIDE if token % len(MESSAGE) == SPARSE)
 
 
 def opened_together(draws: Draws, longest: int) -> tuple[Step, ...]:
-    """Three chats or more that arrive at once, with system messages of unequal lengths.
+    """Three groups of new chats; those of a group arrive at once, with unequal system messages.
 
     long     [ first inside inside ... inside end ] [ inside inside ]
     short    [ first end ] [ inside inside inside inside ]
