@@ -34,7 +34,7 @@ def grid_of(page: int) -> int:
 def make_tree(
     kind: Kind, shape: Shape, sizes: Sizes, rules: Rules, storage: Storage | None = None
 ) -> Tree:
-    """The tree of a kind of model; a storage may have been there before it."""
+    """The tree for a kind of model; it may be given a storage that outlived an earlier tree."""
     pool: TokenPool = TokenPool(sizes.tokens, shape.page)
     if kind in {"window", "window-mamba"}:
         pool = WindowPool(sizes.tokens, sizes.window_tokens, shape.page)
@@ -43,7 +43,7 @@ def make_tree(
 
 
 def _class_of(kind: Kind, shape: Shape, rules: Rules) -> type[Tree]:
-    """The unified tree, or before it a class for each kind of model."""
+    """The class of the tree: the unified one, or in older releases one per kind of model."""
     if rules.tree.trees == "unified":
         return UnifiedRadixCache
     if shape.host is not None:

@@ -92,7 +92,7 @@ class HiRadixCache(RadixCache):
     # -- match and insert --------------------------------------------------------------------------
 
     def match(self, key: Integers, extra: Hashable) -> Match:
-        """Walk down as far as tokens agree, wherever they lie. Follows `match_prefix`."""
+        """Match a key on device and host alike. Follows `match_prefix`."""
         if not len(key):
             return Match(joined([]), self.root)
         page, node, on_host = self.shape.page, self.root, 0
@@ -137,7 +137,7 @@ class HiRadixCache(RadixCache):
         return node
 
     def insert(self, key: Integers, slots: Integers, extra: Hashable, priority: int = 0) -> int:
-        """Put a key in; how much of it the device had already. Follows `insert`.
+        """Insert a key; return how many of its tokens the device held already. Follows `insert`.
 
         A node that only the host has takes the request's slots, which have just been computed.
         """
@@ -294,7 +294,7 @@ class HiRadixCache(RadixCache):
     # -- evict -------------------------------------------------------------------------------------
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        """Leaves of the device go; what the host has of them stays. Follows `evict`."""
+        """Evict leaves from the device; their copies on the host stay. Follows `evict`."""
         del window, states
         heap = [(self.first(node), node) for node in self.leaves]
         heapq.heapify(heap)
@@ -324,7 +324,7 @@ class HiRadixCache(RadixCache):
                 self._demote(node)
 
     def _demote(self, node: Node) -> int:
-        """The host keeps it. Follows `_evict_backuped`.
+        """Evict a node from the device; the host keeps its copy. Follows `_evict_backuped`.
 
         Trap: a parent that is taken twice in one eviction (as a leaf, and again when its last child
         has gone) is written back the first time and given up the second; the end of the eviction
@@ -354,7 +354,7 @@ class HiRadixCache(RadixCache):
         self.lost("node", node)
 
     def _evict_host(self, tokens: int) -> None:
-        """Nodes that only the host has go, leaves first. Follows `evict_host`."""
+        """Evict nodes that only the host holds, leaves first. Follows `evict_host`."""
         heap = [(self.first(node), node) for node in self.host_leaves]
         heapq.heapify(heap)
         evicted = 0
@@ -380,7 +380,7 @@ class HiRadixCache(RadixCache):
     # -- back to the device ------------------------------------------------------------------------
 
     def bring(self, req: Req) -> int:
-        """Load what a request would go on from, all of it or nothing. Follows `init_load_back`."""
+        """Load the nodes that a request resumes from, all or none. Follows `init_load_back`."""
         last = req.best
         if last is None or not last.evicted:
             return 0
@@ -435,7 +435,7 @@ class HiRadixCache(RadixCache):
         node.locks[HOST + FULL] += 1
 
     def _store(self, backup: Backup) -> None:
-        """Follows `_page_backup`; what the storage has already is not written again."""
+        """Write pages that the storage does not hold. Follows `_page_backup`."""
         fresh = False
         for index, key in enumerate(backup.keys):
             place = self.storage.put(key)
@@ -454,7 +454,8 @@ class HiRadixCache(RadixCache):
     # -- from the storage --------------------------------------------------------------------------
 
     def prefetch(self, req: Req, match: Match, known_until: int | None = None) -> None:
-        """Ask for what the tree lacks of a request. Follows `prefetch_from_storage`.
+        """Query the storage for the tokens of a request that the tree lacks. Follows
+        `prefetch_from_storage`.
 
         Trap: the whole prompt is asked for, its last page too, and no match ends there. With full
         attention the node above it serves; a window behind it would not be whole (#27291).
@@ -485,7 +486,9 @@ class HiRadixCache(RadixCache):
         self.occupied += len(tokens)
 
     def _query(self, each: Prefetch) -> bool:
-        """Check that the storage has enough of it. Follows `prefetch_thread_func`."""
+        """Check that the storage holds enough tokens for a prefetch. Follows
+        `prefetch_thread_func`.
+        """
         keys = hashes_of(each.tokens, each.prior, self.shape.page, bigrams=False)
         found = self.storage.known(keys)
         count = found * self.shape.page
@@ -503,7 +506,7 @@ class HiRadixCache(RadixCache):
             self.released.append(slots)
 
     def fetched(self, req: Req) -> bool:
-        """Return true once a request need not wait. Follows `check_prefetch_progress`."""
+        """True once a request need not wait. Follows `check_prefetch_progress`."""
         each = self.ongoing.get(req.id)
         if each is None:
             return True
@@ -520,7 +523,7 @@ class HiRadixCache(RadixCache):
         return True
 
     def _may_end(self, each: Prefetch) -> bool:
-        """Return true where a prefetch may end. Follows `can_terminate_prefetch`.
+        """True where a prefetch may end. Follows `can_terminate_prefetch`.
 
         Trap: what is on its way counts once the storage was asked; until then there is the base
         alone.
@@ -535,7 +538,7 @@ class HiRadixCache(RadixCache):
         return settings.policy == "timeout" and waited > settings.timeout_base + pages * per_page
 
     def _insert_on_host(self, each: Prefetch, count: int) -> int:
-        """Hang what came below the node. Follows `_insert_helper_host`."""
+        """Insert the fetched pages below the node. Follows `_insert_helper_host`."""
         node, extra, page = each.node, extra_of(each.node), self.shape.page
         key, slots, known = each.tokens[:count], each.slots[:count], 0
         node.last_access = self.clock.tick()
@@ -559,7 +562,7 @@ class HiRadixCache(RadixCache):
         return known
 
     def stop_fetching(self, req: Req) -> None:
-        """Its client went away. Follows `release_aborted_request`."""
+        """Drop the prefetch of an aborted request. Follows `release_aborted_request`."""
         each = self.ongoing.pop(req.id, None)
         if each is None:
             return
@@ -583,5 +586,5 @@ class HiRadixCache(RadixCache):
 
 
 def extra_of(node: Node) -> Hashable:
-    """The extra key under which a node hangs; the root has none."""
+    """The extra key of a node; the root has none."""
     return node.child_key[0] if isinstance(node.child_key, tuple) else None

@@ -85,7 +85,7 @@ class DeviceTree(Protocol):
 
 @dataclass(slots=True)
 class HostPools:
-    """A pool for each part of the model that there is."""
+    """A pool for each part of the model."""
 
     full: HostPool
     window: HostPool | None
@@ -93,7 +93,7 @@ class HostPools:
 
     @classmethod
     def make(cls, shape: HostShape, *, windows: bool, states: bool) -> "HostPools":
-        """Empty ones."""
+        """Empty pools."""
         return cls(
             HostPool(shape.tokens),
             HostPool(shape.window_tokens) if windows else None,
@@ -128,7 +128,7 @@ class HostTier:
         self.on_action: Callable[[HostAction, int, Node], None] | None = None
 
     def notify(self, action: HostAction, part: int, node: Node) -> None:
-        """Say what has become of a part of a node."""
+        """Emit an event on a part of a node."""
         if self.on_action is not None:
             self.on_action(action, part, node)
 
@@ -140,22 +140,22 @@ class HostTier:
 
     @staticmethod
     def has(node: Node, part: int) -> bool:
-        """Return true where the host has a part of a node."""
+        """True if the host holds a part of a node."""
         held = (node.host_full, node.host_window, node.host_state)[part]
         return held is not None
 
     @staticmethod
     def on_device(node: Node, part: int) -> bool:
-        """Return true where the device has it."""
+        """True if the device holds a part of a node."""
         return (node.value is not None, node.window, node.state is not None)[part]
 
     def left(self, node: Node, part: int) -> None:
-        """The device has given a part up: what the host has of it may go from now on."""
+        """Make the host's copy of a part evictable, after the device has evicted that part."""
         if self.has(node, part) and node not in self.lru(part):
             self.lru(part).insert(node)
 
     def came_back(self, node: Node, part: int) -> None:
-        """The device has a part again."""
+        """Take the host's copy of a part out of the LRU list, after the device has loaded it."""
         if node in self.lru(part):
             self.lru(part).remove(node)
 
@@ -180,7 +180,7 @@ class HostTier:
     # -- holding -----------------------------------------------------------------------------------
 
     def hold(self, node: Node) -> HostHold:
-        """Lock what a load reads. Follows `inc_host_lock_ref`."""
+        """Lock the nodes that a load reads. Follows `inc_host_lock_ref`."""
         held = HostHold(node)
         if node is self.tree.root:
             return held
@@ -211,7 +211,7 @@ class HostTier:
             yield each
 
     def release(self, held: HostHold) -> None:
-        """Unlock as many tokens, of a node that may have been divided meanwhile.
+        """Unlock as many tokens; the node may have been split since.
 
         Follows `dec_host_lock_ref`.
         """
@@ -236,7 +236,7 @@ class HostTier:
     # -- dropping ----------------------------------------------------------------------------------
 
     def drop(self, node: Node, part: int, gone: list[int]) -> None:
-        """The host's copy of one part."""
+        """Evict the host's copy of one part."""
         pool, slots = self.pools.of(part), self._slots(node, part)
         if pool is None or slots is None:
             return
@@ -258,14 +258,14 @@ class HostTier:
         return node.host_full if part == FULL else node.host_window
 
     def drop_all(self, node: Node, gone: list[int]) -> None:
-        """Every part, of a node that leaves the tree."""
+        """Evict every part of a node that is deleted."""
         for part in PARTS:
             self.drop(node, part, gone)
         self.leaves.discard(node)
         self.twice.pop(node.id, None)
 
     def evict(self, part: int, count: int) -> int:
-        """Make room; how much there was to drop. Follows `drive_host_eviction`."""
+        """Evict from the host; return the number of slots. Follows `drive_host_eviction`."""
         gone = [0, 0, 0]
         if part != FULL:
             lru = self.lru(part)
@@ -309,7 +309,7 @@ class HostTier:
         self.clear_above(node, gone)
 
     def clear_above(self, node: Node, gone: list[int]) -> None:
-        """Nodes above that nobody has any more go as well. Follows
+        """Delete ancestors that neither device nor host holds. Follows
         `_iteratively_delete_tombstone_ancestors`.
         """
         at = node.parent
@@ -327,7 +327,7 @@ class HostTier:
             at = above
 
     def _reclaim_twice(self, count: int, gone: list[int]) -> None:
-        """With `write_back`: what the device has too goes first, leaves of the device last.
+        """Evict host copies of nodes that the device holds too (`write_back`), its leaves last.
 
         Follows `_reclaim_full_host_duplicates`.
         """
@@ -353,9 +353,7 @@ class HostTier:
     # -- to the host -------------------------------------------------------------------------------
 
     def chain(self, node: Node) -> list[Node]:
-        """A node and those above it that have no copy, from above. Follows
-        `_build_backup_kv_action`.
-        """
+        """A node and its ancestors without a copy, top down. Follows `_build_backup_kv_action`."""
         found = [node]
         for each in node.path():
             if each is not node:
@@ -370,7 +368,9 @@ class HostTier:
             self.backup(self.chain(node))
 
     def backup_more(self, node: Node) -> None:
-        """A copied node has got more since. Follows `_should_backup_after_insert`."""
+        """Copy parts that a node gained after its first copy. Follows
+        `_should_backup_after_insert`.
+        """
         back = self.shape.writes_back
         if back and not self.tree.rules.tree.copies_late_windows:
             return
@@ -381,7 +381,7 @@ class HostTier:
             self.backup([node] if back else self.chain(node))
 
     def unbacked_windows(self, node: Node) -> list[Node]:
-        """Nodes within one window whose window slots have no copy, from above. Follows
+        """Nodes within one window whose window slots have no copy, top down. Follows
         `_collect_unbacked_swa_nodes_in_window`.
         """
         found: list[Node] = []
@@ -397,7 +397,7 @@ class HostTier:
         return found[::-1]
 
     def backup(self, nodes: Sequence[Node], *, waits: bool = False) -> int:
-        """Copy nodes, until one finds no room; how many tokens of attention the last one has.
+        """Copy nodes until the host has no room; return the last node's attention tokens.
 
         Follows `_execute_and_commit_kv_backup`.
         """
@@ -420,8 +420,8 @@ class HostTier:
         return written
 
     def _copy(self, node: Node, spec: Spec) -> bool:
-        """Slots on the host for all of it, or for nothing. Follows `_execute_kv_backup` and
-        `resolve_host_transfers`.
+        """Allocate the host's slots for a node's copy, all or none. Follows `_execute_kv_backup`
+        and `resolve_host_transfers`.
         """
         full, windows, state = spec
         short = len(full) - self.pools.full.available
@@ -449,7 +449,7 @@ class HostTier:
         return True
 
     def room(self, part: int, count: int) -> Integers | None:
-        """Slots of a part; where there are none, something goes for them."""
+        """Allocate slots of a part, after an eviction where none are free."""
         pool = self.pools.of(part)
         if pool is None or not count:
             return NO_SLOTS
@@ -482,7 +482,7 @@ class HostTier:
                 self.track_twice(each)
 
     def settle(self) -> None:
-        """Wait for everything that is being written. Follows `writing_check(write_back=True)`."""
+        """Wait for all copies under way. Follows `writing_check(write_back=True)`."""
         for number in self.writes.wait():
             if number in self.writing:
                 self._written(number)
@@ -502,7 +502,7 @@ class HostTier:
     # -- nodes that are divided, and leaves that the device gives up -------------------------------
 
     def split(self, new: Node, child: Node) -> None:
-        """Divide the host's slots of a node with it; its state stays below.
+        """Split the host's slots of a node; its state stays with the lower half.
 
         Follows `redistribute_on_node_split`, `_replace_pending_write_through_node`.
         """
@@ -527,7 +527,7 @@ class HostTier:
                 covers.insert(covers.index(child), new)
 
     def let_leaf_go(self, node: Node, gone: list[int]) -> None:
-        """The device gives a leaf up. Follows `evict_device_leaf` and what calls it."""
+        """Evict a leaf from the device. Follows `evict_device_leaf` and what calls it."""
         if node.host_full is None:
             if not self.shape.writes_back:
                 self.tree.delete_leaf(node, gone)
@@ -539,7 +539,7 @@ class HostTier:
         self._demote(node, gone)
 
     def _demote(self, node: Node, gone: list[int]) -> None:
-        """The host keeps it. Follows `_demote`.
+        """Evict a leaf from the device; the host keeps its copy. Follows `_demote`.
 
         Trap: a copy that is held counts as used last now, not when it is let go of.
         """
@@ -554,7 +554,7 @@ class HostTier:
             self.tree.update_leaf(node.parent)
 
     def _drop_subtree(self, node: Node, gone: list[int]) -> None:
-        """No room on the host: the leaf goes, and what the host has below it. Follows
+        """Delete a leaf, and the host's nodes below it, where the host has no room. Follows
         `drop_subtree_no_host`.
         """
         below: list[Node] = []
@@ -574,7 +574,7 @@ class HostTier:
         self.tree.delete_leaf(node, gone)
 
     def save_inner(self, part: int, node: Node) -> None:
-        """With `write_back` an inner node's state or window is copied before it goes.
+        """Copy an inner node's state or window before its eviction (`write_back`).
 
         Follows `backup_node_for_write_back`; #40680 for states, #29204 for windows.
         """
@@ -598,7 +598,7 @@ class HostTier:
 
     @staticmethod
     def tokens_between(above: Node, node: Node) -> int:
-        """Tokens that the host has, from a node up to another. Follows
+        """Tokens that the host holds, from a node up to another. Follows
         `finalize_match_result_in_tree_core` of `FullComponent`.
         """
         count = 0
@@ -609,7 +609,7 @@ class HostTier:
         return count
 
     def window_tokens(self, node: Node) -> int:
-        """Tokens of the last window that only the host has."""
+        """Tokens of the last window that only the host holds."""
         count, covered = 0, 0
         for each in node.path() if self.tree.has_windows else ():
             alive = each.window or each.host_window is not None
@@ -622,7 +622,9 @@ class HostTier:
     # -- back to the device ------------------------------------------------------------------------
 
     def bring(self, req: Req) -> int:
-        """Load what a request would go on from; how many tokens came. Follows `init_load_back`."""
+        """Load the nodes that a request resumes from; return the number of loaded tokens. Follows
+        `init_load_back`.
+        """
         node, before = req.best, req.last_node
         if node is None or before is None:
             return 0
@@ -661,7 +663,7 @@ class HostTier:
         return True
 
     def _wanted(self, node: Node) -> Wanted | None:
-        """Nodes whose attention is loaded, those whose windows are, and whether a state is.
+        """Nodes whose attention is loaded, nodes whose windows are loaded, and the state, if any.
 
         Nothing where it is too little, or pinned by another load. Follows `build_load_back_spec`.
         """
@@ -683,7 +685,7 @@ class HostTier:
         return full, windows, state
 
     def _slots_for(self, spec: Wanted) -> Slots | None:
-        """Slots on the device for all of it, or for nothing.
+        """Allocate the device's slots for a load, all or none.
 
         Follows `_resolve_device_transfers`.
         """

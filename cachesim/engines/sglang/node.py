@@ -46,7 +46,7 @@ class Clock:
         self.now = 0.0
 
     def tick(self) -> float:
-        """The next moment."""
+        """Advance the clock."""
         self.now += 1.0
         return self.now
 
@@ -116,23 +116,23 @@ class Node:
 
     @property
     def evicted(self) -> bool:
-        """True where the device has evicted attention's slots, and the node stays."""
+        """True if the device has evicted the node's attention slots."""
         return self.value is None and self.parent is not None
 
     @property
     def slots(self) -> Integers:
-        """The slots of its tokens; none where they are gone."""
+        """The slots of the node's tokens; none if they are evicted."""
         return NO_SLOTS if self.value is None else self.value
 
     def path(self) -> "Iterator[Node]":
-        """The node and those above it, without the root."""
+        """The node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def depth(self) -> int:
-        """Tokens from the root to its end."""
+        """Tokens from the root to the node's end."""
         return sum(len(each.key) for each in self.path())
 
 
@@ -171,27 +171,27 @@ class LruList:
         node.prev[which] = node.next[which] = None
 
     def insert(self, node: Node) -> None:
-        """Put a node in as the one used last."""
+        """Insert a node as the most recently used."""
         self.members.add(node.id)
         self._link(self.head, node)
 
     def insert_after(self, before: Node, node: Node) -> None:
-        """Put a node in as used just before another one."""
+        """Insert a node as used just before another one."""
         self.members.add(node.id)
         self._link(before, node)
 
     def remove(self, node: Node) -> None:
-        """Take a node out."""
+        """Remove a node."""
         self.members.discard(node.id)
         self._unlink(node)
 
     def use(self, node: Node) -> None:
-        """The node is the one used last now."""
+        """Make a node the most recently used."""
         self._unlink(node)
         self._link(self.head, node)
 
     def use_path(self, nodes: Iterator[Node]) -> None:
-        """Nodes from a leaf upwards become the ones used last, the leaf before its parent."""
+        """Make the nodes from a leaf upwards the most recently used, the leaf before its parent."""
         before = self.head
         for node in nodes:
             if node.id in self.members:
@@ -200,7 +200,7 @@ class LruList:
                 before = node
 
     def before(self, node: Node, *, leaves: bool = False) -> Node | None:
-        """The next candidate to go: not locked, used longer ago than all before it."""
+        """The next candidate for eviction: not locked, used less recently than those before it."""
         which = self.which
         at = node.prev[which]
         while at is not None and at is not self.head:
@@ -210,7 +210,7 @@ class LruList:
         return None
 
     def oldest(self, *, leaves: bool = False) -> Node | None:
-        """The first candidate to go."""
+        """The first candidate for eviction."""
         return self.before(self.tail, leaves=leaves)
 
     def __iter__(self) -> Iterator[Node]:

@@ -220,7 +220,7 @@ class SglangOptions:
     )
 
     def check(self, rules: Rules, *, states: bool) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that do not fit together."""
         if self.hicache_storage_backend != "none" and not self.enable_hierarchical_cache:
             msg = (
                 "option 'hicache_storage_backend' needs a host before the storage: write "
@@ -324,7 +324,7 @@ class SglangOptions:
         return self.hicache_size * 1e9 / max(device, 1)
 
     def running(self, rules: Rules, *, tokens: int, states: bool) -> int:
-        """Requests that run at once. Follows `resolve_max_num_reqs`."""
+        """The number of requests that run at once. Follows `resolve_max_num_reqs`."""
         most = self.max_running_requests
         if rules.scheduler.two_tokens_per_running:
             most = min(most, tokens // 2)

@@ -26,20 +26,20 @@ class Ring:
         self.count = count
 
     def take(self, count: int) -> Integers:
-        """The first numbers."""
+        """Remove and return the first numbers."""
         taken = self._read(count)
         self._head = (self._head + count) % len(self._data)
         self.count -= count
         return taken
 
     def put(self, numbers: Integers) -> None:
-        """Behind all others."""
+        """Append numbers."""
         self._reach(len(numbers))
         self._write((self._head + self.count) % len(self._data), numbers)
         self.count += len(numbers)
 
     def put_first(self, numbers: Integers) -> None:
-        """Before all others."""
+        """Insert numbers at the head."""
         self._reach(len(numbers))
         self._head = (self._head - len(numbers)) % len(self._data)
         self._write(self._head, numbers)
@@ -123,7 +123,7 @@ class TokenPool:
         return np.concatenate(found) if found else NO_SLOTS
 
     def free(self, slots: Integers) -> None:
-        """Give slots back; inside a group, all at its end."""
+        """Free slots; inside a group, all at its end."""
         if not len(slots):
             return
         if self._group is not None:
@@ -134,11 +134,11 @@ class TokenPool:
             self.free_pages.put_first(np.unique(slots // self.page))
 
     def begin_group(self) -> None:
-        """Collect what is freed until `end_group`."""
+        """Collect freed slots until `end_group`."""
         self._group = []
 
     def end_group(self) -> None:
-        """Free what the group has gathered: pages that come twice count once."""
+        """Free the group's slots: pages that come twice count once."""
         group, self._group = self._group, None
         if group:
             self.free(np.concatenate(group))
@@ -183,11 +183,11 @@ class WindowPool(TokenPool):
         return self.windows.available
 
     def free_full(self, slots: Integers) -> None:
-        """Attention's slots only. Follows `free_full_segment`."""
+        """Free attention slots only. Follows `free_full_segment`."""
         super().free(slots)
 
     def free_window(self, slots: Integers) -> None:
-        """The window slots only."""
+        """Free window slots only."""
         windows = self.mapping[slots]
         self.windows.free(windows[windows > 0])
         self.mapping[slots] = 0
@@ -209,7 +209,7 @@ class StatePool:
         return self._free.count
 
     def begin_group(self, count: int) -> None:
-        """Set slots aside for those who will ask one by one, if there are so many.
+        """Reserve slots for the allocations of a group, if enough are free.
 
         Follows `alloc_group_begin`.
         """
@@ -217,13 +217,13 @@ class StatePool:
             self._group = [int(slot) for slot in self._free.take(count)]
 
     def end_group(self) -> None:
-        """Put back what nobody asked for."""
+        """Return the slots that were not allocated."""
         group, self._group = self._group, []
         if group:
             self._free.put(np.array(group, np.int64))
 
     def alloc(self) -> int | None:
-        """The slot that has been free for longest."""
+        """Allocate the slot that has been free for longest."""
         if self._group:
             return self._group.pop(0)
         if not self._free.count:
@@ -234,12 +234,12 @@ class StatePool:
         return slot
 
     def copy(self, source: int, target: int) -> None:
-        """The state in one slot goes into another one, too."""
+        """Copy a state to another slot."""
         if self.on_copy is not None:
             self.on_copy(source, target)
 
     def free(self, slot: int) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         self._free.put(np.array([slot], np.int64))
 
 
@@ -303,7 +303,7 @@ class Storage:
         self.parts = (self.places, dict[bytes, int](), dict[bytes, int]())
 
     def put(self, key: bytes, part: int = FULL) -> int | None:
-        """Store a part of a page; its place, None where it is there already."""
+        """Store a part of a page; return its place, or None if it is stored already."""
         places = self.parts[part]
         if key in places:
             return None
@@ -311,7 +311,7 @@ class Storage:
         return place
 
     def known(self, keys: Sequence[bytes]) -> int:
-        """Count the keys up to the first that is not there (`batch_exists`)."""
+        """Count the keys up to the first that is not stored (`batch_exists`)."""
         for count, key in enumerate(keys):
             if key not in self.places:
                 return count
@@ -354,7 +354,7 @@ class DelayQueue(Generic[Each]):
     waiting: list[tuple[int, Each]] = field(default_factory=list)
 
     def put(self, each: Each) -> None:
-        """At the end of the line."""
+        """Append an operation."""
         self.waiting.append((self.lag, each))
 
     def due(self) -> list[Each]:
@@ -437,7 +437,7 @@ class HostPool:
         return np.concatenate((fresh, self._back.take(count - len(fresh))))
 
     def free(self, slots: Integers) -> None:
-        """Give slots back."""
+        """Free slots."""
         if len(slots):
             self._back.put(slots)
 
@@ -465,7 +465,7 @@ class Transfers:
             self.queued = []
 
     def done(self) -> list[int]:
-        """Whose copies are done by now, in order: the first that is not holds up the rest."""
+        """Nodes whose copies are complete, in order, up to the first that is not."""
         ready = 0
         for ack in self.submitted:
             if ack.polls:
@@ -475,7 +475,7 @@ class Transfers:
         return self._take(ready)
 
     def wait(self) -> list[int]:
-        """All of them, waited for."""
+        """Wait for all operations and return them."""
         self.submit()
         return self._take(len(self.submitted))
 

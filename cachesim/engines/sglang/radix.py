@@ -14,14 +14,14 @@ from cachesim.units import Integers
 
 
 class RadixCache(Tree):
-    """A tree with a slot per token; leaves go in the order of a policy (`RadixCache`)."""
+    """A tree with a slot per token; a policy orders the eviction of leaves (`RadixCache`)."""
 
     def _begin(self) -> None:
         self.leaves: set[Node] = set()
         self.first = STRATEGIES[self.shape.policy]
 
     def match(self, key: Integers, extra: Hashable) -> Match:
-        """Walk down as far as tokens agree. Follows `_match_prefix_helper`."""
+        """Match a key. Follows `_match_prefix_helper`."""
         if not len(key):
             return Match(joined([]), self.root)
         page, node, now, found = self.shape.page, self.root, self.clock.tick(), []
@@ -47,7 +47,9 @@ class RadixCache(Tree):
         return new
 
     def insert(self, key: Integers, slots: Integers, extra: Hashable, priority: int = 0) -> int:
-        """Put a key in; how much of it was there already. Follows `_insert_helper`."""
+        """Insert a key; return how many of its tokens the tree held already. Follows
+        `_insert_helper`.
+        """
         page, node, now, total = self.shape.page, self.root, self.clock.tick(), 0
         node.last_access = now
         node.priority = max(node.priority, priority)
@@ -154,7 +156,7 @@ class RadixCache(Tree):
 
 
 class SWARadixCache(Tree):
-    """Slots for tokens, whose window parts come and go; two lists of last use (`SWARadixCache`)."""
+    """A tree of slots whose windows are evicted separately; two LRU lists (`SWARadixCache`)."""
 
     has_windows = True
 
@@ -317,7 +319,7 @@ class SWARadixCache(Tree):
     # -- evict -------------------------------------------------------------------------------------
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        """Leaves first, for attention; then windows, of inner nodes too. Follows `evict`."""
+        """Evict leaves for attention, then windows, those of inner nodes too. Follows `evict`."""
         del states
         evicted = windows = 0
         if tokens > 0:
@@ -405,7 +407,7 @@ class SWARadixCache(Tree):
 
 
 class MambaRadixCache(Tree):
-    """Slots for tokens, and states at the ends of some nodes; two lists of last use.
+    """A tree of slots, with states at the ends of some nodes; two LRU lists.
 
     Upstream: `MambaRadixCache`.
     """
@@ -419,7 +421,8 @@ class MambaRadixCache(Tree):
     # -- match -------------------------------------------------------------------------------------
 
     def match(self, key: Integers, extra: Hashable) -> Match:
-        """The deepest state on the way. Follows `_match_prefix_helper`, `_match_post_processor`.
+        """Match a key up to the deepest state on its path. Follows `_match_prefix_helper`,
+        `_match_post_processor`.
 
         Trap: the limit of a prompt's length minus one divides the very node that has the state, so
         with `no_buffer` a prompt that is sent again reuses nothing.
@@ -487,7 +490,8 @@ class MambaRadixCache(Tree):
     def insert(
         self, key: Integers, slots: Integers, extra: Hashable, state: int
     ) -> tuple[int, bool]:
-        """Put a key with the state at its end in; how much was there, and whether the state was.
+        """Insert a key with the state at its end; return the tokens held already, and if the state
+        was held.
 
         Follows `_insert_helper`.
         """
@@ -605,7 +609,9 @@ class MambaRadixCache(Tree):
     # -- requests ----------------------------------------------------------------------------------
 
     def cache_unfinished(self, req: Req) -> None:
-        """Insert what has a state at its end, a copy of it. Follows `cache_unfinished_req`."""
+        """Insert the tokens up to a saved state, with a copy of that state. Follows
+        `cache_unfinished_req`.
+        """
         fill = req.fill
         count = req.tracked if self.shape.extra_buffer else fill
         if count is None or req.state is None:
@@ -634,7 +640,7 @@ class MambaRadixCache(Tree):
         req.last_node = match.node
 
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
-        """Donate the state that stands at the end of what is inserted. Follows
+        """Insert the tokens up to a saved state, and donate that state. Follows
         `cache_finished_req`.
         """
         committed, there, keep = req.committed, True, None

@@ -73,7 +73,7 @@ class Req:
         extra_key: Hashable = None,
         priority: int = 0,
     ) -> "Req":
-        """A request that waits."""
+        """A waiting request."""
         tokens = np.zeros(len(prompt) + max_new_tokens, np.int64)
         tokens[: len(prompt)] = prompt
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
@@ -91,14 +91,14 @@ class Req:
         return self.prefix + self.extend
 
     def append(self, token: int) -> bool:
-        """A token was sampled; whether it was the last."""
+        """Append a sampled token; True if it was the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.finished = self.to_finish or self.num_output >= self.max_new_tokens
         return self.finished
 
     def write(self, start: int, slots: Integers) -> None:
-        """Put slots into the row."""
+        """Write slots into the row."""
         self.row[start : start + len(slots)] = slots
 
     def reset_for_retract(self) -> None:
@@ -160,11 +160,11 @@ class Batch:
     is_full: bool = False
 
     def reads(self, req: Req) -> bool:
-        """True where it has a chunk of the request's prompt; else the request decodes."""
+        """True if the batch holds a chunk of the request's prompt; else the request decodes."""
         return self.extend and req not in self.decoding
 
     def keep(self, excluded: Sequence[Req] = ()) -> bool:
-        """Drop finished and excluded requests; whether any went. Follows `filter_batch`."""
+        """Remove finished and excluded requests; True if any was. Follows `filter_batch`."""
         before = len(self.reqs)
         gone = {id(req) for req in excluded}
         self.reqs = [r for r in self.reqs if not r.finished and id(r) not in gone]

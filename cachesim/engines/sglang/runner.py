@@ -56,11 +56,11 @@ class Contents:
         return slots
 
     def reach(self, layer: int, cells: Integers) -> None:
-        """Room up to some cells."""
+        """Grow the memory up to some cells."""
         self.reach_cell(layer, int(cells.max(initial=0)))
 
     def reach_cell(self, layer: int, cell: int) -> None:
-        """Room up to one cell."""
+        """Grow the memory up to one cell."""
         if cell >= len(self.keys[layer]):
             self.keys[layer] = grown(self.keys[layer], 2 * (cell + 1))
             self.values[layer] = grown(self.values[layer], 2 * (cell + 1))
@@ -81,7 +81,7 @@ class Contents:
             self.rows[layer] = grown(self.rows[layer], 2 * slot + 1)
 
     def copy_state(self, source: int, target: int) -> None:
-        """All layers' states of one slot go into another one."""
+        """Copy all layers' states from one slot to another."""
         for layer in self.rows:
             self.put_row(layer, target, self.row(layer, source).copy())
 
@@ -96,7 +96,7 @@ class Contents:
         return {layer: self.row(layer, slot).copy() for layer in self.rows}
 
     def put_state(self, slot: int, state: dict[int, Array]) -> None:
-        """Write what `state` took."""
+        """Write all layers' states of a slot."""
         for layer, row in state.items():
             self.put_row(layer, slot, row)
 
@@ -130,7 +130,7 @@ def copy_slots(
 
 
 class _VisibleCells(NamedTuple):
-    """Which cells of a part of the memory a piece writes, and which it looks at."""
+    """The cells of a part of the memory that a chunk writes, and those that it attends to."""
 
     written: Integers
     cells: Integers
@@ -164,7 +164,7 @@ class ChunkStore:
         self.target: int | None = None  # slot for the state after the last token
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the piece's cells, then look at those of the row."""
+        """Write the chunk's cells, then return those of the row."""
         contents, place = self.contents, self.contents.shapes[layer].place
         visible = self._visible.get(place)
         if visible is None:
@@ -217,14 +217,14 @@ class Runner:
     computes: bool = True  # without a network only decisions are wanted
 
     def watch(self, states: StatePool | None) -> None:
-        """Copies between slots are copies of what lies in them."""
+        """Copy the contents wherever a pool copies a slot."""
         if states is not None:
             states.on_copy = self._copy
             if self.rules.first_chunk_reads_slot:
                 states.on_alloc = self.contents.clear_state
 
     def stashing(self, *, begins: bool) -> None:
-        """With the snapshot's defect, copies made now are made when the next piece has run."""
+        """Delay copies until the next chunk has run, in releases with the snapshot's defect."""
         self.late_now = begins and self.rules.snapshot_after_next_chunk
 
     def _copy(self, source: int, target: int) -> None:
@@ -236,7 +236,7 @@ class Runner:
     # -- the host ----------------------------------------------------------------------------------
 
     def to_host(self, part: int, at: Integers, to: Integers) -> None:
-        """Slots of the device are copied to slots of the host; with the defect, when needed."""
+        """Copy slots of the device to the host; with the defect, only when they are read."""
         if self.rules.host_copy_late:
             self.unmade.append((part, at.copy(), to.copy()))
         else:
@@ -258,7 +258,7 @@ class Runner:
         copy_slots(source, target, part, at, to, device=self.contents)
 
     def to_storage(self, part: int, at: Integers, to: Integers) -> None:
-        """A part of a page goes from the host to the storage."""
+        """Copy a part of a page from the host to the storage."""
         self._catch_up()
         if self.shelf is not None:
             self._move(self.host, self.shelf, part, at, to)
@@ -269,7 +269,7 @@ class Runner:
             self._move(self.shelf, self.host, part, at, to)
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
-        """Run a batch; the sampled token of each request, 0 where its prompt is not complete."""
+        """Run a batch; return each request's sampled token, 0 where its prompt is not complete."""
         if not self.computes:
             return [judge(req, self._word(req)) if _ends(req, batch) else 0 for req in batch.reqs]
         self.chunk_states = []
@@ -359,7 +359,7 @@ class Runner:
         *,
         wanted: bool,
     ) -> Array:
-        """Put tokens `[start, end)` through the network; the logits of the last, if wanted."""
+        """Run tokens `[start, end)`; return the logits of the last, if wanted."""
         store = ChunkStore(self.contents, req.row, start, end - start)
         store.initial, store.target = initial, target
         ubatch = Ubatch(

@@ -28,7 +28,7 @@ from cachesim.errors import UpstreamAbort
 
 @dataclass(slots=True)
 class Allocation:
-    """Hands out slots; where there are too few, the tree gives up some (`mem_cache.common`)."""
+    """Allocator of slots; evicts from the tree where too few are free (`mem_cache.common`)."""
 
     tree: Tree
     pool: TokenPool
@@ -52,14 +52,14 @@ class Allocation:
         return self.pool.available
 
     def can_decode(self, reqs: Sequence[Req]) -> bool:
-        """Room for one more token of each. Follows `check_decode_mem`."""
+        """True if there is room for one more token of each request. Follows `check_decode_mem`."""
         page = self.pool.page
         needed = sum(1 for req in reqs if req.committed % page == 0) * page
         self.make_room(needed)
         return self.available() >= needed
 
     def for_extend(self, reqs: Sequence[Req], longest: int) -> None:
-        """Rows, states and slots for a prefill. Follows `alloc_for_extend`."""
+        """Allocate rows, states and slots for a prefill. Follows `alloc_for_extend`."""
         self._rows(reqs, longest)
         total, page = sum(req.extend for req in reqs), self.pool.page
         if page == 1:
@@ -101,7 +101,7 @@ class Allocation:
             req.committed += 1
 
     def let_windows_go(self, reqs: Sequence[Req]) -> None:
-        """Window slots that nobody will look at any more are freed. Follows `maybe_evict_swa`."""
+        """Free window slots outside the windows of all requests. Follows `maybe_evict_swa`."""
         if not isinstance(self.pool, WindowPool):
             return
         window, steps = self.tree.shape.window, self.rules.scheduler.window_steps
@@ -124,7 +124,7 @@ class Allocation:
         self.pool.end_group()
 
     def _rows(self, reqs: Sequence[Req], longest: int) -> None:
-        """A row for each request, and its states. Follows `alloc_req_slots`."""
+        """Allocate a row for each request, and its states. Follows `alloc_req_slots`."""
         if self.tree.has_states:
             pool, per_request = self.tree.state_pool, self.rules.scheduler.states_per_request
             if per_request:
@@ -202,7 +202,7 @@ class Adder:
     # -- how much there is -------------------------------------------------------------------------
 
     def ceil(self, tokens: int) -> int:
-        """Up to a whole page."""
+        """Round up to a whole page."""
         page = self.pool.page
         return -(-tokens // page) * page
 
@@ -272,7 +272,7 @@ class Adder:
     # -- what is taken -----------------------------------------------------------------------------
 
     def add_chunked(self, req: Req) -> Req | None:
-        """The next piece of a prompt that is half read; the request again if more is left.
+        """Add the next chunk of a prompt; return the request if more is left.
 
         Follows `add_chunked_req`.
         """
@@ -364,7 +364,7 @@ class Adder:
 
     @staticmethod
     def _shrunk(req: Req, shape: Chosen) -> Chosen:
-        """More came than was promised: attention that lay behind a state on the host only."""
+        """Shorten the chunk by attention that was loaded behind a state on the host."""
         extend, promised, is_cut = shape
         rest = req.num_tokens - req.prefix
         extend = min(extend, rest)
@@ -373,7 +373,7 @@ class Adder:
         return extend, promised, is_cut
 
     def _fits(self, whole: int, total: int, new: int, on_host: int = 0) -> tuple[bool, int | None]:
-        """Check that a request fits; the longest chunk of it. Follows `check_prefill`."""
+        """The longest chunk of a request that fits. Follows `check_prefill`."""
         if total >= self.total_left and not self.rules.scheduler.loads_before_it_fits:
             return False, None
         pool, limit = self.own_windows, self.chunk_left
@@ -439,12 +439,12 @@ class Scheduler:
         )
 
     def add(self, req: Req) -> None:
-        """A request at the end of the queue. Follows `_add_request_to_queue`."""
+        """Append a request to the queue. Follows `_add_request_to_queue`."""
         self._prefetch(req)
         self.waiting.append(req)
 
     def _prefetch(self, req: Req, known_until: int | None = None) -> None:
-        """Ask the storage for what the tree lacks; nothing is copied for it."""
+        """Query the storage for tokens that the tree lacks."""
         if self.tree.stores:
             self.tree.prefetch(req, self._look_up(req, copies=False), known_until)
 
@@ -483,7 +483,7 @@ class Scheduler:
         return batch
 
     def _stash_chunk(self, req: Req) -> None:
-        """A piece of a prompt has run: the tree gets it. Follows `stash_chunked_request`."""
+        """Insert the computed chunk of a prompt into the tree. Follows `stash_chunked_request`."""
         if self.on_chunk is not None:
             self.on_chunk(begins=True)
         req.half_read = True
@@ -587,7 +587,7 @@ class Scheduler:
             self.tree.match(self.tree.key_of(req.tokens[: req.num_tokens]), req.extra_key)
 
     def _admit(self, adder: Adder) -> None:
-        """Take in what waits, in its order, as long as there is room."""
+        """Admit waiting requests in their order, while there is room."""
         rules, running = self.rules.scheduler, self.running
         states = self.tree.state_pool if self.tree.has_states else None
         if states is not None and rules.reserves_states_for_the_queue:
@@ -688,7 +688,7 @@ class Scheduler:
                     req.track_at = req.committed
 
     def _retract(self, batch: Batch) -> None:
-        """Requests with the fewest generated tokens start over until there is room.
+        """Retract requests with the fewest generated tokens until there is room.
 
         Follows `retract_decode`.
         """
@@ -725,7 +725,9 @@ class Scheduler:
     # -- what came back ----------------------------------------------------------------------------
 
     def take(self, batch: Batch, tokens: Sequence[int]) -> list[Req]:
-        """Take what was sampled; the requests that are done. Follows `process_batch_result_*`."""
+        """Append the sampled tokens; return the finished requests. Follows
+        `process_batch_result_*`.
+        """
         self.last = batch
         done: list[Req] = []
         grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees
@@ -765,7 +767,7 @@ class Scheduler:
     # -- clients that go away ----------------------------------------------------------------------
 
     def abort(self, req: Req) -> None:
-        """The client went away. Follows `abort_request`.
+        """Abort a request. Follows `abort_request`.
 
         What waits leaves the queue. What runs goes through the network once more, and is kept then
         as if it had come to its end. 0.5.22 ends a prompt that is half read before its next chunk,

@@ -66,18 +66,18 @@ class States:
         self._most: int | None = None
 
     def remember(self, most: int) -> None:
-        """Forget what was saved before the last so many states, and soon after."""
+        """Limit the record to the last states."""
         self._most = most
 
     def learn(self, tokens: Integers, extra: Hashable) -> None:
-        """A state after these tokens."""
+        """Record a state after these tokens."""
         if self._most is not None and self._learned >= self._most:
             self._old, self._ends, self._learned = self._ends, {}, 0
         self._ends.setdefault(len(tokens), set()).add((extra, tokens.tobytes()))
         self._learned += 1
 
     def deepest(self, tokens: Integers, extra: Hashable, most: int) -> int:
-        """The last position up to `most` at which one was saved; 0 if there was none."""
+        """The last position up to `most` at which a state was saved; 0 if none was."""
         return max(_deepest(ends, tokens, extra, most) for ends in (self._ends, self._old))
 
 
@@ -98,12 +98,12 @@ class Account:
     states: States = field(default_factory=States)
 
     def remember(self, most: int) -> None:
-        """Forget what was computed, kept and saved long ago."""
+        """Limit the record to recent requests."""
         for books in (self.computed, self.kept, self.states):
             books.remember(most)
 
     def of(self, req: Req, match: Match) -> Ledger:
-        """From what was computed before down to the match, each step with its cause."""
+        """The steps from the tokens computed before down to the match, each with its cause."""
         prompt = req.tokens[: req.num_tokens]
         equal, by = self.computed.find(prompt, req.extra_key)
         held = max(match.usable, match.attention)
@@ -164,7 +164,7 @@ class Account:
 
 
 def leaks(tree: Tree) -> bool:
-    """At rest, whether free slots and the tree's are other than all there are."""
+    """True if an idle server's free slots and the tree's are not all slots."""
     pool, nodes = tree.pool, [*tree.nodes()]
     pools = [(pool, sum(len(node) for node in nodes if not node.evicted))]
     if isinstance(pool, WindowPool):
@@ -312,7 +312,7 @@ def _node(node: Node, tree: Tree, contents: Contents, marks: Marks) -> NodeHeld:
 
 
 def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
-    """A node's slots of attention, or of what has none of it, with the births of their tokens."""
+    """A node's attention slots, or its window's, with the origins of their tokens."""
     layer = marks.layers.get("attention")
     if layer is not None:
         contents.reach(layer, node.slots)
@@ -326,7 +326,7 @@ def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
 
 
 def texts(tree: Tree) -> Texts:
-    """The tokens of what the host has."""
+    """The token histories that the host holds."""
     return Texts(entries=tuple(_tokens(tree, path) for path in _host_paths(tree)))
 
 
@@ -345,7 +345,7 @@ def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
 
 
 def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
-    """The longest prompts of which the host has everything, with the states on their way.
+    """The longest prompts that the host holds whole, with the states on their paths.
 
     What several share is counted with the first of them.
     """
@@ -365,7 +365,7 @@ def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[Entr
 
 
 def _host_paths(tree: Tree) -> Iterator[list[Node]]:
-    """From the root to each node that the host has, where it has none of its children."""
+    """The path to each node on the host that has no child there."""
     for node in tree.nodes():
         if node.host_full is not None and all(
             each.host_full is None for each in node.children.values()
@@ -381,7 +381,7 @@ def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:
 
 
 def _sizes(spec: ModelSpec, tree: Tree) -> tuple[int, int, int]:
-    """Bytes of a token's attention, of its windows, and of a state, as the tree keeps them."""
+    """Bytes of a token's attention, of its windows, and of a state."""
     token, window, state = sizes_of(spec)
     return (token, window, state) if tree.has_windows else (token + window, 0, state)
 
@@ -396,7 +396,7 @@ def _bytes(node: Node, sizes: tuple[int, int, int]) -> int:
 def _astray(
     network: Network, host: Contents, path: Sequence[Node], tokens: Tokens
 ) -> Iterator[tuple[str, Tokens]]:
-    """States on the host that have folded in other tokens than those that lead to them."""
+    """States on the host that have folded in other tokens than those on their path."""
     if not isinstance(network, Traced):
         return
     clean, end = network.histories.clean(tokens), 0
@@ -474,8 +474,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._start()
 
     def _kind(self, spec: ModelSpec) -> Kind:
-        """Which tree a model gets; 0.5.9 has none for windows with states, and keeps windows whole
-        as it does for models that it does not list.
+        """The kind of tree for a model; 0.5.9 has none for windows with states, and keeps windows
+        whole as it does for models that it does not list.
         """
         if spec.recurrent_layers:
             both = spec.window_layers and self.rules.tree.trees == "unified"
@@ -640,7 +640,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return busy
 
     def _check_pools(self) -> None:
-        """At rest, free slots and the tree's are all there are. Follows `_check_all_pools`."""
+        """Check that an idle server's free slots and the tree's are all slots. Follows
+        `_check_all_pools`.
+        """
         pool, evictable = self.tree.pool, self.tree.evictable
         pools = {"full": (pool, FULL)}
         if isinstance(pool, WindowPool):

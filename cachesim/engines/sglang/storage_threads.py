@@ -35,7 +35,7 @@ BATCH: Final = 128
 
 
 def drained(queue: list[T]) -> list[T]:
-    """Empty a queue; its former entries."""
+    """Empty a queue and return its entries."""
     found = queue[:]
     queue.clear()
     return found
@@ -83,7 +83,7 @@ class Fetch:
 
     @property
     def own(self) -> Integers:
-        """The host's slots that are its own by now."""
+        """The host's slots that the fetch owns."""
         if self.slots is None:
             return NO_SLOTS
         return self.slots[self.completed :] if self.handled else self.slots
@@ -104,7 +104,7 @@ class Ongoing:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A piece of news from a transfer; the last one says that it is over (`PrefetchAck`)."""
+    """Acknowledgement of a transfer; the last one ends it (`PrefetchAck`)."""
 
     fetch: Fetch
     completed: int | None = None
@@ -135,7 +135,7 @@ class Retry:
 
 @dataclass(slots=True)
 class Retries:
-    """Misses are asked for again some passes later, in the order of the queue."""
+    """Retries of missed fetches, some passes later, in the order of the queue."""
 
     interval: int
     attempts: int
@@ -143,11 +143,11 @@ class Retries:
     step: int = 0
 
     def missed(self, request: int, known_until: int | None = None) -> None:
-        """The storage had nothing, or the host no room (`poll_miss`)."""
+        """Schedule a retry after a miss (`poll_miss`)."""
         self.pending[request] = Retry(known_until)
 
     def cancel(self, request: int) -> None:
-        """It does not ask again."""
+        """Cancel a request's retry."""
         self.pending.pop(request, None)
 
     def ready(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
@@ -186,7 +186,9 @@ class NodeBackup:
 
 @dataclass(slots=True)
 class Threads:
-    """Queues, and what is done of them in one poll. Follows `HybridCacheController`'s threads."""
+    """Queues of operations, and their execution at each poll. Follows `HybridCacheController`'s
+    threads.
+    """
 
     storage: Storage
     shape: StorageShape
@@ -215,7 +217,7 @@ class Threads:
         return any((*lines, self.saved, self.found, self.untold, self.news))
 
     def run(self) -> None:
-        """Run the threads' functions on what is due."""
+        """Run the operations that are due."""
         for backup in self.backups.due():
             # Follows `_page_backup`; what the storage has already is not written again.
             for each in backup.parts:
@@ -321,7 +323,7 @@ class Threads:
 
 
 def _trailing(keys: list[bytes], count: int, each: PartFetch) -> list[bytes]:
-    """The last of so many keys that a part needs. Follows `_sync_trailing_keys`."""
+    """The last of the first `count` keys, for a part. Follows `_sync_trailing_keys`."""
     return keys[max(0, count - len(each.keys)) : count]
 
 

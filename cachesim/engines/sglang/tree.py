@@ -88,7 +88,7 @@ class Match:
 
     @property
     def usable(self) -> int:
-        """Tokens to go on from, wherever they lie."""
+        """Usable tokens, on device and host."""
         return len(self.slots) if self.best is None else self.reach
 
 
@@ -96,10 +96,10 @@ class OneTier:
     """Methods of a tree with a host or a storage; most trees have none."""
 
     def watch_host(self, on_backup: Copy, on_load: Copy, on_action: OnHostAction) -> None:
-        """Set the callbacks that copy slots and receive deeds."""
+        """Set the callbacks that copy slots and receive events."""
 
     def poll(self) -> None:
-        """Copies to and from the host that are done are taken note of (`check_hicache_events`)."""
+        """Process the completed copies to and from the host (`check_hicache_events`)."""
 
     def flush(self) -> None:
         """Submit the queued copies to the host (`flush_pending_backups`)."""
@@ -122,10 +122,12 @@ class OneTier:
         """Set the callbacks that copy between host and storage."""
 
     def prefetch(self, req: Req, match: "Match", known_until: int | None = None) -> None:
-        """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
+        """Query the storage for the tokens of a request that the tree lacks
+        (`prefetch_from_storage`).
+        """
 
     def storage_retries(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
-        """Requests that query the storage again, and the end up to which it has them."""
+        """Requests that query the storage again, each with the end of its stored tokens."""
         del waiting
         return []
 
@@ -135,13 +137,13 @@ class OneTier:
         return False
 
     def admitted(self, req: Req) -> None:
-        """A request is taken in (`finish_storage_prefetch_admission`)."""
+        """End the prefetch of an admitted request (`finish_storage_prefetch_admission`)."""
 
     def settle(self) -> None:
-        """Finish the copies to the storage, as a server that idles does."""
+        """Finish the copies to the storage, as an idle server does."""
 
     def fetched(self, req: Req) -> bool:
-        """Return true once a request need not wait for the storage (`check_prefetch_progress`)."""
+        """True once a request need not wait for the storage (`check_prefetch_progress`)."""
         del req
         return True
 
@@ -154,11 +156,13 @@ class OneTier:
         return 0
 
     def host_underway(self) -> dict[str, int]:
-        """Slots of the host, by part, that belong to what is under way from the storage."""
+        """Slots of the host, by part, that transfers from the storage occupy."""
         return {}
 
     def bring(self, req: Req) -> int:
-        """Load back what a request would go on from; how many tokens came (`init_load_back`)."""
+        """Load the nodes that a request resumes from; return the number of tokens
+        (`init_load_back`).
+        """
         del req
         return 0
 
@@ -201,19 +205,19 @@ class Tree(OneTier, ABC):
     # -- nodes -------------------------------------------------------------------------------------
 
     def _used_path(self, node: Node) -> None:
-        """A node was used just now, and each one above it a little earlier."""
+        """Mark a node as used now, and its ancestors just before it."""
         now = self.clock.tick()
         for each in (*node.path(), self.root):
             each.last_access = now
             now -= 1e-5
 
     def new_node(self) -> Node:
-        """A node of the present moment."""
+        """A new node, used now."""
         self._count += 1
         return Node(self._count, self.clock.tick())
 
     def child_key(self, key: Integers, extra: Hashable) -> Hashable:
-        """Under which name a child hangs: its first page, and the request's extra key."""
+        """The key of a child: its first page, and the request's extra key."""
         page = self.shape.page
         plain = int(key[0]) if page == 1 else key[:page].tobytes()
         return plain if extra is None else (extra, plain)
@@ -224,7 +228,7 @@ class Tree(OneTier, ABC):
         return key[: len(key) // self.shape.page * self.shape.page]
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, depth first, children in the order of their making."""
+        """All nodes but the root, depth first, children in order of creation."""
         stack = list(reversed(self.root.children.values()))
         while stack:
             node = stack.pop()
@@ -232,7 +236,7 @@ class Tree(OneTier, ABC):
             stack.extend(reversed(node.children.values()))
 
     def _halves(self, child: Node, length: int, extra: Hashable) -> Node:
-        """Divide a node: the new one gets the first `length` tokens and hangs above.
+        """Split a node: the new one holds the first `length` tokens and is the parent.
 
         parent --[0 ....... n)--> child
         parent --[0 .. length)--> new --[length .. n)--> child
@@ -303,11 +307,11 @@ class Tree(OneTier, ABC):
         return match
 
     def take_state(self, req: Req, node: Node) -> None:
-        """Copy the state that a request goes on from; most trees have none."""
+        """Copy the state that a request resumes from; most trees have none."""
         del req, node
 
     def let_windows_go(self, req: Req, length: int) -> None:
-        """Free the window slots that a request has left behind; most trees have none."""
+        """Free the window slots before a request's window; most trees have none."""
         del req, length
 
     def track_interval(self, interval: int) -> int:
@@ -316,26 +320,26 @@ class Tree(OneTier, ABC):
 
     @abstractmethod
     def lock(self, node: Node) -> object:
-        """Hold a node; what comes back is needed to let go."""
+        """Lock a node; the returned value unlocks it."""
 
     @abstractmethod
     def unlock(self, node: Node, held: object) -> None:
-        """Let go of a node."""
+        """Unlock a node."""
 
     @abstractmethod
     def cache_unfinished(self, req: Req) -> None:
-        """A chunk has run: what is computed goes into the tree."""
+        """Insert the computed tokens of a running request."""
 
     @abstractmethod
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
-        """A request is over: what is committed goes into the tree, the rest is freed."""
+        """Insert the committed tokens of a finished request, and free the rest."""
 
     @abstractmethod
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        """Make room."""
+        """Evict slots."""
 
     def evict(self, tokens: int = 0, window: int = 0, states: int = 0) -> None:
-        """Make room, and say what went."""
+        """Evict slots, and emit an event on each evicted part."""
         self._evicting += 1
         after = self.on_evict() if self.on_evict is not None and self._evicting == 1 else None
         try:
@@ -346,17 +350,17 @@ class Tree(OneTier, ABC):
                 after()
 
     def lost(self, what: Lost, node: Node) -> None:
-        """Say what went."""
+        """Emit an event on evicted tokens."""
         if self.on_lost is not None:
             self.on_lost(what, node)
 
     def kept(self, tokens: int, fresh: int) -> None:
-        """Say how much of a request is in the tree now, and how much of it is new."""
+        """Emit an event on the tokens of a request that the tree holds, and those that are new."""
         if self.on_kept is not None:
             self.on_kept(tokens, fresh)
 
     def kept_state(self, node: Node) -> None:
-        """Say that a node has got a state."""
+        """Emit an event on a node's new state."""
         if self.on_state is not None:
             self.on_state(node)
 
@@ -371,7 +375,7 @@ class Tree(OneTier, ABC):
         return self.states
 
     def state_or_room(self, where: str) -> int:
-        """A slot for a state; where none is free, one state is evicted."""
+        """Allocate a slot for a state, after an eviction where none is free."""
         slot = self.state_pool.alloc()
         if slot is None:
             self.evict(states=1)

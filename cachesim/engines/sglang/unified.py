@@ -41,7 +41,7 @@ HOST_NAMES: Final = {FULL: "host_tokens", PART: "host_window_tokens", STATE: "ho
 
 
 class UnifiedRadixCache(UnifiedTreeCore):
-    """The tree as a scheduler has it (`UnifiedRadixCache`)."""
+    """The scheduler's interface to the tree (`UnifiedRadixCache`)."""
 
     def _begin(self) -> None:
         super()._begin()
@@ -63,7 +63,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     @property
     def tier(self) -> HostTier:
-        """The host, of a tree that has one."""
+        """The host tier of a tree that has one."""
         return there_is(self.host)
 
     def take_state(self, req: Req, node: Node) -> None:
@@ -82,14 +82,14 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- requests ----------------------------------------------------------------------------------
 
     def track_interval(self, interval: int) -> int:
-        """A saved position lies on the grid as well. Follows `mamba_track_grid`."""
+        """The interval of saved positions, rounded to the grid. Follows `mamba_track_grid`."""
         grid, wanted = self.shape.grid, interval
         while interval % grid:
             interval += wanted
         return interval
 
     def let_windows_go(self, req: Req, length: int) -> None:
-        """Free what lies before the window. Follows `free_swa_out_of_window_slots`.
+        """Free the window slots before the window. Follows `free_swa_out_of_window_slots`.
 
         [ protected .... | gone already | .......... | one window, whole pages ) length
                                          ^ freed now ^
@@ -150,7 +150,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
                 self.windows.free(req.row[first:last].copy())
 
     def _checkpoint(self, req: Req, until: int) -> None:
-        """Put what a request has computed into the tree. Follows `checkpoint_into_tree`."""
+        """Insert the computed tokens of a request. Follows `checkpoint_into_tree`."""
         finished = req.finished
         count, state, kept = self._length_to_cache(req, until)
         key = self.key_of(req.tokens[:count]) if count > 0 else self.key_of(req.tokens[:0])
@@ -199,7 +199,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return int(self.shape.bigrams and not self.rules.tree.windows_go_by_tokens)
 
     def _length_to_cache(self, req: Req, until: int) -> tuple[int, int | None, int | None]:
-        """The length to insert, with the state to donate and its track where a request is done.
+        """The length to insert, and for a finished request the state to donate with its track.
 
         Follows `prepare_for_caching_req` of each part.
         """
@@ -265,7 +265,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         req.state = req.tracks = None
 
     def _prefer_prompt(self, req: Req, key: Integers) -> None:
-        """Attention alone: the node ends where the prompt does, and the prompt's part goes last."""
+        """Split at the end of the prompt, whose part is evicted last (attention alone)."""
         if self.has_windows or self.has_states or not self.rules.tree.keeps_prompt_end:
             return
         prompt = self.key_of(req.tokens[: req.num_prompt])
@@ -320,7 +320,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.threads.on_store, self.threads.on_fetch = on_store, on_fetch
 
     def hang_on_host(self, parent: Node, key: Integers, extra: Hashable) -> Node:
-        """A new leaf that the device has nothing of."""
+        """Add a leaf that only the host holds."""
         node = self._hang(parent, key, NO_SLOTS, extra)
         node.value = None
         return node
@@ -328,7 +328,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- to the storage ----------------------------------------------------------------------------
 
     def written(self, node: Node) -> None:
-        """Pass a node that the host has to the storage. Follows `write_backup_storage`."""
+        """Queue a node of the host for the storage. Follows `write_backup_storage`."""
         if not self.stores or node.host_full is None:
             return
         page, parts = self.shape.page, list[PartFetch]()
@@ -343,8 +343,8 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- asking ------------------------------------------------------------------------------------
 
     def prefetch(self, req: Req, match: Match, known_until: int | None = None) -> None:
-        """Ask for what the tree lacks of a request. Follows `_prefetch_kvcache` and
-        `prefetch_from_storage`.
+        """Query the storage for the tokens of a request that the tree lacks. Follows
+        `_prefetch_kvcache` and `prefetch_from_storage`.
 
         What is known to be stored up to some end is not asked for, and not beyond it.
         """
@@ -472,7 +472,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.threads.transfers.put(fetch)
 
     def _room(self, count: int) -> Integers | None:
-        """The host's slots for a hit, or for as much of it as there is room for. Follows
+        """Allocate the host's slots for a hit, or for as much of it as fits. Follows
         `allocate_storage_hit`.
         """
         pool, page = self.tier.pools.full, self.shape.page
@@ -483,7 +483,9 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return slots
 
     def _room_for_parts(self, parts: Sequence[PartFetch], hit: int) -> bool:
-        """All of them or none. Follows `_alloc_prefetch_aux_staging`."""
+        """Allocate the host's slots for windows and state, all or none. Follows
+        `_alloc_prefetch_aux_staging`.
+        """
         taken: list[PartFetch] = []
         for each in parts:
             count = min(len(each.keys), hit // self.shape.page) * each.page
@@ -520,7 +522,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
     # -- what a waiting request gets ---------------------------------------------------------------
 
     def fetched(self, req: Req) -> bool:
-        """Return true once a request need not wait. Follows `check_prefetch_progress`."""
+        """True once a request need not wait. Follows `check_prefetch_progress`."""
         info = self.ongoing.get(req.id)
         if info is None:
             return True
@@ -542,7 +544,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         return True
 
     def _may_end(self, fetch: Fetch) -> bool:
-        """Return true where a fetch ends without its result. Follows `_can_terminate_prefetch`."""
+        """True if a fetch ends without its result. Follows `_can_terminate_prefetch`."""
         settings, page = self.settings, self.shape.page
         if settings.policy != "timeout":
             return settings.policy == "best_effort"
@@ -601,7 +603,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         self.retries.cancel(req.id)
 
     def stop_fetching(self, req: Req) -> None:
-        """Its client went away. Follows `release_aborted_request`."""
+        """Drop the fetch of an aborted request. Follows `release_aborted_request`."""
         self.admitted(req)
         info = self.ongoing.get(req.id)
         if info is None:
@@ -651,7 +653,7 @@ class Graft:
     fetch: Fetch
 
     def insert(self, slots: Integers, keys: list[bytes]) -> Grafted:
-        """Attention's part. Follows `insert_host`."""
+        """Insert the attention slots of a fetch. Follows `insert_host`."""
         tree, fetch = self.tree, self.fetch
         page, back = tree.shape.page, self.host.shape.writes_back
         key, node = fetch.key[: len(slots)], fetch.anchor
@@ -702,7 +704,7 @@ class Graft:
         return node
 
     def commit(self, made: Grafted) -> None:
-        """Windows and states. Follows `commit_hicache_transfers`."""
+        """Commit the windows and the state of a fetch. Follows `commit_hicache_transfers`."""
         for each in self.fetch.parts:
             if each.part == PART:
                 self._commit_window(each, made)

@@ -36,7 +36,7 @@ class UnifiedTreeCore(Tree):
     # -- nodes -------------------------------------------------------------------------------------
 
     def split(self, child: Node, length: int, extra: Hashable) -> Node:
-        """Divide a node; the state stays below, the window's slots are divided."""
+        """Split a node and its window slots; the state stays with the lower half."""
         new = self._halves(child, length, extra)
         new.hits, new.created = child.hits, child.created
         new.locks[FULL], new.locks[PART] = child.locks[FULL], child.locks[PART]
@@ -57,7 +57,7 @@ class UnifiedTreeCore(Tree):
         return new
 
     def hang(self, parent: Node, key: Integers, slots: Integers, extra: Hashable) -> Node:
-        """A new leaf, with attention's slots only."""
+        """Add a leaf with attention slots only."""
         node = self._hang(parent, key, slots, extra)
         self.evictable[FULL] += len(node)
         self.update_leaf(node)
@@ -84,7 +84,9 @@ class UnifiedTreeCore(Tree):
     # -- match -------------------------------------------------------------------------------------
 
     def match(self, key: Integers, extra: Hashable) -> Match:
-        """The deepest node that every part can go on from. Follows `_match_prefix_helper`."""
+        """Match a key up to the deepest node that every part can resume from. Follows
+        `_match_prefix_helper`.
+        """
         if not len(key):
             return Match(joined([]), self.root)
         page, node, found, attention = self.shape.page, self.root, [], 0
@@ -150,7 +152,7 @@ class UnifiedTreeCore(Tree):
         return aligned if aligned > usable else None
 
     def near(self, node: Node) -> Iterator[Node]:
-        """A node and those above it, as far as a window and a page reach."""
+        """A node and its ancestors within a window and a page."""
         reach, passed = self.shape.window + self.shape.page, 0
         for each in node.path():
             if passed >= reach:
@@ -269,7 +271,7 @@ class UnifiedTreeCore(Tree):
             node = following
 
     def _gave_up(self, part: int, node: Node) -> None:
-        """Say that a window or a state is gone, or that the host still has it."""
+        """Emit an event on an evicted window or state, or on its copy on the host."""
         if self.host is not None and self.host.has(node, part):
             self.host.notify("left", part, node)
         else:
@@ -309,7 +311,7 @@ class UnifiedTreeCore(Tree):
                 self.host.left(node, STATE)
 
     def delete_leaf(self, node: Node, gone: list[int]) -> None:
-        """A leaf with all its parts. Follows `_delete_unbacked_device_leaf`."""
+        """Delete a leaf with all its parts. Follows `_delete_unbacked_device_leaf`."""
         for part in (PART, STATE, FULL):
             self.drop(node, part, gone)
         if self.host is not None:
@@ -320,7 +322,7 @@ class UnifiedTreeCore(Tree):
             self.host.clear_above(node, gone)
 
     def take_out(self, node: Node) -> None:
-        """A node leaves the tree."""
+        """Remove a node from the tree."""
         self._detach(node)
         self.leaves.discard(node)
         if node.parent is not None:
@@ -336,13 +338,13 @@ class UnifiedTreeCore(Tree):
         return found
 
     def put_window(self, node: Node, slots: Integers) -> None:
-        """A node's window slots are these. Follows `set_component_device_value`."""
+        """Set a node's window slots. Follows `set_component_device_value`."""
         if self.windows is not None:
             self.windows.mapping[node.slots] = slots
         self.publish(node)
 
     def publish(self, node: Node) -> None:
-        """A node's window slots are alive from now on."""
+        """Make a node's window slots alive."""
         if self.host is not None:
             self.host.came_back(node, PART)
         node.window = True
@@ -351,7 +353,7 @@ class UnifiedTreeCore(Tree):
             self.evictable[PART] += len(node)
 
     def put_state(self, node: Node, slot: int) -> None:
-        """A node has this state."""
+        """Set a node's state."""
         if self.host is not None:
             self.host.came_back(node, STATE)
         node.state = slot
@@ -360,20 +362,20 @@ class UnifiedTreeCore(Tree):
             self.evictable[STATE] += 1
 
     def give_back(self, slots: Integers) -> None:
-        """Attention's slots only."""
+        """Free attention slots only."""
         if self.windows is not None:
             self.windows.free_full(slots)
         else:
             self.pool.free(slots)
 
     def slots_to(self, node: Node) -> Integers:
-        """Attention's slots from the root to a node's end."""
+        """The attention slots from the root to a node's end."""
         return joined([each.slots for each in reversed(list(node.path()))])
 
     # -- states on one path ------------------------------------------------------------------------
 
     def cap_path_states(self, tail: Node) -> None:
-        """At most so many states on a path: the shallowest of those that are no fork go first.
+        """Limit the states on a path: the shallowest of those that are no fork go first.
 
         Follows `_evict_excess_path_states`.
         """
@@ -423,7 +425,7 @@ class Insertion:
         self.state_was_there = True
 
     def run(self) -> None:
-        """From the root down; what is left over becomes a leaf."""
+        """Walk down from the root; the remaining tokens become a leaf."""
         tree, page = self.tree, self.tree.shape.page
         tree.root.last_access = tree.clock.tick()
         tree.root.priority = max(tree.root.priority, self.priority)
@@ -473,7 +475,7 @@ class Insertion:
     # -- what the device has given up --------------------------------------------------------------
 
     def _restore(self, node: Node, length: int) -> None:
-        """The request's slots become those of a node that is on the host only. Follows
+        """Give the request's slots to a node that only the host holds. Follows
         `_unevict_node_on_insert` and `recover_after_unevict`.
         """
         tree = self.tree
@@ -495,7 +497,7 @@ class Insertion:
     # -- what the tree has already -----------------------------------------------------------------
 
     def _overlap(self, node: Node, length: int) -> None:
-        """The request's slots of tokens that the tree has are freed, but where a window is revived.
+        """Free the request's slots of tokens that the tree holds, except where a window is revived.
 
         node     [ window gone .............. )
         request  [ own | gone | alive ....... )   the alive ones become the tree's
@@ -547,8 +549,8 @@ class Insertion:
     # -- what is new -------------------------------------------------------------------------------
 
     def _leaf(self) -> None:
-        """A leaf with what is left; its last window becomes a node of its own, so that it can be
-        held alone.
+        """Add a leaf with the remaining tokens; its last window is a node of its own, so that it
+        can be locked alone.
 
             [ gone | alive, not needed by the last window | the last window )
         """
@@ -578,7 +580,7 @@ class Insertion:
         return self.tree.split(leaf, len(leaf) - tail, self.extra)
 
     def _commit_state(self, *, fresh: bool) -> None:
-        """The state goes to the last node, unless that has one. Follows
+        """Give the state to the last node, unless that has one. Follows
         `commit_insert_component_data`.
         """
         tree, node = self.tree, self.node
