@@ -135,7 +135,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Run an iteration of the server's loop; False if there was nothing to do."""
+        """Run an iteration of the server's loop; False if it had no work."""
 
     def run(self) -> None:
         """Step until the server is idle."""

@@ -98,7 +98,7 @@ class ModelSpec:
     recall: bool = False  # weights by construction: facts of the prompt are recalled
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built, before anybody allocates for it."""
+        """Refuse a spec that cannot be built, before any allocation."""
         if not isinstance(self.layers, tuple) or not self.layers:
             raise _refuse(
                 self, "layers", 'name at least one layer, as in ("attention", "attention")'

@@ -189,7 +189,7 @@ class Traced:
         return self._network.shapes + self._marks
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
-        """Run the wrapped network, then write down what each of its tokens read."""
+        """Run the wrapped network, then record the cells that each token read."""
         output = self._network.run(ubatch, store)
         nodes = self._run_marks(ubatch, store)
         rows = range(len(nodes)) if ubatch.outputs is None else ubatch.outputs

@@ -53,7 +53,7 @@ def output_norm_name(spec: ModelSpec) -> str:
 
 
 def mlp_norm_name(spec: ModelSpec, layer: int) -> str:
-    """The norm before the MLP; Qwen calls it by what it follows."""
+    """The name of the norm before the MLP, which differs for Qwen."""
     of_qwen = spec.attention_gate or "delta" in spec.layers
     return f"blk.{layer}.{'post_attention_norm' if of_qwen else 'ffn_norm'}.weight"
 

@@ -125,7 +125,7 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
-    """Its name and sum; then reused, causes and new tokens."""
+    """Table row of a server: name, sum, reused tokens, causes, new tokens."""
     text = row.problem or f"{row.reused:,} of {row.prompt_tokens:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
     yield f'<tspan class="note" dx="8">{escape(text)}</tspan></text>'

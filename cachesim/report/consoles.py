@@ -48,7 +48,7 @@ class Screen(CarefulConsole):
         super().__init__(theme=THEME, **settings)
 
     def on_broken_pipe(self) -> None:
-        """The program decides what this means."""
+        """Leave the reaction to the program."""
         raise  # noqa: PLE0704 - Rich calls this while it handles the error
 
 

@@ -288,7 +288,7 @@ class TooLargeError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A page, and what it omits."""
+    """A page and the list of its omissions."""
 
     text: str
     runs: int  # so many runs are left out

@@ -27,7 +27,7 @@ class Row(Protocol):
 
     @property
     def number(self) -> int:
-        """Its line in the file."""
+        """The number of the line in the file."""
 
     @property
     def client(self) -> str:

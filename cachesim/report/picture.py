@@ -534,7 +534,7 @@ def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """From the step that saved a checkpoint to the memory it was restored to."""
+    """Arrow from the step that saved a checkpoint to the memory it was restored to."""
 
     from_row: int
     to_row: int
@@ -687,7 +687,7 @@ def _arrow(
     headings: Sequence[tuple[int, str]],
     mine: Sequence[Row],
 ) -> Arrow | None:
-    """From the nearest row above with the restored checkpoint to its memory."""
+    """Draw an arrow from the nearest row above with the restored checkpoint to its memory."""
     found = restored(run, index)
     if found is None or found.made_by is None or found.made_by >= index:
         return None

@@ -484,7 +484,7 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def losses(rows: Rows) -> dict[str, dict[str, float]]:
-    """For each server the tokens lost by each cause; gains are left out."""
+    """Tokens lost by each cause, for each server; gains are left out."""
     causes = causes_in(rows)
     named = causes[:MOST_PARTS]
     bars = {}

@@ -128,7 +128,7 @@ MOST_COMPARED: Final = 40
 
 
 def _colours(steps: Sequence[Step]) -> list[list[tuple[int, int, int]]]:
-    """For each step, ranges `(first, end, colour)` of its prompt and reply.
+    """Ranges `(first, end, colour)` of the prompt and reply of each step.
 
     One text has one colour in every request: a beginning that an earlier request had too, an equal
     part, and a slice of one (`S[:10]`). A reply continues the text before it.

@@ -264,7 +264,7 @@ def wrong_profile(engine: str, text: str) -> str:
 
 
 def refused_profile(profile: Profile) -> str:
-    """The engine's reason for refusing a profile; empty if it takes it."""
+    """The engine's reason for refusing a profile; empty if it accepts it."""
     try:
         family_of(profile.engine).rules(profile)
     except InputError as error:

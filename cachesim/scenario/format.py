@@ -291,7 +291,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A model, a server, some steps, and what is expected of them."""
+    """A model, a server, steps and expectations."""
 
     format: Annotated[int, Whole(FORMAT, FORMAT), "The format of this file: 1."] = 0
     name: Annotated[

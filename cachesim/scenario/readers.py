@@ -62,7 +62,7 @@ class Reader(Protocol):
         ...
 
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of what is accepted."""
+        """The JSON Schema of the accepted values."""
         ...
 
 

@@ -408,7 +408,7 @@ def _trips(draws: Draws, step: Step) -> Iterator[Step]:
 
 
 def _drafted(draws: Draws, step: Step) -> Step:
-    """With drafts that are right up to some token; a step without any is a plain one."""
+    """A step with drafts that are right up to some token; without any it is a plain one."""
     reply = step.reply if isinstance(step.reply, tuple) else ()
     done, drafts = 1, []
     while done < len(reply):
@@ -436,7 +436,7 @@ def _batched(
     crowd: bool,
     arrivals: bool,
 ) -> Step:
-    """With the previous request or while it runs; or with fields that take another code path.
+    """A step beside the previous request, or with fields that take another code path.
 
     In a crowd most come together: more than one batch takes.
     """

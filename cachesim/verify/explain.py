@@ -153,7 +153,7 @@ def explain(
     matched: Tokens | None = None,
     show: Callable[[int], str] = str,
 ) -> Explanation | None:
-    """Account for a reply's reuse, given what its server had computed before it.
+    """Account for a reply's reuse, given the tokens that its server computed before it.
 
     `matched`: the tokens of the best match, where known. `show`: a token in a sentence.
 

@@ -144,12 +144,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         return self._act("reset")
 
     def slot_save(self, slot: int, name: str) -> Ticket:
-        """`save_state`; the caller keeps what it returns under a name."""
+        """Keep the return value of `save_state` under a name."""
         del slot
         return self._act("save", name)
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
-        """`load_state` of what was kept under a name."""
+        """Call `load_state` with the state kept under a name."""
         del slot
         return self._act("load", name)
 
@@ -165,7 +165,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._reset()
 
     def restart(self) -> None:
-        """Close the instance and make a new one; what lies on disk stays."""
+        """Close the instance and create a new one; the disk cache stays."""
         self._start()
 
     def reopen(self, options: Mapping[str, Value]) -> None:
@@ -174,7 +174,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._start()
 
     def sleep(self) -> None:
-        """There is nothing like it."""
+        """Ignore it: the package has no idle state."""
         msg = "an instance never sleeps: write 'restart'"
         raise OptionError(msg)
 

@@ -91,7 +91,7 @@ class StateCache:
         return state
 
     def put(self, key: Tokens, state: State) -> list[State]:
-        """Keep a state; those that are evicted for it, which it may be itself."""
+        """Keep a state; return the evicted states, which may include it."""
         self.entries.pop(key, None)
         self.entries[key] = state
         return self._evict()
@@ -112,7 +112,7 @@ class DiskCache(StateCache):
         return DATABASE + sum(each.on_disk for each in self.entries.values())
 
     def _keys(self) -> Iterable[Tokens]:
-        """In the order of the bytes that keys are stored as (`iterkeys`)."""
+        """The keys in the order of their stored bytes (`iterkeys`)."""
         return sorted(self.entries, key=_stored)
 
     def take(self, prompt: Sequence[Token]) -> State | None:

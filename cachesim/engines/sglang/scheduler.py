@@ -725,9 +725,7 @@ class Scheduler:
     # -- what came back ----------------------------------------------------------------------------
 
     def take(self, batch: Batch, tokens: Sequence[int]) -> list[Req]:
-        """Append the sampled tokens; return the finished requests. Follows
-        `process_batch_result_*`.
-        """
+        """Append sampled tokens; return the finished requests (`process_batch_result_*`)."""
         self.last = batch
         done: list[Req] = []
         grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees

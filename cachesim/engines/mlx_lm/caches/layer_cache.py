@@ -284,7 +284,7 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
 
 
 def chosen(buffer: Array, rows: Sequence[int]) -> Array:
-    """These rows of the batch, in this order; upstream's indexing with a list of rows.
+    """The batch's rows at these indices, in this order; upstream indexes with a list.
 
     The array library does not check row numbers: it reads beyond the batch. Here that is the
     batch's last row.
