@@ -102,8 +102,15 @@ def _usage(error: CycloptsError) -> str:
     return f"cachesim: {text}, as in: {found[1]}"
 
 
+def shown_default(value: object) -> str | None:
+    """A default as help prints it; flags that are off and empty values have none to print."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or None
+    return None if value is None or value is False or value == "" else str(value)
+
+
 SETTINGS: Final[dict[str, Any]] = {
-    "default_parameter": Parameter(negative=()),
+    "default_parameter": Parameter(negative=(), show_default=shown_default),
     "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
     "version": version,
     "help_format": "plaintext",

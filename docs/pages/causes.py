@@ -16,9 +16,9 @@ INTRODUCTION: Final = """\
 
 Why fewer tokens were reused than matched: each engine declares its causes, the branch that lowers
 the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
-lines, the JSON lists them under `why`. Most examples were found by
-search and made small; all are played whenever this page is written. Each is a file in
-`docs/causes`.
+lines, the JSON lists them under `why`. Quoted is the line of a step, with the usable tokens before
+and after; without an example, the sentence. Most examples were found by search and made small; all
+are played whenever this page is written, from the files in `docs/causes`.
 """
 
 
@@ -42,10 +42,8 @@ def _cause(engine: str, cause: Cause) -> str:
 def _example(engine: str, cause: Cause) -> Iterator[str]:
     """What the example prints of it."""
     file = FOLDER / f"{engine}-{cause.id}.toml"
-    if not file.exists():
-        return
-    shown = example(file, cause.id)
-    yield f"Example: {shown}"
+    if file.exists():
+        yield f"> {example(file, cause.id)}"
 
 
 def example(file: Path, cause: str) -> str:
@@ -56,6 +54,6 @@ def example(file: Path, cause: str) -> str:
     for step in played.steps:
         for loss in step.why:
             if loss.rule == cause:
-                return f"step {step.name}: {loss.before} → {loss.after}  {loss.sentence}"
+                return f"{step.name}: {loss.before} → {loss.after}  {loss.sentence}"
     msg = f"{file.name} does not show {cause}"
     raise LookupError(msg)

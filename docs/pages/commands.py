@@ -15,7 +15,7 @@ INTRODUCTION = """\
 
 `cachesim COMMAND --help` prints what stands here. `python -m cachesim` is the same program.
 Results go to standard output, everything else to standard error; `NO_COLOR`, pipes and narrow
-terminals work.
+terminals work. Options with the same words as above are only named.
 
 | status | meaning |
 |---|---|
@@ -33,13 +33,14 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
+    shown: set[str] = set()
     known = real_functions(real_commands)
     real = [("real", name) for name in known if name not in {"vectors", "marconi"}]
     for words in [
         *((name,) for name in COMMANDS),
         *real,
     ]:
-        text = _help(words)
+        text = _without_repeats(_help(words), shown)
         if text:
             yield f"## cachesim {' '.join(words)}\n\n```text\n{text}\n```"
 
@@ -58,6 +59,23 @@ def _help(words: tuple[str, ...]) -> str:
         else:
             os.environ["COLUMNS"] = before
     return _plain(printed.getvalue()) if status == 0 else ""
+
+
+def _without_repeats(text: str, shown: set[str]) -> str:
+    """Help whose options that stand on the page already, word by word, are named in one line."""
+    entries = re.split(r"\n(?= {1,4}(?:\*  )?-)", text)
+    kept, named = entries[:1], []
+    for each in entries[1:]:
+        entry, gap, rest = each.partition("\n\n")
+        known = " ".join(entry.split())
+        if known in shown:
+            named.append(known.split()[0])
+        else:
+            shown.add(known)
+            kept.append(entry)
+        if gap:
+            kept[-1] += gap + rest
+    return "\n".join([*kept, *([f"\n As above: {', '.join(named)}"] if named else [])])
 
 
 def _plain(text: str) -> str:

@@ -27,7 +27,7 @@ def _engines() -> Iterator[str]:
         known = [each for path in files for each in classes(path)]
         yield f"## {engine}"
         rows = [_row(each, known) for each in known if _is_event(each, known)]
-        yield table(("event", "what happened", "other fields"), rows)
+        yield table(("event", "meaning", "other fields"), rows)
 
 
 def _is_event(one: Class, known: list[Class]) -> bool:

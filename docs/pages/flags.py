@@ -6,7 +6,7 @@ from typing import Any
 from cachesim.cli.flags import Flag, fields_of, flags_of
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family
-from pages.tables import code, plain, table
+from pages.tables import code, plain, shape, table
 
 INTRODUCTION = """\
 # Server flags
@@ -14,7 +14,8 @@ INTRODUCTION = """\
 What a scenario may write under `[engine.options]`, with the flag that the real server has for it;
 what a step may write under `options` stands below each. Names are upstream's, with `_` for `-`.
 `cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE --flags` what one
-release has. An option that a release does not have is refused, and so is a value out of range.
+release has. Ranges are of whole numbers. Where no release is named, all have the option. An option
+that a release does not have is refused, and so is a value out of range.
 """
 
 
@@ -30,11 +31,11 @@ def _engines() -> Iterator[str]:
         rows = [_row(each) for each in fields_of(family)]
         if rows:
             yield f"### Fields of a request to {name}"
-            yield table(("field", "what it does", "value", "default", "releases"), rows)
+            yield table(("field", "meaning", "value", "default", "releases"), rows)
 
 
 def _table(family: Family[Any, Any]) -> str:
-    titles = ("option", "what it does", "value", "default", "releases", "upstream")
+    titles = ("option", "meaning", "value", "default", "releases", "upstream")
     return table(titles, [(*_row(each), code(each.upstream)) for each in flags_of(family)])
 
 
@@ -42,7 +43,7 @@ def _row(flag: Flag) -> tuple[str, ...]:
     return (
         code(flag.name),
         plain(flag.about),
-        plain(flag.value),
+        plain(shape(flag.value)),
         plain(flag.default),
-        flag.releases or "all",
+        flag.releases,
     )

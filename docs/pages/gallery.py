@@ -61,8 +61,7 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     bad, good = first_bad_and_good(scenario)
     done = run(scenario, full_profile(scenario.engine.name, bad), arithmetic="ring")
     shown = next((each for each in done.steps if each.name == shows.before.step), done.steps[-1])
-    words = [f"<b>{escape(scenario.engine.name)}</b> {code(bad)}"]
-    words += [f"not with {code(good)}"] if good else []
+    words = [code(bad), *([f"not {code(good)}"] if good else [])]
     label = weakest(each.evidence for each in done.steps)
     facts = [", ".join(words), _outcome(shown), *([SHORT[label]] if label else [])]
     if not label and not any(each["result"] == "agrees" for each in played):
@@ -75,8 +74,14 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
         f"<p><strong>{escape(plain_text(shows.symptom or scenario.about))}</strong></p>"
         f"<p>{'<br>'.join(facts)}</p>"
-        f'<p><a href="reports/{name}.html">{code(name)}</a></p><p>{" ".join(links)}</p></div>'
+        f'<p><a href="reports/{name}.html">{_named(scenario)}</a></p><p>{" ".join(links)}</p></div>'
     )
+
+
+def _named(scenario: Scenario) -> str:
+    """The scenario's name, which begins with that of its engine."""
+    engine = scenario.engine.name
+    return f"<code><b>{escape(engine)}</b>{escape(scenario.name.removeprefix(engine))}</code>"
 
 
 def _outcome(step: Step) -> str:

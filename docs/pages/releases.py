@@ -1,5 +1,6 @@
 """Releases and patches of each engine."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ INTRODUCTION = """\
 # Releases and patches
 
 A profile names an engine at one release, and patches laid over it in order:
-`llama.cpp@b11549+24143`.
+`llama.cpp@b11549+24143`. A patch without a link is our own. What is in every release can only be
+taken away: `-5420`.
 """
 
 
@@ -28,27 +30,34 @@ def _releases(family: Family[Any, Any]) -> str:
         (
             code(f"{family.name}@{each.name}"),
             each.date,
-            plain(each.about),
+            re.sub(r"^wheel of [\d-]+(; )?", "", plain(each.about)),
             ", ".join(map(code, each.aliases)),
             "" if each.package is None else code(f"{each.package.name}=={each.package.version}"),
         )
         for each in family.releases
     ]
-    titles = ("profile", "date", "what it is", "other names", "played for real by")
+    titles = ("profile", "date", "what it is", "other names", "real package")
     return table(titles, rows)
 
 
 def _patches(family: Family[Any, Any]) -> str:
     rows = [
         (
-            code(each.name),
+            _linked(each.name, each.pull, family.name),
             plain(each.about),
-            linked(f"#{each.pull}", family.name) if each.pull else "our own",
-            _span(each.fits) or f"in every release: {code(f'-{each.name}')} only",
+            _span(each.fits) or code(f"-{each.name}"),
         )
         for each in family.patches
     ]
-    return table(("patch", "what it does", "upstream", "fits"), rows)
+    return table(("patch", "what it does", "fits"), rows)
+
+
+def _linked(name: str, pull: int | None, engine: str) -> str:
+    """A patch, as a link to its proposal; another number than in its name stands beside it."""
+    if not pull:
+        return code(name)
+    link = linked(f"#{pull}", engine)
+    return link.replace(f"[#{pull}]", f"[`{name}`]") if str(pull) in name else f"`{name}` {link}"
 
 
 def _span(names: Sequence[str]) -> str:

@@ -38,9 +38,16 @@ def output_page() -> str:
     return "\n\n".join([OUTPUT, *_tables(output_schema(), "The object")]) + "\n"
 
 
-def _tables(schema: Mapping[str, Any], title: str) -> Iterator[str]:
-    """A section for an object, then one for each object inside."""
+def _tables(
+    schema: Mapping[str, Any], title: str, known: dict[str, str] | None = None
+) -> Iterator[str]:
+    """A section for an object, then one for each object inside; of equal ones the first."""
+    known = {} if known is None else known
     yield f"## {title}"
+    same = known.setdefault(json.dumps(schema), title)
+    if same != title:
+        yield f"As {same}."
+        return
     if "description" in schema:
         yield plain(schema["description"])
     required = schema.get("required", ())
@@ -48,13 +55,12 @@ def _tables(schema: Mapping[str, Any], title: str) -> Iterator[str]:
         (code(name), _kind(each) + ", optional" * (name not in required), _about(each))
         for name, each in schema["properties"].items()
     ]
-    yield table(("key", "value", "what it is"), rows)
+    yield table(("key", "value", "meaning"), rows)
     for name, each in schema["properties"].items():
         inner = each.get("items", each)
         if inner.get("properties"):
-            yield from _tables(
-                inner, f"`{name}`" if title.startswith("The") else f"{title} `{name}`"
-            )
+            within = f"`{name}`" if title.startswith("The") else f"{title} `{name}`"
+            yield from _tables(inner, within, known)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -68,7 +74,8 @@ def _kind(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "anything")
     words = " or ".join(kind) if isinstance(kind, list) else kind
     if kind == "array":
-        return f"array of {_kind(schema.get('items', {}))}"
+        inner = _kind(schema.get("items", {}))
+        return "objects" if inner == "object" else f"array of {inner}"
     return f"{words}{_bounds(schema)}"
 
 

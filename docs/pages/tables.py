@@ -16,6 +16,12 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in cells) + " |"
 
 
+def shape(text: str) -> str:
+    """What a value may be, in few words."""
+    text = re.sub(r"^a whole number from (\S+ to \S+)(?: \((\w+)\))?", r"\1 \2", text)
+    return re.sub(r"^(?:one of|a|an) ", "", text)
+
+
 def code(text: str) -> str:
     """A name, a value, or nothing."""
     return f"`{text}`" if text else ""

@@ -91,7 +91,8 @@ def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
     text = card(load(shipped_file("llama.cpp-three-requests")), [])
 
     assert "1/40 reused, <b>wrong answer</b>" in text
-    assert "<b>llama.cpp</b> <code>b9538</code>, not with <code>b11549+erase-equal</code>" in text
+    assert "<code>b9538</code>, not <code>b11549+erase-equal</code>" in text
+    assert "<code><b>llama.cpp</b>-three-requests</code>" in text
     assert "<br>confirmed</p>" in text
     assert text.count('<rect class="new"') == 3
     assert text.count('<rect class="bad"') == 1

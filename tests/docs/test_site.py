@@ -6,9 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-DOCS = Path(__file__).parents[2] / "docs"
-BUILT_LATER = ("playground/", "reports/")
-"""Folders that `make docs` fills after the site; their pages have checks of their own."""
+from tests.docs.test_words import BUILT_LATER
 
 
 class Page(HTMLParser):
@@ -47,38 +45,6 @@ def dead_links(site: Path) -> Iterator[str]:
 def test_every_lesson_has_a_page(site: Path) -> None:
     assert (site / "index.html").is_file()
     assert 12 == len(list((site / "_generated" / "lessons").glob("*.html")))
-
-
-class Words(HTMLParser):
-    """Count of the words in the text of a page; pictures and scripts have none."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._open: list[str] = []
-        self.count = 0
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, _: list[tuple[str, str | None]]) -> None:
-        if tag in {"article", "script", "style", "svg"}:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._open and tag == self._open[-1]:
-            self._open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self._open and {"article"} == set(self._open):
-            self.count += len(data.split())
-
-
-def test_the_site_has_at_most_eighty_thousand_words(site: Path) -> None:
-    pages = [
-        path
-        for path in site.rglob("*.html")
-        if not path.relative_to(site).as_posix().startswith(BUILT_LATER)
-    ]
-
-    assert sum(Words(path).count for path in pages) <= 80_000
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:

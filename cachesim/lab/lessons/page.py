@@ -90,7 +90,7 @@ def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
         return f"{figure}{shown.svg(uid)}{_link(shown.link)}</figure>"
     first = "".join(
         f'<figure class="memory" data-value="{escape(value)}"{" hidden" if i else ""}>'
-        f"<figcaption>{escape(shown.label)}: {escape(value)}; {escape(said)}</figcaption>"
+        f"<figcaption><b>{escape(value)}</b>: {escape(said)}</figcaption>"
         f"{picture.svg(f'{uid}v{i}')}{_link(picture.link)}</figure>"
         for i, (value, said, picture) in enumerate(shown.shown)
     )
