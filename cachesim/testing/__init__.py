@@ -1,13 +1,9 @@
 """Public test tools: strategies, a state machine, laws for other caches, a search."""
 
+from cachesim.testing.contents import Request, Server
 from cachesim.testing.laws import BrokenLawError, MemoryUnderTest, VacuousCheckError, check_memory
+from cachesim.testing.live_cache import LiveCache, LiveCacheReport, check_live_cache
 from cachesim.testing.machine import CacheMachine
-from cachesim.testing.prompt_cache_laws import (
-    PromptCacheReport,
-    PromptCacheUnderTest,
-    State,
-    check_prompt_cache,
-)
 from cachesim.testing.search import Counterexample, Report, search
 from cachesim.testing.workloads import (
     model_specs,
@@ -22,14 +18,15 @@ __all__ = [
     "BrokenLawError",
     "CacheMachine",
     "Counterexample",
+    "LiveCache",
+    "LiveCacheReport",
     "MemoryUnderTest",
-    "PromptCacheReport",
-    "PromptCacheUnderTest",
     "Report",
-    "State",
+    "Request",
+    "Server",
     "VacuousCheckError",
+    "check_live_cache",
     "check_memory",
-    "check_prompt_cache",
     "model_specs",
     "option_sets",
     "register",

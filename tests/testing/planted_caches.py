@@ -1,436 +1,448 @@
-"""Prompt caches of three kinds, each right as it is, and with a bug for each method it overrides.
+"""Caches of three kinds, each right as it is, and with a bug for each method it overrides.
 
-blocks   whole blocks of 8 tokens under a chain of keys, in a pool of a few slots
-trie     conversations in a tree of tokens, cut back to where a prompt leaves them
-store    states that cannot be cut, under exactly their tokens
+blocks   whole blocks of 8 tokens under a chain of keys, with room for some
+states   all rows of a prompt under exactly its tokens
+files    blocks in files, whose names are their keys
 """
 
-import copy
+import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from cachesim.testing import State
-from cachesim.units import Tokens
+from cachesim.testing import Request, Server
+from cachesim.testing.contents import Rows, joined, packed, split, unpacked
 
 UNIT = 8
 
-Content = list[int]
-
 
 class Blocks:
-    """A pool of blocks; a block's key is that of the block before it, and its own tokens."""
+    """Blocks in memory; a block's key is that of the block before it, and its own tokens."""
 
-    slots = 6
+    room = 1000
 
-    def __init__(self) -> None:
-        self.pool: list[Content] = [[] for _ in range(self.slots)]
-        self.table: OrderedDict[Hashable, int] = OrderedDict()  # key -> slot, the oldest first
-        self.taken = 0
+    def __init__(self, server: Server, place: Path) -> None:
+        self.server, self.place = server, place
+        self.blocks: OrderedDict[Hashable, Rows] = OrderedDict()
+        self.pins: dict[Hashable, Rows] = {}
 
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return parent, tokens, salt
+    def names(self, request: Request) -> Hashable:
+        return request.adapter, request.salt, request.image
 
-    def chain(self, tokens: Tokens, salt: int) -> Iterator[tuple[Hashable, slice]]:
+    def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
+        return parent, request.tokens[start:end], self.names(request)
+
+    def chain(self, request: Request) -> Iterator[Hashable]:
         parent: Hashable = None
-        for start in range(0, len(tokens) - UNIT + 1, UNIT):
-            place = slice(start, start + UNIT)
-            parent = self.key(parent, tokens[place], salt)
-            yield parent, place
+        for start in range(0, len(request.tokens) - UNIT + 1, UNIT):
+            parent = self.key(parent, request, start, start + UNIT)
+            yield parent
 
-    def insert(self, tokens: Tokens, state: State, *, salt: int = 0) -> None:
-        for key, place in self.chain(tokens, salt):
-            if key in self.table:
-                self.table.move_to_end(key)
-            else:
-                self.put(key, list(state.tokens[place]))
+    def store(self, request: Request, rows: Rows) -> None:
+        for key, block in zip(self.chain(request), split(self.server, rows, UNIT), strict=True):
+            self.put(key, [layer.copy() for layer in block])
 
-    def put(self, key: Hashable, content: Content) -> None:
-        if self.taken < self.slots:
-            slot, self.taken = self.taken, self.taken + 1
-        else:
-            slot = self.evict()
-        self.pool[slot] = content
-        self.table[key] = slot
+    def put(self, key: Hashable, block: Rows) -> None:
+        self.blocks[key] = block
+        self.blocks.move_to_end(key)
+        while len(self.blocks) > self.room:
+            self.drop()
 
-    def evict(self) -> int:
-        return self.table.popitem(last=False)[1]
+    def drop(self) -> None:
+        self.blocks.popitem(last=False)
 
-    def usable(self, tokens: Tokens) -> Tokens:
-        return tokens[:-1]
-
-    def fetch(self, tokens: Tokens, *, salt: int = 0) -> tuple[int, State] | None:
-        found: list[Content] = []
-        for key, _ in self.chain(self.usable(tokens), salt):
-            slot = self.table.get(key)
-            if slot is None:
+    def held(self, request: Request) -> list[Hashable]:
+        found = []
+        for key in self.chain(request):
+            if key not in self.blocks:
                 break
-            self.table.move_to_end(key)
-            found.append(self.pool[slot])
-        return self.answer(found, tokens)
+            found.append(key)
+        return found
 
-    def answer(self, found: list[Content], tokens: Tokens) -> tuple[int, State] | None:
-        del tokens
-        folded = [token for content in found for token in content]
-        return (len(folded), State(folded)) if folded else None
+    def lookup(self, request: Request) -> int:
+        keys = self.held(request)
+        self.pins = {key: self.blocks[key] for key in keys}
+        return UNIT * len(keys)
 
+    def load(self, request: Request, count: int) -> Rows | None:
+        keys = list(self.chain(request))[: count // UNIT]
+        blocks = [self.pins.get(key, self.blocks.get(key)) for key in keys]
+        return None if None in [each and 1 for each in blocks] else joined(blocks)  # type: ignore[arg-type]
 
-class LastToken(Blocks):
-    """A key is the last token of a block."""
+    def evict(self, request: Request) -> None:
+        keys = list(self.chain(request))
+        for key in keys:
+            self.blocks.pop(key, None)
+            self.pins.pop(key, None)
 
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return len(str(parent)), tokens[-1], salt
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.pins.clear()
 
 
 class OnlyLastToken(Blocks):
-    """A key is the last token of the prompt so far."""
+    """A key is the last token of a block."""
 
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        del parent, salt
-        return tokens[-1]
-
-
-class LastTwoTokens(Blocks):
-    """A key is the last two tokens."""
-
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return parent, tokens[-2:], salt
-
-
-class FirstToken(Blocks):
-    """A key is the first token."""
-
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return parent, tokens[0], salt
+    def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
+        del parent, start
+        return end, request.tokens[end - 1], self.names(request)
 
 
 class NoParent(Blocks):
     """A block's key does not name the block before it."""
 
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
+    def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
         del parent
-        return tokens, salt
-
-
-class OneParent(Blocks):
-    """A block's key names the tokens of the block before it, and nothing before that."""
-
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        before = parent[1] if isinstance(parent, tuple) else None
-        return before, tokens, salt
-
-
-class NoSalt(Blocks):
-    """A key does not name the salt."""
-
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        del salt
-        return parent, tokens
-
-
-class SaltAfterTheFirst(Blocks):
-    """Only blocks after the first have the salt in their key."""
-
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return parent, tokens, salt if parent is not None else 0
+        return request.tokens[start:end], self.names(request)
 
 
 class SumOfTokens(Blocks):
     """A weak hash: the order of a block's tokens does not count."""
 
-    def key(self, parent: Hashable, tokens: Tokens, salt: int) -> Hashable:
-        return parent, sum(tokens), salt
+    def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
+        return parent, sum(request.tokens[start:end]), self.names(request)
 
 
-class PaddedBlock(Blocks):
-    """The rest of a prompt is padded with zeros to a block, whose key ignores its length."""
-
-    def chain(self, tokens: Tokens, salt: int) -> Iterator[tuple[Hashable, slice]]:
-        rest = -len(tokens) % UNIT
-        yield from super().chain((*tokens, *(0,) * rest), salt)  # type: ignore[arg-type]
+class NoAdapter(Blocks):
+    def names(self, request: Request) -> Hashable:
+        return request.salt, request.image
 
 
-class PartialBlock(Blocks):
-    """The rest of a prompt is stored as if it were a block, and reused for one that begins so."""
-
-    def insert(self, tokens: Tokens, state: State, *, salt: int = 0) -> None:
-        super().insert(tokens, state, salt=salt)
-        whole = len(tokens) // UNIT * UNIT
-        if len(tokens) - whole > 2:
-            keys = [key for key, _ in self.chain(tokens[:whole], salt)]
-            key = "rest", keys[-1] if keys else None, tokens[whole : whole + 2]
-            if key not in self.table:
-                self.put(key, list(state.tokens[whole:]))
-
-    def fetch(self, tokens: Tokens, *, salt: int = 0) -> tuple[int, State] | None:
-        found = super().fetch(tokens, salt=salt) or (0, State())
-        covered, state = found
-        keys = [key for key, _ in self.chain(tokens[:covered], salt)]
-        slot = self.table.get(("rest", keys[-1] if keys else None, tokens[covered : covered + 2]))
-        if slot is not None and covered + len(self.pool[slot]) < len(tokens):
-            state.feed(self.pool[slot])
-        return (len(state.tokens), state) if state.tokens else None
+class NoSalt(Blocks):
+    def names(self, request: Request) -> Hashable:
+        return request.adapter, request.image
 
 
-class OneBlockMore(Blocks):
-    """A match counts one block more than was found."""
+class SaltJoined(Blocks):
+    """Adapter and salt are one text: ab and c are a and bc."""
 
-    def answer(self, found: list[Content], tokens: Tokens) -> tuple[int, State] | None:
-        answer = super().answer(found, tokens)
-        if answer is None or answer[0] + UNIT >= len(tokens):
-            return answer
-        return answer[0] + UNIT, answer[1]
+    def names(self, request: Request) -> Hashable:
+        return request.adapter + request.salt, request.image
 
 
-class OneBlockBeyond(Blocks):
-    """The table of blocks is walked to the end of the prompt, gaps and all."""
+class ShortImageHash(Blocks):
+    """Four digits of an image's hash are in the key."""
 
-    def fetch(self, tokens: Tokens, *, salt: int = 0) -> tuple[int, State] | None:
-        slots = [self.table.get(key) for key, _ in self.chain(self.usable(tokens), salt)]
-        return self.answer([self.pool[slot] for slot in slots if slot is not None], tokens)
+    def names(self, request: Request) -> Hashable:
+        return request.adapter, request.salt, request.image[-4:]
 
 
-class WholePrompt(Blocks):
-    """A prompt that ends at a block's edge is covered whole."""
+class Unpinned(Blocks):
+    """Between lookup and load other blocks may take the place."""
 
-    def usable(self, tokens: Tokens) -> Tokens:
-        return tokens
+    room = 3
+
+    def lookup(self, request: Request) -> int:
+        return UNIT * len(self.held(request))
 
 
 class EvictedStays(Blocks):
-    """A slot is given to another block, and its old key stays in the table."""
+    """What a lookup has seen stays, evicted or not."""
 
-    slots = 3
-
-    def evict(self) -> int:
-        key = next(iter(self.table))
-        self.table.move_to_end(key)
-        return self.table[key]
+    def evict(self, request: Request) -> None:
+        for key in list(self.chain(request))[1:]:
+            self.blocks.pop(key, None)
 
 
-class SharedContent(Blocks):
-    """What is handed out of a single block is the block itself."""
+class SharedArrays(Blocks):
+    """The caller's arrays are kept."""
 
-    def answer(self, found: list[Content], tokens: Tokens) -> tuple[int, State] | None:
-        if len(found) == 1:
-            return UNIT, State(found[0])
-        return super().answer(found, tokens)
-
-
-class Trie:
-    """Conversations, the nearest of which is copied and cut back; the least recent one goes."""
-
-    capacity = 4
-
-    def __init__(self) -> None:
-        self.entries: OrderedDict[Tokens, State] = OrderedDict()
-
-    @staticmethod
-    def shared(one: Tokens, other: Tokens) -> int:
-        pairs = enumerate(zip(one, other, strict=False))
-        return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-    def insert(self, tokens: Tokens, state: State) -> None:
-        self.entries.pop(tokens, None)
-        self.entries[tokens] = state
-        while len(self.entries) > self.capacity:
-            self.entries.popitem(last=False)
-
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        held = max(self.entries, key=lambda each: self.shared(each, tokens), default=())
-        covered = min(self.shared(held, tokens), len(tokens) - 1)
-        return self.cut(held, covered) if covered > 0 else None
-
-    def cut(self, held: Tokens, covered: int) -> tuple[int, State] | None:
-        state = copy.deepcopy(self.entries[held])
-        if len(held) > covered and not state.trim(len(held) - covered):
-            return None
-        return covered, state
+    def store(self, request: Request, rows: Rows) -> None:
+        for key, block in zip(self.chain(request), split(self.server, rows, UNIT), strict=True):
+            self.put(key, block)
 
 
-class ShortestPrefix(Trie):
-    """Of the conversations that a prompt begins with, the shortest is used."""
+class OneBlockLate(Blocks):
+    """Of a state the one before the last token of a block is kept."""
 
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        begun = [each for each in self.entries if tokens[: len(each)] == each != tokens]
-        held = min(begun, key=len, default=())
-        return self.cut(held, len(held)) if held else super().fetch(tokens)
-
-
-class TrimOneLess(Trie):
-    """One token too few is taken back."""
-
-    def cut(self, held: Tokens, covered: int) -> tuple[int, State] | None:
-        state = copy.deepcopy(self.entries[held])
-        state.trim(max(0, len(held) - covered - 1))
-        return covered, state
-
-
-class TrimWholeBlocks(Trie):
-    """Whole blocks are taken back, the rest of one is not."""
-
-    def cut(self, held: Tokens, covered: int) -> tuple[int, State] | None:
-        state = copy.deepcopy(self.entries[held])
-        state.trim((len(held) - covered) // UNIT * UNIT)
-        return covered, state
+    def store(self, request: Request, rows: Rows) -> None:
+        late = [
+            layer[max(0, UNIT - 2) :] if shape.place == "recurrent" else layer
+            for shape, layer in zip(self.server.shapes, rows, strict=True)
+        ]
+        blocks = split(self.server, rows, UNIT)
+        for at, (key, block) in enumerate(zip(self.chain(request), blocks, strict=True)):
+            wrong = [
+                other[UNIT * at : UNIT * at + 1] if shape.place == "recurrent" else layer
+                for shape, layer, other in zip(self.server.shapes, block, late, strict=True)
+            ]
+            self.put(key, [layer.copy() for layer in wrong])
 
 
-class PastItsLength(Trie):
-    """A state is used for all that the prompt shares with a longer key."""
-
-    def insert(self, tokens: Tokens, state: State) -> None:
-        fed = copy.deepcopy(state)
-        fed.trim(1)  # the last token of a reply was sampled and not fed
-        super().insert(tokens, fed)
-
-    def cut(self, held: Tokens, covered: int) -> tuple[int, State] | None:
-        state = copy.deepcopy(self.entries[held])
-        state.trim(max(0, len(state.tokens) - covered))
-        return covered, state
-
-
-class ShallowCopy(Trie):
-    """The list of a state that is handed out is the stored one."""
-
-    def cut(self, held: Tokens, covered: int) -> tuple[int, State] | None:
-        state = copy.copy(self.entries[held])
-        return (covered, state) if state.trim(len(held) - covered) else None
-
-
-class StaleState(Trie):
-    """A longer turn of a conversation takes over the key, and the state stays."""
-
-    def insert(self, tokens: Tokens, state: State) -> None:
-        before = next((each for each in self.entries if each == tokens[: len(each)]), None)
-        kept = state if before is None else self.entries.pop(before)
-        super().insert(tokens, kept)
-
-
-class ByConversation(Trie):
-    """Prompts with the same first block are one conversation, of which the first state is kept."""
-
-    def insert(self, tokens: Tokens, state: State) -> None:
-        for each in [each for each in self.entries if each[:UNIT] == tokens[:UNIT]]:
-            state = self.entries.pop(each)
-        super().insert(tokens, state)
-
-
-class Store:
-    """States under exactly their tokens; the longest that a prompt goes on from is copied."""
-
-    capacity = 6
-
-    def __init__(self) -> None:
-        self.states: OrderedDict[Hashable, tuple[Tokens, State]] = OrderedDict()
-
-    def key(self, tokens: Tokens) -> Hashable:
-        return tokens
-
-    def insert(self, tokens: Tokens, state: State) -> None:
-        self.states.pop(self.key(tokens), None)
-        self.states[self.key(tokens)] = tokens, state
-        while len(self.states) > self.capacity:
-            self.states.popitem(last=False)
-
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        for covered in range(len(tokens) - 1, 0, -1):
-            found = self.states.get(self.key(tokens[:covered]))
-            if found is not None:
-                return covered, copy.deepcopy(found[1])
-        return None
-
-
-class Bucket(Store):
-    """A hash of a few bits, and nothing is compared."""
-
-    def key(self, tokens: Tokens) -> Hashable:
-        return len(tokens), sum(at * token for at, token in enumerate(tokens, 1)) % 5
-
-
-class NoLength(Store):
-    """A hash that ignores the length: zeros at the end do not count."""
-
-    def key(self, tokens: Tokens) -> Hashable:
-        return int("1" + "".join(str(token) for token in tokens).rstrip("0"))
-
-
-class EndsAlike(Store):
-    """A key is the length and the last two tokens."""
-
-    def key(self, tokens: Tokens) -> Hashable:
-        return len(tokens), tokens[-2:]
-
-
-class NotCut(Store):
-    """A state beyond the prompt is cut back, and nobody looks whether that worked."""
-
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        for held, state in self.states.values():
-            if len(held) >= len(tokens) > 1 and held[: len(tokens)] == tokens:
-                copied = copy.deepcopy(state)
-                copied.trim(len(held) - len(tokens) + 1)
-                return len(tokens) - 1, copied
-        return super().fetch(tokens)
-
-
-class CountedTwice(Store):
-    """What is replaced is taken off the size twice."""
+class Counted(Blocks):
+    """Counts its bytes, and keeps within 4,096 of them."""
 
     nbytes = 0
+    most = 4096
 
-    def insert(self, tokens: Tokens, state: State) -> None:
-        self.nbytes += len(tokens)
-        if self.key(tokens) in self.states:
-            self.nbytes -= 2 * len(tokens) + 1
-        super().insert(tokens, state)
+    def put(self, key: Hashable, block: Rows) -> None:
+        if key in self.blocks:
+            return
+        size = len(packed(block))
+        while self.blocks and self.nbytes + size > self.most:
+            self.drop()
+        super().put(key, block)
+        self.nbytes += size
+
+    def drop(self) -> None:
+        _, block = self.blocks.popitem(last=False)
+        self.nbytes -= len(packed(block))
+
+    def evict(self, request: Request) -> None:
+        self.nbytes -= sum(
+            len(packed(self.blocks[each])) for each in self.chain(request) if each in self.blocks
+        )
+        super().evict(request)
+
+    def clear(self) -> None:
+        super().clear()
+        self.nbytes = 0
 
 
-class Once(Store):
-    """What is handed out is taken out; right, for a request that goes on from it brings it back."""
+class RoomAfterwards(Counted):
+    """Room is made before the size of the new block is known."""
 
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        found = super().fetch(tokens)
-        if found is not None:
-            del self.states[self.key(tokens[: found[0]])]
-        return found
-
-
-class NeverFound(Store):
-    """Everything is stored, and nothing is ever handed out."""
-
-    def fetch(self, tokens: Tokens) -> tuple[int, State] | None:
-        del tokens
-        return None
+    def put(self, key: Hashable, block: Rows) -> None:
+        while self.nbytes > self.most:
+            self.drop()
+        size = len(packed(block))
+        if key not in self.blocks:
+            Blocks.put(self, key, block)
+            self.nbytes += size
 
 
-PLANTED: dict[Any, tuple[str, ...]] = {
-    OnlyLastToken: ("true states",),
-    LastToken: ("true states",),
-    LastTwoTokens: ("true states",),
-    FirstToken: ("true states",),
-    NoParent: ("true states",),
-    OneParent: ("true states",),
-    SumOfTokens: ("true states",),
-    PaddedBlock: ("true states", "one token left"),
-    PartialBlock: ("true states",),
-    OneBlockMore: ("true states",),
-    OneBlockBeyond: ("true states",),
-    WholePrompt: ("one token left",),
-    EvictedStays: ("true states",),
-    SharedContent: ("no aliasing", "true states"),
-    ShortestPrefix: ("newest found",),
-    TrimOneLess: ("true states",),
-    TrimWholeBlocks: ("true states",),
-    PastItsLength: ("true states",),
-    ShallowCopy: ("no aliasing",),
-    StaleState: ("true states",),
-    ByConversation: ("true states",),
-    Bucket: ("true states",),
-    NoLength: ("true states",),
-    EndsAlike: ("true states",),
-    CountedTwice: ("sizes add up",),
+class States:
+    """All rows of a prompt under exactly its tokens; the longest that a prompt begins with."""
+
+    def __init__(self, server: Server, place: Path) -> None:
+        del place
+        self.server = server
+        self.kept: dict[Hashable, Rows] = {}
+
+    def key(self, request: Request) -> Hashable:
+        return request
+
+    def store(self, request: Request, rows: Rows) -> None:
+        self.kept[self.key(request)] = [each.copy() for each in rows]
+
+    def lookup(self, request: Request) -> int:
+        lengths = range(len(request.tokens), 0, -1)
+        return next((n for n in lengths if self.key(request.first(n)) in self.kept), 0)
+
+    def load(self, request: Request, count: int) -> Rows | None:
+        rows = self.kept.get(self.key(request.first(count)))
+        return rows and [each.copy() for each in rows]
+
+
+class Trimmed(States):
+    """A longer entry serves a shorter prompt: keys and values are cut, states cannot be."""
+
+    def lookup(self, request: Request) -> int:
+        return len(request.tokens) if self.longer(request) else super().lookup(request)
+
+    def longer(self, request: Request) -> Request | None:
+        size = len(request.tokens)
+        return next(
+            (e for e in self.kept if isinstance(e, Request) and e.first(size) == request), None
+        )
+
+    def load(self, request: Request, count: int) -> Rows | None:
+        longer = self.longer(request.first(count))
+        if longer is None:
+            return super().load(request, count)
+        return [
+            layer[-1:].copy() if shape.place == "recurrent" else layer[:count].copy()
+            for shape, layer in zip(self.server.shapes, self.kept[longer], strict=True)
+        ]
+
+
+class NoImagePlace(States):
+    """The image is named where it stands; right."""
+
+    def key(self, request: Request) -> Hashable:
+        return replace(request, image_at=0)
+
+
+class Files(Blocks):
+    """Blocks in files, which are renamed when they are complete."""
+
+    def __init__(self, server: Server, place: Path) -> None:
+        super().__init__(server, place)
+        self.blocks = None  # type: ignore[assignment]
+
+    def of_server(self) -> Hashable:
+        server = self.server
+        return server.model, server.dtype, server.rope_base
+
+    def path(self, key: Hashable) -> Path:
+        name = hashlib.sha256(repr((self.of_server(), key)).encode()).hexdigest()
+        return self.place / name
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        partial = self.path(key).with_suffix(f".{os.getpid()}")
+        partial.write_bytes(packed(block))
+        partial.replace(self.path(key))
+
+    def lookup(self, request: Request) -> int:
+        count = 0
+        for key in self.chain(request):
+            if not self.path(key).exists():
+                break
+            count += UNIT
+        return count
+
+    def load(self, request: Request, count: int) -> Rows | None:
+        keys = list(self.chain(request))[: count // UNIT]
+        read = [self.path(key).read_bytes() for key in keys]
+        return joined([unpacked(self.server, each, UNIT) for each in read])
+
+    def evict(self, request: Request) -> None:
+        for key in self.chain(request):
+            self.path(key).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        for each in self.place.iterdir():
+            each.unlink()
+
+
+class NoModel(Files):
+    def of_server(self) -> Hashable:
+        return self.server.dtype, self.server.rope_base
+
+
+class NoDataType(Files):
+    def of_server(self) -> Hashable:
+        return self.server.model, self.server.rope_base
+
+
+class NoRope(Files):
+    def of_server(self) -> Hashable:
+        return self.server.model, self.server.dtype
+
+
+class WrittenInPlace(Files):
+    """A file has its name before it is complete."""
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        self.path(key).write_bytes(packed(block))
+
+
+class WrittenInPlaceWithSize(Files):
+    """The same, and a file of another size is none: right."""
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        data = packed(block)
+        self.path(key).write_bytes(hashlib.sha256(data).digest() + data)
+
+    def whole(self, key: Hashable) -> bytes:
+        data = self.path(key).read_bytes() if self.path(key).exists() else b""
+        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else b""
+
+    def lookup(self, request: Request) -> int:
+        count = 0
+        for key in self.chain(request):
+            if not self.whole(key):
+                break
+            count += UNIT
+        return count
+
+    def load(self, request: Request, count: int) -> Rows | None:
+        keys = list(self.chain(request))[: count // UNIT]
+        return joined([unpacked(self.server, self.whole(key), UNIT) for key in keys])
+
+
+class OwnList(Files):
+    """A list of all keys is rewritten for each block, before it."""
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        known = self.place / "keys"
+        names = known.read_text().split() if known.exists() else []
+        known.write_text("\n".join([*names, self.path(key).name]))
+        super().put(key, block)
+
+    def lookup(self, request: Request) -> int:
+        known = self.place / "keys"
+        names = known.read_text().split() if known.exists() else []
+        count = 0
+        for key in self.chain(request):
+            if self.path(key).name not in names or not self.path(key).exists():
+                break
+            count += UNIT
+        return count
+
+
+class OneSlot(Files):
+    """Two writers take the same temporary file, and each its own list of what is there."""
+
+    def __init__(self, server: Server, place: Path) -> None:
+        super().__init__(server, place)
+        self.known: dict[Hashable, int] = {}
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        at = self.known.setdefault(key, len(self.known))
+        (self.place / str(at)).write_bytes(packed(block))
+
+    def lookup(self, request: Request) -> int:
+        count = 0
+        for key in self.chain(request):
+            if key not in self.known:
+                break
+            count += UNIT
+        return count
+
+    def path(self, key: Hashable) -> Path:
+        return self.place / str(self.known.get(key, "none"))
+
+    @property
+    def evict(self) -> None:  # type: ignore[override]
+        raise AttributeError
+
+    @property
+    def clear(self) -> None:  # type: ignore[override]
+        raise AttributeError
+
+
+SERVERS: Any = {"persists": True, "varied": ("model", "dtype", "rope")}
+
+PLANTED: dict[Any, tuple[str, dict[str, Any]]] = {
+    OnlyLastToken: ("tokens in the key", {"varied": ()}),
+    NoParent: ("in the key", {"varied": ()}),
+    SumOfTokens: ("tokens in the key", {"varied": ()}),
+    NoAdapter: ("adapter in the key", {"varied": ("adapter",)}),
+    NoSalt: ("salts apart", {"varied": ("salt",)}),
+    SaltJoined: ("adapter in the key", {"varied": ("adapter", "salt")}),
+    ShortImageHash: ("image in the key", {"varied": ("image",)}),
+    Unpinned: ("promise kept", {}),
+    EvictedStays: ("evicted is gone", {}),
+    SharedArrays: ("no aliasing", {}),
+    OneBlockLate: ("state of the boundary", {"presets": ("hybrid", "recurrent")}),
+    RoomAfterwards: ("bytes within limits", {"limit": 4096}),
+    Trimmed: ("state of the boundary", {"presets": ("hybrid",)}),
+    NoModel: ("model in the key", SERVERS),
+    NoDataType: ("dtype in the key", SERVERS),
+    NoRope: ("rope in the key", SERVERS),
+    WrittenInPlace: ("calls return", {"persists": True}),
+    OwnList: ("acknowledged stays", {"persists": True}),
+    OneSlot: ("tokens in the key", {"shared": True, "varied": ()}),
 }
-"""Wrong for states that can be cut: the laws that may be broken first."""
+"""The law that is broken, and what the check is told of the cache."""
 
-PLANTED_UNDER_SALTS: dict[Any, str] = {NoSalt: "salts apart", SaltAfterTheFirst: "salts apart"}
-PLANTED_FOR_STATES: dict[Any, str] = {NotCut: "true states", TrimOneLess: "true states"}
+KINDS = ("dense", "swa", "hybrid", "recurrent")
+
+RIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{f"blocks, {each}": (Blocks, {"presets": (each,)}) for each in KINDS},
+    **{
+        f"states, {each}": (States, {"presets": (each,)}) for each in ("hybrid-delta", "hybrid-swa")
+    },
+    "trimmed, dense": (Trimmed, {}),
+    "trimmed, swa": (Trimmed, {"presets": ("swa",)}),
+    "counted": (Counted, {"limit": 4096}),
+    "image place": (NoImagePlace, {}),
+    "files": (Files, {**SERVERS, "varied": ("model", "dtype", "rope", "salt")}),
+    "files, hybrid": (Files, {"persists": True, "presets": ("hybrid",)}),
+    "files, two writers": (Files, {"shared": True}),
+    "files in place": (WrittenInPlaceWithSize, {"persists": True}),
+}

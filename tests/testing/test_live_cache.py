@@ -1,0 +1,109 @@
+"""Somebody writes a cache, and is told which law it breaks, and how, in real keys and values."""
+
+import numpy as np
+import pytest
+
+from cachesim.model.presets import tiny
+from cachesim.testing import BrokenLawError, Request, Server, VacuousCheckError, check_live_cache
+from cachesim.testing.contents import DTYPES, answer, joined, packed, rows_of, split, unpacked
+from cachesim.testing.live_cache import shown
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import cold_logits
+from tests.testing.planted_caches import PLANTED, RIGHT, Blocks, OnlyLastToken, States
+
+PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
+PROMPT = as_tokens(range(300, 340))
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
+def test_a_planted_bug_is_found(planted: type) -> None:
+    law, told = PLANTED[planted]
+
+    with pytest.raises(BrokenLawError) as error:
+        check_live_cache(planted, examples=300, **told)
+
+    assert error.value.law.endswith(law)
+    assert len(error.value.story) <= 10
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_cache_holds_all_laws(name: str) -> None:
+    make, told = RIGHT[name]
+
+    report = check_live_cache(make, examples=40, **told)
+
+    assert report.loaded.total() > 20
+
+
+def test_a_cache_that_never_loads_anything_fails_as_vacuous() -> None:
+    class Empty(Blocks):
+        def lookup(self, request: Request) -> int:
+            del request
+            return 0
+
+    with pytest.raises(VacuousCheckError, match="nothing was ever loaded"):
+        check_live_cache(Empty, examples=20)
+
+
+def test_a_report_names_the_row_that_is_wrong_and_its_source() -> None:
+    with pytest.raises(BrokenLawError) as error:
+        check_live_cache(OnlyLastToken, varied=())
+
+    assert error.value.why.startswith("layer 1, token 7 is token 7 of [")
+
+
+def test_isolation_of_hit_counts_may_be_left_out() -> None:
+    class Shared(Blocks):
+        def names(self, request: Request) -> tuple[str, str]:
+            return request.adapter, request.image
+
+    with pytest.raises(BrokenLawError, match="salts apart"):
+        check_live_cache(Shared)
+
+    check_live_cache(Shared, isolates=False, examples=100)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rows_that_are_put_back_continue_as_a_cold_run(preset: str) -> None:
+    server = Server(preset=preset, dtype="float64")
+    request = Request(tokens=PROMPT[:30])
+
+    assert np.array_equal(
+        cold_logits(tiny(preset), PROMPT)[-1:],
+        answer(server, request, rows_of(server, request), PROMPT[30:]),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_of_blocks_are_the_rows_again(dtype: str) -> None:
+    server = Server(preset="hybrid", dtype=dtype)  # type: ignore[arg-type]
+    blocks = split(server, rows_of(server, Request(tokens=PROMPT)), 8)
+
+    again = [unpacked(server, packed(block), 8) for block in blocks]
+
+    assert packed(joined(blocks)) == packed(joined(again))
+
+
+def test_each_name_of_a_request_changes_its_rows() -> None:
+    server, plain = Server(), Request(tokens=as_tokens((300, 3, 3, 3, 301)))
+    named = (
+        Request(tokens=plain.tokens, adapter="a"),
+        Request(tokens=plain.tokens, image="5e", image_at=1),
+    )
+    servers = (Server(seed=1), Server(rope_base=40000.0), Server(dtype="float16"))
+
+    found = [packed(rows_of(server, each)) for each in (plain, *named)]
+    found += [packed(rows_of(each, plain)) for each in servers]
+
+    assert len(found) == len(set(found))
+
+
+def test_long_prompts_are_told_as_runs() -> None:
+    assert "[0, 0, 1]" == shown([0, 0, 1])
+    assert "[0 x 16, 1, 3 x 2]" == shown([0] * 16 + [1, 3, 3])
+
+
+def test_a_cache_of_whole_prompts_has_states_of_boundaries() -> None:
+    report = check_live_cache(States, presets=("recurrent",), examples=50)
+
+    assert report.continued
