@@ -40,7 +40,7 @@ class Groups:
     """Requests of a batch that compute a part of their prompt: its start, its end, the branch."""
 
     generated: Callable[[Real], int]
-    take: Callable[[Real, list[int]], None]  # the tokens of a batch
+    take: Callable[[Real, list[int]], object]  # the tokens of a batch
     count_retractions: Callable[[Real, Entry], None]
     nodes: Callable[[], list[Node]]
     leaks: Callable[[], bool]

@@ -66,6 +66,8 @@ class Player(Groups):
             ),
         )
         self.tree.on_evict = self._evicting
+        self.plan, self.take = self.scheduler.next_batch, self.scheduler.take
+        self.abort = self.scheduler.abort
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Results of a group; where the release would end, its error."""
@@ -142,9 +144,6 @@ class Player(Groups):
         self.scheduler.add(req)
         return req
 
-    def abort(self, request: Req) -> None:
-        self.scheduler.abort(request)
-
     def finished(self, request: Req) -> bool:
         return request.finished
 
@@ -153,9 +152,6 @@ class Player(Groups):
 
     def count_retractions(self, request: Req, entry: dict[str, Any]) -> None:
         entry["retracted"] = request.retractions
-
-    def plan(self) -> Batch | None:
-        return self.scheduler.next_batch()
 
     def rest(self) -> None:
         self.scheduler.last = None
@@ -167,9 +163,6 @@ class Player(Groups):
         for req in filter(batch.reads, batch.reqs) if batch.extend else ():
             branch = req.window_branch if self.kind == "window" else req.branch
             yield req, req.prefix, req.fill, branch
-
-    def take(self, batch: Batch, tokens: list[int]) -> None:
-        self.scheduler.take(batch, tokens)
 
 
 def _host(config: Mapping[str, Any]) -> HostShape | None:

@@ -44,6 +44,7 @@ class Playing(Groups):
 
     def start(self) -> None:
         self.core = self.make(self.config)
+        self.leaks, self.free = self.core.leaks, self.core.free
         if self.core.rust is not None:
             for text, salt in zip(self.keys, self.salts, strict=True):
                 self.core.rust.learn(text, salt)
@@ -81,13 +82,6 @@ class Playing(Groups):
 
         walk(self.core.root, ())
         return found
-
-    def leaks(self) -> bool:
-        return bool(self.core.leaks())
-
-    def free(self) -> dict[str, int]:
-        free: dict[str, int] = self.core.free()
-        return free
 
     # -- requests ----------------------------------------------------------------------------------
 
