@@ -43,7 +43,7 @@ def simulated(config: dict[str, Any], release: str, load: Sequence[list[int]]) -
     clock = Stopwatch(player.tree, TREE)
     begun = time.process_time()
     for prompt in load:
-        req = player.add(prompt, {"generate": 1})
+        req = player.add(prompt, 1)
         while not req.finished:
             batch = player.scheduler.next_batch()
             if batch is not None:

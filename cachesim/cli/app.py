@@ -192,9 +192,7 @@ def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
     """The subcommands of `cachesim real`, one for each engine."""
     from cachesim.engines import FAMILIES
 
-    named = {
-        name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", "transformers", *FAMILIES)
-    }
+    named = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
     return {
         name: getattr(commands, function)
         for name, function in named.items()

@@ -256,6 +256,7 @@ def list_command(
 
 
 def _schema(what: str) -> int:
+    """A JSON Schema, for editors and checkers."""
     from cachesim.lab.logs.schema import requests_schema, why_schema
     from cachesim.play import output_schema, scenario_schema
 

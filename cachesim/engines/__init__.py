@@ -37,6 +37,7 @@ PACKAGES: Final = {
     "vllm": "vllm",
     "sglang": "sglang",
     "marconi": "marconi",
+    "transformers": "transformers",
 }
 """The package of each built-in engine; its `family.py` declares the rest."""
 

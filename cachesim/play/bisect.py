@@ -101,7 +101,9 @@ class TurningPoint:
 class Play(Protocol):
     """Interface: play the scenario on a release, with patches and flags."""
 
-    def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played: ...
+    def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
+        """Results of every step."""
+        ...
 
 
 def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:

@@ -104,6 +104,7 @@ def because(fault: Culprit, show: Callable[[int], str] = str) -> str:
 
 
 def _of_cell(fault: Culprit, holds: str, expected: str) -> str:
+    """Sentence on a cell: surplus, missing, other, or out of order."""
     at, m, whose = f"at position {fault.position}", fault.matches, _whose(fault)
     if fault.expected is None and fault.holds is None:
         return f"has an empty row {at}, beside that of the token there"

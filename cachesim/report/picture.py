@@ -286,6 +286,7 @@ def _since(run: Run, index: int, row: Row) -> Row:
 
 
 def _cut_bar(bar: Bar, first: int, end: int, kind: BarKind) -> Bar:
+    """A part of a bar."""
     colours, at = [], 0
     for count, colour in bar.colours:
         size = min(at + count, end) - max(at, first)

@@ -337,6 +337,7 @@ def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ..
 
 
 def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
+    """All requests, one row each."""
     table = FittingTable()
     for head in ("request", "prompt", "cached", "processed", "slot"):
         table.add_column(head, justify="right")
@@ -405,6 +406,7 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _scatter(found: Mapping[str, Any]) -> str:
+    """The plot of a page."""
     own, best = found["own"], found["recommended"]
     groups: dict[str, list[Mapping[str, Any]]] = {
         "tried": [each for each in found["tried"] if each not in (own, best)],

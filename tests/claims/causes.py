@@ -60,6 +60,11 @@ def _gone(lost: Lost) -> bool:
     return _span(lost, gone=True)
 
 
+def _given_up(lost: Lost) -> bool:
+    """Evicted, or freed by a request that was set back."""
+    return _span(lost) and any(lost.happened(each, earlier=True) for each in ("evict", "set-back"))
+
+
 def _multiple(of: str) -> Callable[[Lost], bool]:
     return lambda lost: lost.after == lost.before // lost.detail[of] * lost.detail[of]
 
@@ -169,6 +174,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
         _nothing(lost) and lost.detail["wanted"] <= lost.before and lost.happened("cut-refused")
     ),
     "embedding-reuses-nothing": _embedded,
+    "evicted": _given_up,
     "f-keep": lambda lost: lost.detail["f_keep"] >= 0.5 - 1e-6,
     "false-match": lambda lost: lost.after == lost.detail["answer"],
     "from-store": lambda lost: lost.after - lost.before == lost.detail["tokens"],
@@ -185,6 +191,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "not-fetched": lambda lost: (
         (lost.detail["stored"], lost.detail["found"]) == (lost.before, lost.after)
     ),
+    "not-hashed": _span,
     "not-kept": _not_kept,
     "not-loaded-back": _span,
     "not-trimmable": _lowers,
@@ -198,6 +205,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "request-refused": _refused,
     "seq-rm-refused": _nothing,
     "server-reuses-nothing": _nothing,
+    "sharing-off": _nothing,
     "shorter-entry-first": lambda lost: lost.detail["used"] >= lost.after,
     "slot-age": _another_slot,
     "slot-busy": _another_slot,
@@ -216,6 +224,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "whole-pages": _multiple("page"),
     "window-evicted": _gone,
     "window-gone": _window,
+    "window-layers": _nothing,
     "window-missing": _span,
 }
 """By id, what must hold of every entry of `why`."""

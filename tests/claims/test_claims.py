@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 
+from cachesim.engines import PACKAGES
 from cachesim.engines.causes import Ledger, Loss, declared
 from cachesim.engines.events import Event
 from cachesim.engines.family import FAMILIES, Profile
@@ -125,8 +126,7 @@ def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_cause_is_judged() -> None:
-    engines = ("llamacpp", "llama_cpp_python", "ik_llama", "mlx_lm", "vllm", "sglang", "marconi")
-    modules = [import_module(f"cachesim.engines.{each}.causes") for each in engines]
+    modules = [import_module(f"cachesim.engines.{each}.causes") for each in PACKAGES.values()]
 
     assert {cause.id for each in modules for cause in declared(vars(each))} == set(CAUSES)
 

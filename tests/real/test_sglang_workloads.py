@@ -173,7 +173,7 @@ def test_a_leak_that_the_release_finds_ends_a_workload() -> None:
     root = SimpleNamespace(children={})
     core = SimpleNamespace(rust=None, tree=None, root=root, free=dict, leaks=lambda: True)
 
-    told = Playing(lambda _: core, {}).result()
+    told = Playing(lambda _: core, {})._result([])
 
     assert {"error": "pool memory leak detected"} == told
 

@@ -14,7 +14,7 @@ from cachesim.engines.family import Family, Profile
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
-from cachesim.lab.real.fit import Played, report_newest
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
 from cachesim.lab.real.prompts import spell
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
@@ -71,6 +71,10 @@ def comparable(
     return real, simulated
 
 
+def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return groups
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealScheduler(Generic[R]):
     """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
@@ -92,9 +96,7 @@ class RealScheduler(Generic[R]):
     group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
     shared: tuple[str, ...]
     variant: str = ""  # the form in which the worker runs a part of the release
-    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = lambda _, groups: (
-        groups
-    )
+    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
     configured: Callable[[WorkerProcess, UnpackedWheel, str], WorkerProcess] | None = None
@@ -145,15 +147,20 @@ class RealScheduler(Generic[R]):
 
         Where they do not agree, the rule fields are fitted that explain it.
         """
-        played = list[Played[R]]()
-        version, known = wheel or versions_of(self.family.name)[0], self.family.real()[-1]
+        engine, played = self.family.name, list[Played[R]]()
+        version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
         try:
             found = self.compare(known, seed, numbers, version=version, record=played.append)
             status = found.show()
         except WorkerError as error:
             console().print(str(error), markup=False)
             status = 1
-        return report_newest(self.family, version, known, status, played)
+        console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
+        if status and played:
+            explain(
+                version, known, {each.name: each.rules for each in self.family.releases}, played
+            )
+        return status
 
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
         def check(rules: R) -> Difference | None:

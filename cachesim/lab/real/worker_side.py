@@ -9,9 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 Json = Any
@@ -62,49 +60,17 @@ def answer_lines(answers: TextIO, play: Callable[[Json], Json]) -> None:
         answers.write(json.dumps(answer) + "\n")
 
 
-def until_error(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:
+def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:
     """Results of each group, up to the first that ends in an error."""
     results: list[Json] = []
     for group in groups:
-        results.append(play(group))
+        try:
+            results.append(play(group))
+        except Exception as error:
+            results.append({"error": words_of(error)})
         if "error" in results[-1]:
             break
     return results
-
-
-def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:
-    """The same where the release may raise."""
-
-    def guarded(group: Json) -> Json:
-        try:
-            return play(group)
-        except Exception as error:
-            return {"error": words_of(error)}
-
-    return until_error(groups, guarded)
-
-
-def changed_settings(started: Mapping[str, Json], used: Mapping[str, Json]) -> list[list[str]]:
-    """Field, as a server starts, as it is used: of all fields that differ."""
-    pairs = {name: (started.get(name, "-"), used.get(name, "-")) for name in {*started, *used}}
-    return [
-        [name, str(one), str(other)] for name, (one, other) in sorted(pairs.items()) if one != other
-    ]
-
-
-class ModelFolder:
-    """A folder for each model with its `config.json`, as long as the process runs."""
-
-    def __init__(self, models: Mapping[str, Json]) -> None:
-        self._folder = TemporaryDirectory()
-        self.name = self._folder.name
-        for name, model in models.items():
-            place = Path(self.path(name))
-            place.mkdir()
-            place.joinpath("config.json").write_text(json.dumps(model))
-
-    def path(self, model: str) -> str:
-        return str(Path(self.name, model))
 
 
 def words_of(error: Exception) -> str:

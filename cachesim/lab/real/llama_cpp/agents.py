@@ -13,7 +13,7 @@ from cachesim.engines.chat import FIRST_WORD, VOCABULARY
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, draw_preset
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
-from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action
+from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting
 from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
@@ -227,7 +227,7 @@ class _Session:
         """Ask for the next turn of a user's agents, now and then after a slot action."""
         rng = self._rng
         if self.steps and rng.random() < 0.12:
-            self._send(slot_action(rng, "", self._slots, self._files, 0.4))
+            self._send(self._slot_action())
         user, predict = rng.choice(self._users), rng.choice(REPLIES)
         conversations = user.next()
         steps = [self._step(conversation, predict) for conversation in conversations]
@@ -298,6 +298,16 @@ class _Session:
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()
         head = head[: READING[1]]
         return self._plain((*head, *self._words(self._rng.randint(*READING))), 1)
+
+    def _slot_action(self) -> Step:
+        rng = self._rng
+        slot = rng.randrange(self._slots)
+        if rng.random() < 0.15:
+            return Step(name="", do="slot-erase", slot=slot)
+        if not self._files or rng.random() < 0.4:
+            self._files.append(f"f{len(self._files)}")
+            return Step(name="", do="slot-save", slot=slot, file=self._files[-1])
+        return Step(name="", do="slot-restore", slot=slot, file=rng.choice(self._files))
 
     def _words(self, count: int) -> Row:
         return tuple(self._rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count))

@@ -175,7 +175,9 @@ class Played:
 class PlayDrawn(Protocol):
     """Draws one workload and plays it on both."""
 
-    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played: ...
+    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
+        """The workload of a seed and a number."""
+        ...
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):

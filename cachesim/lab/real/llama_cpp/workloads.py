@@ -259,17 +259,6 @@ def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...
     return setting.workload(steps), tuple(outcomes)
 
 
-def slot_action(rng: Random, name: str, slots: int, files: list[str], new: float) -> Step:
-    """Erase a slot, save it (in a new file as often as `new`), or restore it from a file."""
-    slot = rng.randrange(slots)
-    if rng.random() < 0.15:
-        return Step(name=name, do="slot-erase", slot=slot)
-    if not files or rng.random() < new:
-        files.append(f"f{len(files)}")
-        return Step(name=name, do="slot-save", slot=slot, file=files[-1])
-    return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(files))
-
-
 class _Tree:
     """The conversations so far, and ways to continue them."""
 
@@ -296,14 +285,15 @@ class _Tree:
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """A step, or several that go out together."""
-        acts, slots = self._setting.slot_actions, self._setting.options["parallel"]
+        acts = self._setting.slot_actions
         if acts and (self._run or self._rng.random() < 0.06):
             return (self._in_vain(number),)
         if acts and self._turns and self._rng.random() < (0.12 if self._files else 0.05):
-            return (slot_action(self._rng, f"r{number}", slots, self._files, 0.3),)
+            return (self._slot_action(number),)
         if self._setting.everything and (group := self._incidents.draw(number)):
             return group
         first = self._completion(number)
+        slots = self._setting.options["parallel"]
         if self._setting.cancels and self._rng.random() < self._setting.cancels:
             return (replace(first, leaves="replying", predict=ABANDONED),)
         if slots == 1 or self._speaks or self._rng.random() > 0.15:
@@ -356,6 +346,17 @@ class _Tree:
                 return replace(step, prompt=None, messages=self._chats.refused())
             case _:
                 return step
+
+    def _slot_action(self, number: int) -> Step:
+        rng = self._rng
+        slot = rng.randrange(self._setting.options["parallel"])
+        name = f"r{number}"
+        if rng.random() < 0.15:
+            return Step(name=name, do="slot-erase", slot=slot)
+        if not self._files or rng.random() < 0.3:
+            self._files.append(f"f{len(self._files)}")
+            return Step(name=name, do="slot-save", slot=slot, file=self._files[-1])
+        return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(self._files))
 
     def _completion(self, number: int) -> Step:
         rng = self._rng

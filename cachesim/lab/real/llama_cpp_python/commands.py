@@ -7,7 +7,7 @@ from typing import Final
 from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import versions_of
-from cachesim.lab.real.fit import Played, report_newest
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.llama_cpp_python.compare import (
     DRAWN,
     WRONG,
@@ -22,6 +22,7 @@ from cachesim.lab.real.playing import (
     Stage,
     StepPlayed,
     comparing,
+    console,
     overrides_of,
     show_overrides,
     watched,
@@ -137,7 +138,12 @@ def real_llama_cpp_python(
                 size = sum(each.prompt_tokens for each in steps)
                 played.append(Played(kind=name, requests=len(steps), size=size, check=check))
     status = found.show()
-    return report_newest(FAMILY, version, release, status, played) if version else status
+    if version:
+        not_as = "" if status == 0 else "NOT "
+        console().print(f"{FAMILY.name} {version} is {not_as}as {release}")
+    if version and status:
+        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
+    return status
 
 
 def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -> None:

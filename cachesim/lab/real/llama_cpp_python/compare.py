@@ -145,11 +145,13 @@ class RealInstances:
         self.results: Sequence[Json] = ()  # of the last workload
 
     def __enter__(self) -> Self:
+        """Start the process."""
         self._folder = TemporaryDirectory()
         self._process = self._started()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End it."""
         self._process.__exit__(None, None, None)
         self._folder.cleanup()
 

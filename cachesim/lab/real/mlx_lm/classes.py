@@ -44,6 +44,8 @@ def draw_cache_sequence(release: str, group: str, random: Random) -> Sequenced:
 
 
 class _Drawing:
+    """A sequence in the making."""
+
     def __init__(self, release: str, group: str, random: Random) -> None:
         self.group = group
         self.single = BATCHES.get(group, group)
@@ -304,6 +306,8 @@ def draw_store_sequence(release: str, random: Random) -> Sequenced:
 
 
 class _StoreDrawing:
+    """A sequence in the making."""
+
     def __init__(self, release: str, args: dict[str, int], random: Random) -> None:
         self.random = random
         self.rules = FAMILY.release(release).rules.store

@@ -11,7 +11,7 @@ from rich.table import Table
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
-from cachesim.lab.real.fit import Played, report_newest
+from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
@@ -132,7 +132,10 @@ def _newest(flags: MlxFlags) -> int:
     with played_by(release, version):
         environment_for(release).ready()
         status = _random(replace(flags, release=release), played.append)
-    return report_newest(FAMILY, version, release, status, played)
+    console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    if status and played:
+        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
+    return status
 
 
 def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:

@@ -29,7 +29,7 @@ from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, window
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Tokens, as_tokens
+from cachesim.units import Array, Integers, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
 WORKER: Final = Path(__file__).parent / "logits_worker.py"
@@ -176,8 +176,7 @@ def _play_planted(release: str, spec: ModelSpec, planted: DrawnBatch) -> Array:
         if lengths is not None or left is not None:
             for layer in batch:
                 layer.finalize()
-    columns = (np.array(tokens, dtype=np.int64)[:, None] for tokens in planted.decoded)
-    return np.stack([forward(column, batch) for column in columns])
+    return np.stack([forward(_column(tokens), batch) for tokens in planted.decoded])
 
 
 def _cold(spec: ModelSpec, planted: DrawnBatch) -> Array:
@@ -197,6 +196,10 @@ def _as_order(planted: DrawnBatch, *, old: bool) -> dict[str, Any]:
         "step": planted.step,
         "said": [list(tokens) for tokens in planted.decoded],
     }
+
+
+def _column(tokens: Tokens) -> Integers:
+    return np.array(tokens, dtype=np.int64)[:, None]
 
 
 def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> DrawnBatch:

@@ -1,7 +1,11 @@
-"""Groups of requests on the simulated scheduler, in the form of the real one's vectors."""
+"""A sequence of requests on the simulated scheduler, in the form of the real one's vectors.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+The steps are those that drive the real scheduler: requests of a group are added in order, then it
+runs until all are done; tokens are forced.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,23 +18,26 @@ from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import check_books, leaks
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.sglang import groups
-from cachesim.lab.real.sglang.groups import Groups
-from cachesim.lab.real.worker_side import until_error
+from cachesim.lab.real.prompts import read_row
+
+MOST_STEPS: Final = 20_000
+MOST_IDLE: Final = 40
+IDLE: Final = 10
+"""Passes of a server that idles before it is flushed."""
 
 
-class Player(Groups):
-    """The simulated scheduler."""
-
-    NAME = "id"
+class Player:
+    """A fresh scheduler, and what it does with one group of requests after another."""
 
     def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
-        self.rules = rules
+        self.config, self.rules = config, rules
+        self.keys: list[list[int]] = []
         self._count = 0
+        self.evicted: list[list[Any]] = []
         self.storage = Storage()
-        super().__init__(config)
+        self._start()
 
-    def start(self) -> None:
+    def _start(self) -> None:
         config, rules = self.config, self.rules
         page = config.get("page", 1)
         self.kind = config["kind"]
@@ -66,31 +73,22 @@ class Player(Groups):
             ),
         )
         self.tree.on_evict = self._evicting
-        self.plan, self.take = self.scheduler.next_batch, self.scheduler.take
-        self.abort = self.scheduler.abort
-
-    def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Results of a group; where the release would end, its error."""
-        try:
-            return super().play(group)
-        except UpstreamAbort as error:
-            return {"error": str(error)}
 
     # -- the tree ----------------------------------------------------------------------------------
 
-    def nodes(self) -> list[groups.Node]:
-        found: list[groups.Node] = []
+    def _nodes(self) -> list[tuple[tuple[int, ...], int, list[int]]]:
+        found: list[tuple[tuple[int, ...], int, list[int]]] = []
 
         def walk(node: Node, path: tuple[int, ...]) -> None:
             for child in node.children.values():
                 whole = path + tuple(int(each) for each in child.key)
-                found.append((whole, len(child), *self._flags(child)))
+                found.append((whole, len(child), self._extra(child)))
                 walk(child, whole)
 
         walk(self.tree.root, ())
         return found
 
-    def _flags(self, node: Node) -> list[int]:
+    def _extra(self, node: Node) -> list[int]:
         tree = self.tree
         if tree.shape.host is not None:
             return self._tiers(node)
@@ -105,23 +103,125 @@ class Player(Groups):
             found += [node.window, node.host_window is not None]
         return list(map(int, found))
 
-    def key_of(self, text: list[int]) -> list[int]:
-        key: list[int] = as_key(np.array(text, np.int64), bigrams=self.tree.shape.bigrams).tolist()
-        return key
+    def _label(self, path: Sequence[int]) -> list[int]:
+        keys = list(path)
+        for number, text in enumerate(self.keys):
+            if text[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
 
     def _evicting(self) -> Callable[[], None]:
-        before = self.nodes()
-        return lambda: self.note_evicted(before)
+        before = self._nodes()
 
-    def leaks(self) -> bool:
-        if self.tree.rules.tree.trees == "one-per-kind":
-            return False  # 0.5.9 counts slots that its own HiRadixCache lost, too
-        lost = leaks(self.tree)
-        if not lost:
-            check_books(self.tree, ())
-        return bool(lost)
+        def compare() -> None:
+            now = {path: [length, *extra] for path, length, extra in self._nodes()}
+            for path, length, extra in before:
+                rest = [length, *extra]
+                if path not in now:
+                    self.evicted.append([*self._label(path), *rest])
+                elif now[path] != rest:
+                    self.evicted.append([*self._label(path), *rest, "kept without it"])
 
-    def free(self) -> dict[str, int]:
+        return compare
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        most: int,
+        *,
+        extra_key: str | None = None,
+        priority: int = 0,
+    ) -> Req:
+        self._count += 1
+        tokens = np.array(prompt, np.int64)
+        req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)
+        self.scheduler.add(req)
+        return req
+
+    def _add(self, wanted: Mapping[str, Any]) -> Req:
+        prompt = read_row(wanted["prompt"])
+        text = np.array(prompt + read_row(wanted.get("reply", "")), np.int64)
+        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
+        return self.add(
+            prompt,
+            max(1, wanted["generate"]),
+            extra_key=wanted.get("salt"),
+            priority=wanted.get("priority") or 0,
+        )
+
+    def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.scheduler.next_batch()
+            self._start()
+            return {"reset": True}
+        try:
+            return self._play(group)
+        except UpstreamAbort as error:
+            return {"error": str(error)}
+
+    def _play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        self.evicted = []
+        coming, reqs = list(group), dict[int, Req]()
+        idle = 0
+        wanted: dict[int, Mapping[str, Any]] = {}
+        results: dict[int, dict[str, Any]] = {}
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                req = self._add(coming[0])
+                reqs[req.id], wanted[req.id] = req, coming.pop(0)
+                results[req.id] = {"cached": None, "chunks": [], "branch": None}
+            for req in reqs.values():
+                if wanted[req.id].get("aborted") == turn and not req.finished:
+                    results[req.id]["aborted"] = True
+                    self.scheduler.abort(req)
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                self.scheduler.last = None
+                none = not coming and not self.scheduler.waiting
+                if none and all(req.finished for req in reqs.values()):
+                    return self._result(results, reqs)
+                idle += int(not coming)
+                if idle > MOST_IDLE:
+                    return {"error": "stuck"}
+                continue
+            idle = 0
+            self._record(batch, results)
+            tokens = []
+            for req in batch.reqs:
+                reply, done = read_row(wanted[req.id].get("reply", "")), req.num_output
+                tokens.append(reply[done] if done < len(reply) else 1)
+            self.scheduler.take(batch, tokens)
+        return {"error": "too many steps"}
+
+    def _result(
+        self, results: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]
+    ) -> dict[str, Any]:
+        if self.tree.rules.tree.trees != "one-per-kind":
+            if leaks(self.tree):
+                return {"error": "pool memory leak detected"}
+            check_books(self.tree, ())  # 0.5.9 counts slots that its own HiRadixCache lost, too
+        return {
+            "requests": [results[each] | {"retracted": reqs[each].retractions} for each in reqs],
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
+            "free": self._free(),
+        }
+
+    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
+        if not batch.extend:
+            return
+        for req in filter(batch.reads, batch.reqs):
+            results[req.id]["chunks"].append([req.prefix, req.fill])
+            if results[req.id]["cached"] is None:
+                results[req.id]["cached"] = req.prefix
+                window = self.kind == "window"
+                results[req.id]["branch"] = req.window_branch if window else req.branch
+
+    def _free(self) -> dict[str, int]:
         pool = self.tree.pool
         free = {"tokens": pool.available}
         if isinstance(pool, WindowPool):
@@ -129,40 +229,6 @@ class Player(Groups):
         if self.tree.states is not None:
             free["states"] = self.tree.states.available
         return free | self.tree.host_free()
-
-    # -- requests ----------------------------------------------------------------------------------
-
-    def add(self, prompt: Sequence[int], wanted: Mapping[str, Any]) -> Req:
-        req = Req.make(
-            self._count,
-            np.array(prompt, np.int64),
-            max(1, wanted["generate"]),
-            extra_key=wanted.get("salt"),
-            priority=wanted.get("priority") or 0,
-        )
-        self._count += 1
-        self.scheduler.add(req)
-        return req
-
-    def finished(self, request: Req) -> bool:
-        return request.finished
-
-    def generated(self, request: Req) -> int:
-        return request.num_output
-
-    def count_retractions(self, request: Req, entry: dict[str, Any]) -> None:
-        entry["retracted"] = request.retractions
-
-    def rest(self) -> None:
-        self.scheduler.last = None
-
-    def waits(self) -> bool:
-        return bool(self.scheduler.waiting)
-
-    def pieces(self, batch: Batch) -> Iterator[tuple[Req, int, int, int | None]]:
-        for req in filter(batch.reads, batch.reqs) if batch.extend else ():
-            branch = req.window_branch if self.kind == "window" else req.branch
-            yield req, req.prefix, req.fill, branch
 
 
 def _host(config: Mapping[str, Any]) -> HostShape | None:
@@ -182,4 +248,10 @@ def _host(config: Mapping[str, Any]) -> HostShape | None:
 
 def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    return until_error(workload["steps"], Player(workload["config"], rules).play)
+    player = Player(workload["config"], rules)
+    results: list[dict[str, Any]] = []
+    for group in workload["steps"]:
+        results.append(player.play(group))
+        if "error" in results[-1]:
+            break
+    return results

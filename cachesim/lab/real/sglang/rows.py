@@ -22,7 +22,6 @@ from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust
 from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
-from cachesim.lab.real.worker_side import until_error
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.scenario.format import Scenario
@@ -126,21 +125,23 @@ class Rows(Player):
 
     recorder: Recorder
 
-    def start(self) -> None:
-        super().start()
+    def _start(self) -> None:
+        super()._start()
         rows = self.recorder.rows if hasattr(self, "recorder") else []
         self.recorder = Recorder(self)
         self.recorder.rows = rows
 
-    def run(self, batch: Batch) -> None:
+    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
+        super()._record(batch, results)
         self.recorder.record(batch)
-        super().run(batch)
 
 
 def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
     """The rows of a workload on the simulated model runner."""
     player = Rows(workload["config"], rules)
-    until_error(workload["steps"], player.play)
+    for group in workload["steps"]:
+        if "error" in player.play(group):
+            break
     return player.recorder.rows
 
 

@@ -47,8 +47,8 @@ class Rows(scheduler_worker.Playing):
         self.batches: Json = []
         super().__init__(core, config)
 
-    def start(self) -> None:
-        super().start()
+    def _start(self) -> None:
+        super()._start()
         torch: Real = importlib.import_module("torch")
         pool = self.core.pool
         runner: Real = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
@@ -81,9 +81,9 @@ class Rows(scheduler_worker.Playing):
         self.states = pool.mamba_pool.mamba_cache.temporal[0]
         self.states.zero_()
 
-    def run(self, batch: Real) -> None:
+    def _run(self, batch: Real, wanted: Json, results: Json) -> None:
         self._forward(batch)
-        super().run(batch)
+        super()._run(batch, wanted, results)
 
     def _text(self, slot: int) -> tuple[int, ...]:
         return self.texts.known[int(self.states[slot].reshape(-1)[0])]

@@ -7,72 +7,85 @@ configuration, the model, which says what the workload names, and whoever is onl
 """
 
 import importlib
+import itertools
 import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
-from cachesim.lab.real.sglang.groups import Groups, Node
-from cachesim.lab.real.worker_side import (
-    Stopwatch,
-    answer_lines,
-    changed_settings,
-    own_output,
-    play_groups,
-)
+from cachesim.lab.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
+MOST_STEPS = 20_000
+MOST_IDLE = 40
+IDLE = 10
+NEVER = 1 << 30
 
-class Playing(Groups):
-    """The real scheduler of one configuration."""
 
-    NAME = "rid"
+class Playing:
+    """The real scheduler of one configuration, and what is written down of it."""
 
     def __init__(self, core: Real, config: Json) -> None:
-        self.make = core
+        self.make, self.config = core, config
+        self.known: list[list[int]] = []
         self.salts: list[str | None] = []
+        self.evicted: Json = []
         self._depth = 0
-        self._retracted: set[str] = set()  # requests that wait to come back
-        super().__init__(config)
+        self._start()
 
-    def start(self) -> None:
+    def _start(self) -> None:
         self.core = self.make(self.config)
-        self.leaks, self.free = self.core.leaks, self.core.free
         if self.core.rust is not None:
-            for text, salt in zip(self.keys, self.salts, strict=True):
+            for text, salt in zip(self.known, self.salts, strict=True):
                 self.core.rust.learn(text, salt)
         for name in ("evict", "evict_for_alloc"):
             if hasattr(self.core.tree, name):
                 self._watch(name)
 
-    # -- the tree ----------------------------------------------------------------------------------
+    # -- what is written down ----------------------------------------------------------------------
 
     def _watch(self, name: str) -> None:
         inner = getattr(self.core.tree, name)
 
         def evict(*given: Real, **named: Real) -> Real:
             self._depth += 1
-            before = self.nodes() if self._depth == 1 else None
+            before = self._nodes() if self._depth == 1 else None
             try:
                 return inner(*given, **named)
             finally:
                 self._depth -= 1
                 if before is not None:
-                    self.note_evicted(before)
+                    self._note(before, self._nodes())
 
         setattr(self.core.tree, name, evict)
 
-    def nodes(self) -> list[Node]:
+    def _note(self, before: Json, after: Json) -> None:
+        now = {path: rest for path, *rest in after}
+        for path, *rest in before:
+            if path not in now:
+                self.evicted.append([*self._label(path), *rest])
+            elif now[path] != rest:
+                self.evicted.append([*self._label(path), *rest, "kept without it"])
+
+    def _label(self, path: Json) -> list[int]:
+        keys = list(path)
+        pairs = bool(keys) and isinstance(keys[0], tuple)
+        for number, text in enumerate(self.known):
+            known = list(itertools.pairwise(text)) if pairs else text
+            if known[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
+
+    def _nodes(self) -> Json:
         if self.core.rust is not None:
             return [(path, size, *held) for path, size, held in self.core.rust.walk()]
-        found: list[Node] = []
+        found: Json = []
 
         def walk(node: Real, path: tuple[Real, ...]) -> None:
             for child in node.children.values():
@@ -83,65 +96,104 @@ class Playing(Groups):
         walk(self.core.root, ())
         return found
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- playing -----------------------------------------------------------------------------------
 
-    def key_of(self, text: list[int]) -> list[int]:
-        return text
-
-    def add(self, prompt: Sequence[int], wanted: Json) -> Real:
+    def _add(self, wanted: Json) -> Real:
+        prompt = read_row(wanted["prompt"])
+        self.known.append(prompt + read_row(wanted.get("reply", "")))
         self.salts.append(wanted.get("salt"))
         if self.core.rust is not None:
-            self.core.rust.learn(self.keys[-1], self.salts[-1])
-        request = self.core.request(f"{len(self.keys) - 1:06}", prompt, wanted)
+            self.core.rust.learn(self.known[-1], self.salts[-1])
+        request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
         self.core.scheduler._add_request_to_queue(request)
         return request
 
-    def abort(self, request: Real) -> None:
-        self.core.abort(request.rid)
+    def play(self, group: Json) -> Json:
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.core.plan()
+            self._start()
+            return {"reset": True}
+        self.evicted = []
+        scheduler, coming = self.core.scheduler, list(group)
+        requests: dict[str, Real] = {}
+        wanted: dict[str, Json] = {}
+        results: dict[str, Json] = {}
+        back: set[str] = set()
+        idle = 0
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                request = self._add(coming[0])
+                requests[request.rid], wanted[request.rid] = request, coming.pop(0)
+                results[request.rid] = {
+                    "cached": None,
+                    "chunks": [],
+                    "branch": None,
+                    "retracted": 0,
+                }
+            for name, request in requests.items():
+                if wanted[name].get("aborted", NEVER) == turn and not request.finished():
+                    results[name]["aborted"] = True
+                    self.core.abort(name)
+            batch = self.core.plan()
+            for name, request in requests.items():
+                _count_retractions(request, results[name], back)
+            scheduler.cur_batch = batch
+            if batch is None:
+                scheduler.last_batch = None
+                ended = all(_is_over(r) or results[n].get("aborted") for n, r in requests.items())
+                none = not coming and not scheduler.waiting_queue
+                if ended and none and scheduler.running_batch.is_empty():
+                    return self._result([results[name] for name in requests])
+                idle += not coming
+                if idle > MOST_IDLE:
+                    return {"error": "stuck"}
+                continue
+            idle = 0
+            self._run(batch, wanted, results)
+            scheduler.last_batch = batch
+        return {"error": "too many steps"}
 
-    def finished(self, request: Real) -> bool:
-        return bool(request.finished())
-
-    def ended(self, name: str, request: Real) -> bool:
-        """Done, or dropped: the last one that finds no memory is told to end, and never runs."""
-        dropped = getattr(request, "to_finish", None) is not None
-        return self.finished(request) or dropped or "aborted" in self.results[name]
-
-    def generated(self, request: Real) -> int:
-        return len(request.output_ids)
-
-    def count_retractions(self, request: Real, entry: Json) -> None:
-        if hasattr(request, "retraction_count"):
-            entry["retracted"] = request.retraction_count
-        elif not getattr(request, "is_retracted", False):
-            self._retracted.discard(request.rid)
-        elif request.rid not in self._retracted:
-            entry["retracted"] += 1
-            self._retracted.add(request.rid)
-
-    def plan(self) -> Real:
-        batch = self.core.plan()
-        self.core.scheduler.cur_batch = batch
-        return batch
-
-    def rest(self) -> None:
-        self.core.scheduler.last_batch = None
-
-    def waits(self) -> bool:
-        scheduler = self.core.scheduler
-        return bool(scheduler.waiting_queue) or not scheduler.running_batch.is_empty()
-
-    def pieces(self, batch: Real) -> Iterator[tuple[Real, int, int, Real]]:
-        if not batch.forward_mode.is_extend():
-            return
-        decoding = batch.decoding_reqs or ()
+    def _run(self, batch: Real, wanted: dict[str, Json], results: dict[str, Json]) -> None:
+        extends = batch.forward_mode.is_extend()
+        decoding = batch.decoding_reqs or () if extends else ()
+        tokens = []
         for request in batch.reqs:
-            if request not in decoding:
-                yield request, *self.core.span(request), self.core.branch(request)
+            entry = results[request.rid]
+            if extends and request not in decoding:
+                start, end = self.core.span(request)
+                entry["chunks"].append([start, end])
+                if entry["cached"] is None:
+                    entry["cached"], entry["branch"] = start, self.core.branch(request)
+            reply, done = read_row(wanted[request.rid].get("reply", "")), len(request.output_ids)
+            tokens.append(reply[done] if done < len(reply) else 1)
+        self.core.take(batch, tokens, extends=extends)
 
-    def take(self, batch: Real, tokens: list[int]) -> None:
-        self.core.take(batch, tokens, extends=batch.forward_mode.is_extend())
-        self.core.scheduler.last_batch = batch
+    def _result(self, requests: list[Json]) -> Json:
+        if self.core.leaks():
+            return {"error": "pool memory leak detected"}
+        return {
+            "requests": requests,
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
+            "free": self.core.free(),
+        }
+
+
+def _is_over(request: Real) -> bool:
+    """Done, or dropped: the last one that finds no memory is told to end, and never runs again."""
+    return bool(request.finished() or getattr(request, "to_finish", None) is not None)
+
+
+def _count_retractions(request: Real, results: Json, back: set[str]) -> None:
+    if hasattr(request, "retraction_count"):
+        results["retracted"] = request.retraction_count
+    elif not getattr(request, "is_retracted", False):
+        back.discard(request.rid)
+    elif request.rid not in back:
+        results["retracted"] += 1
+        back.add(request.rid)
 
 
 TREE = (
@@ -177,7 +229,13 @@ def play(core: Real, workload: Json) -> list[Json]:
 
 def differences(core: Real, config: Json) -> list[list[str]]:
     """Field, as a server starts, as the scheduler has it here: of the whole configuration."""
-    return changed_settings(config["server"], core(config).settings())
+    started, used = config["server"], core(config).settings()
+    names = sorted(started.keys() | used.keys())
+    return [
+        [name, str(started.get(name, "-")), str(used.get(name, "-"))]
+        for name in names
+        if started.get(name, "-") != used.get(name, "-")
+    ]
 
 
 def main() -> None:

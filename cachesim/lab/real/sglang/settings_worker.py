@@ -15,13 +15,14 @@ import json
 import logging
 import pickle
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from cachesim.lab.real.empty_modules import EmptyModules
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import ModelFolder, Stub, answer_lines, own_output
+from cachesim.lab.real.worker_side import Stub, answer_lines, own_output
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -144,11 +145,18 @@ class ConfigFactory:
         install(root)
         self.arguments: Real = importlib.import_module("sglang.srt.server_args").ServerArgs
         self._known = set(inspect.signature(self.arguments).parameters)
-        self._models = ModelFolder(STARTED)
+        self._folder = tempfile.TemporaryDirectory()
+        for name, model in STARTED.items():
+            place = Path(self._folder.name, name)
+            place.mkdir()
+            place.joinpath("config.json").write_text(json.dumps(model))
+
+    def model(self, name: str) -> str:
+        return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
         given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
-        given["model_path"] = self._models.path(config["kind"])
+        given["model_path"] = self.model(config["kind"])
         given["max_running_requests"] = config.get("requested", config.get("max_running"))
         if config.get("strategy") == "no_buffer":  # 0.5.23 refuses it otherwise
             given["disable_overlap_schedule"] = True
@@ -156,7 +164,7 @@ class ConfigFactory:
             given["swa_full_tokens_ratio"] = config["window_tokens"] / config["tokens"]
         if config.get("eagle"):
             given["speculative_algorithm"] = "EAGLE"
-            given["speculative_draft_model_path"] = self._models.path("eagle")
+            given["speculative_draft_model_path"] = self.model("eagle")
         given |= hicache_worker.flags(config.get("host"))
         return {name: value for name, value in given.items() if name in self._known}
 
@@ -173,7 +181,7 @@ class ConfigFactory:
             "mamba_cache_chunk_size": self._chunk_size(args, config),
         }
         plain = json.loads(json.dumps(found, default=str))
-        folder = self._models.name
+        folder = self._folder.name
         return {
             name: value.replace(f"{folder}/", "") if isinstance(value, str) else value
             for name, value in plain.items()

@@ -10,10 +10,12 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
+from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
-from cachesim.lab.real.environment import Environment, versions_of
+from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, watched
+from cachesim.lab.real.transformers.batches import compare
 from cachesim.lab.real.transformers.program import program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
@@ -49,6 +51,7 @@ def real_transformers(
     attention: str = "eager",
     seed: int = 0,
     shrink: int = 0,
+    batches: int = 0,
     reports: Path | None = None,
     newest: bool = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -74,6 +77,8 @@ def real_transformers(
         What the scripts are drawn from.
     shrink
         How many wrong results to reduce to their shortest script.
+    batches
+        How many workloads of continuous batching to play instead, beside the simulated server.
     reports
         A folder for a report of each cause, of the last release.
     newest
@@ -96,6 +101,11 @@ def real_transformers(
             return 0
         release = (NEWEST, found_there)
     environments = {name: environment_for(name) for name in release}
+    if batches:
+        for name in environments:
+            package_of(FAMILY, name)
+        ready = {name: each.ready() for name, each in environments.items()}
+        return max(compare(python, name, seed, batches) for name, python in ready.items())
     results = None if output is None else Output.at(output, "--output", ROWS)
     releases = []
     for name, environment in environments.items():

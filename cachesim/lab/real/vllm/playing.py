@@ -1,6 +1,6 @@
 """Groups of requests on the simulated scheduler, in the form of the real one's vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cachesim.engines.vllm.block_pool import GroupSpec
@@ -11,7 +11,6 @@ from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.groups import Groups, Spans, Wanted
-from cachesim.lab.real.worker_side import until_error
 
 
 def group_of(given: Mapping[str, Any]) -> GroupSpec:
@@ -78,13 +77,6 @@ class Player(Groups):
         self.labels: dict[int, tuple[int, int]] = {}
         self.reset, self.abort = self.manager.reset_prefix_cache, self.scheduler.abort
 
-    def play(self, group: Sequence[Wanted]) -> dict[str, Any]:
-        """Results of a group; where the release would end, its error."""
-        try:
-            return super().play(group)
-        except UpstreamAbort as error:
-            return {"error": str(error)}
-
     def _looked_up(self, request: Request, hit: Hit) -> None:
         entry = [hit.length]
         if self.junctions:
@@ -148,4 +140,13 @@ class Player(Groups):
 
 def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    return until_error(workload["steps"], Player(workload["config"], rules).play)
+    player = Player(workload["config"], rules)
+    results: list[dict[str, Any]] = []
+    for group in workload["steps"]:
+        try:
+            results.append(player.play(group))
+        except UpstreamAbort as error:
+            results.append({"error": str(error)})
+        if "error" in results[-1]:
+            break
+    return results

@@ -18,6 +18,7 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
+from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import watched
@@ -27,7 +28,7 @@ from cachesim.lab.real.vllm.playing import Player
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.real.vllm.workloads import draw, speculative
 from cachesim.lab.real.worker_process import WorkerProcess
-from cachesim.lab.real.worker_side import Stub, until_error
+from cachesim.lab.real.worker_side import Stub
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.scenario.format import Scenario
@@ -267,7 +268,15 @@ def differs_in(scenario: Scenario, release: str) -> Difference | None:
 
 def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
     """All groups of a workload on the simulated scheduler and runner."""
-    return until_error(workload["steps"], Runs(workload["config"], rules).play)
+    player, found = Runs(workload["config"], rules), list[Entry]()
+    for group in workload["steps"]:
+        try:
+            found.append(player.play(group))
+        except UpstreamAbort as error:
+            found.append({"error": str(error)})
+        if "error" in found[-1]:
+            break
+    return found
 
 
 def packages_of(python: Path) -> Path:

@@ -10,13 +10,15 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from cachesim.lab.real.vllm.caches_worker import attention_block
 from cachesim.lab.real.vllm.models import LONGEST, STARTED
 from cachesim.lab.real.vllm.worker_store import CONNECTOR
-from cachesim.lab.real.worker_side import ModelFolder, changed_settings
 
 Json = Any
 Real = Any  # whatever the release makes of it
@@ -148,12 +150,19 @@ class ConfigFactory:
         speculative: Real = importlib.import_module("vllm.config").SpeculativeConfig
         self._hashes_ahead = "disable_lookahead_block_hashes" in vars(speculative)
         self._known = set(inspect.signature(self.arguments).parameters)
-        self._models = ModelFolder(STARTED)
+        self._folder = tempfile.TemporaryDirectory()
+        for name, model in STARTED.items():
+            place = Path(self._folder.name, name)
+            place.mkdir()
+            place.joinpath("config.json").write_text(json.dumps(model))
+
+    def model(self, name: str) -> str:
+        return str(Path(self._folder.name, name))
 
     def flags(self, config: Json) -> dict[str, Real]:
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         given: dict[str, Real] = {
-            "model": self._models.path("hybrid" if states else "dense"),
+            "model": self.model("hybrid" if states else "dense"),
             "max_model_len": LONGEST,
             "max_num_batched_tokens": 8192,
             "max_num_seqs": 16,
@@ -175,7 +184,7 @@ class ConfigFactory:
         wanted: dict[str, Real] = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
         if config.get("eagle"):
             wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
-            wanted |= {} if hybrid else {"model": self._models.path("eagle")}
+            wanted |= {} if hybrid else {"model": self.model("eagle")}
             if not config.get("lookahead_hashes") and self._hashes_ahead:
                 wanted["disable_lookahead_block_hashes"] = True
         return wanted
@@ -201,9 +210,16 @@ class ConfigFactory:
         return made
 
     def differences(self, config: Json) -> list[list[str]]:
-        """The differences of all that `VllmConfig` holds."""
-        started, used = self.started(config), self.used(config)
-        return changed_settings(dict(fields_of(started)), dict(fields_of(used)))
+        """Field, as it starts, as it is used here: of all that `VllmConfig` holds."""
+        started, used = (
+            dict(fields_of(each)) for each in (self.started(config), self.used(config))
+        )
+        names = sorted(started.keys() | used.keys())
+        return [
+            [name, started.get(name, "-"), used.get(name, "-")]
+            for name in names
+            if started.get(name) != used.get(name)
+        ]
 
 
 def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

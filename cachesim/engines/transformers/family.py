@@ -1,0 +1,67 @@
+"""`Family` value of Transformers' continuous batching."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from cachesim.engines.family import Family, Patch, laying, tagged
+from cachesim.engines.transformers.options import TransformersOptions
+from cachesim.errors import SpecError
+from cachesim.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rules of a release, one field per difference."""
+
+    registers_last_batch: bool = False
+    """The blocks that a request's last batch fills get their hashes."""
+
+
+_release = partial(tagged, package="transformers", rules=Rules())
+
+RELEASES: Final = (
+    _release("5.18.0", "", about="sectors for layers of several kinds"),
+    _release("5.20.2", "", about="as 5.18.0"),
+    _release("5.22.2", "", about="as 5.18.0"),
+    _release("5.23.0", "", about="as 5.18.0"),
+)
+"""Oldest first."""
+
+PATCHES: Final[tuple[Patch[Rules], ...]] = (
+    Patch(
+        name="registers-last-batch",
+        about="blocks are registered before the request that filled them is finished",
+        fits=tuple(release.name for release in RELEASES),
+        lay=laying(registers_last_batch=True),
+    ),
+)
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Refuse layers without an allocator, as `group_layers_by_attn_type` does."""
+    other = next((each for each in spec.layers if each not in {"attention", "window"}), None)
+    if other is not None or spec.chunked:
+        kind = "chunked windows" if spec.chunked else f"{other!r}"
+        msg = (
+            f"transformers' continuous batching has no allocator for layers of kind {kind}: "
+            "take a model of attention and window layers"
+        )
+        raise SpecError(msg)
+
+
+FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
+    name="transformers",
+    about="Hugging Face Transformers, continuous batching: hashed blocks, all evicted at once",
+    repository="huggingface/transformers",
+    package=__package__,
+    engine=f"{__package__}.server:Transformers",
+    releases=RELEASES,
+    patches=PATCHES,
+    options=TransformersOptions,
+    has_slots=False,
+    may_decline=False,
+    check_model=check_model,
+    program="transformers serve --continuous-batching",
+    exercised={"blocks-evicted": "eviction", "blocks-hashed": "save"},
+)

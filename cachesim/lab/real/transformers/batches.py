@@ -1,0 +1,195 @@
+"""A release's own scheduler, cache and batch processor beside the simulated ones, batch by batch.
+
+Both get the same requests, cancellations and replies. After each batch the requests in it, block
+tables, references, hashes, cached and free blocks must be the same, in the same order. Not as on
+a server: no fast decode path, no batches that overlap and no CUDA graphs, which a CPU does not
+have; the share of memory is given, so that tests beside each other find theirs.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cachesim.engines.events import Event
+from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
+from cachesim.engines.transformers.family import FAMILY
+from cachesim.engines.transformers.processor import Processor
+from cachesim.engines.transformers.requests import RequestState
+from cachesim.engines.transformers.scheduler import Scheduler
+from cachesim.errors import UpstreamAbort
+from cachesim.lab.real.agreement import Agreement, first_difference
+from cachesim.lab.real.playing import console, watched
+from cachesim.lab.real.worker_process import JsonProcess
+from cachesim.typed import Json
+
+WORKER: Final = Path(__file__).with_name("batches_worker.py")
+KINDS: Final = {"full_attention": "attention", "sliding_attention": "window"}
+F16_BYTES: Final = 2
+
+
+def compare(python: Path, release: str, seed: int, workloads: int) -> int:
+    """Compare workloads; the exit status."""
+    title = f"transformers {release}: batches of its own scheduler and cache, seed {seed}"
+    agreement, seen = Agreement(title=title, kinds="layers"), Counter[str]()
+    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+        for number in watched(range(workloads)):
+            workload = draw(seed, number)
+            real = process.order(workload)
+            simulated = list(Played(workload, seen).results())
+            found = first_difference(real, json_of(simulated))
+            agreement.add(
+                "+".join(sorted({KINDS[each] for each in workload["layers"]})),
+                number,
+                found,
+                workloads=1,
+                batches=len(real),
+                agreeing=found is None,
+            )
+    status = agreement.show()
+    told = ", ".join(f"{seen[name]:,} {name}" for name in sorted(seen))
+    console().print(f"among them: {told}", markup=False)
+    return status
+
+
+def json_of(value: Json) -> Json:
+    """Tuples as lists."""
+    if isinstance(value, list | tuple):
+        return [json_of(each) for each in value]
+    if isinstance(value, dict):
+        return {name: json_of(each) for name, each in value.items()}
+    return value
+
+
+def draw(seed: int, number: int) -> Json:
+    """A small cache, and conversations that grow, branch, repeat and are cancelled."""
+    rng = random.Random(f"{seed}/{number}")
+    full, window = "full_attention", "sliding_attention"
+    layers = rng.choice(
+        ([full], [full] * 2, [full] * 3, [window], [full, window], [window, full, window, window])
+    )
+    page = rng.choice((4, 5, 8))
+    known: list[list[int]] = [[]]
+    steps: list[Json] = []
+    replies: list[list[int]] = []
+    few = rng.choice((2, 50))
+    for _ in range(rng.randint(2, 14)):
+        add: list[Json] = []
+        for _ in range(rng.choice((0, 1, 1, 2, 5))):
+            base = rng.choice(known[-8:])
+            cut = rng.choice((len(base), rng.randint(0, len(base))))
+            prompt = base[:cut] + [rng.randrange(few) for _ in range(rng.randint(1, 3 * page))]
+            most = rng.choice((1, 2, rng.randint(1, 3 * page)))
+            reply = [rng.randrange(few) for _ in range(most)]
+            add.append([len(replies), prompt, most])
+            known.append(prompt + reply)
+            replies.append(prompt + reply)
+        cancel = [rng.randrange(len(replies))] if replies and rng.random() < 0.15 else []
+        steps.append({"add": add, "cancel": cancel, "batches": rng.choice((0, 1, 3, 8))})
+    steps.append({"add": [], "cancel": [], "batches": 60})
+    return {
+        "layers": layers,
+        "window": rng.choice((page, page + 3, 3 * page)),
+        "head_dim": rng.choice((2, 8, 16)),
+        "page": page,
+        "num_blocks": rng.choice((6, 10, 16, 40, 200)),
+        "max_batch_tokens": rng.choice((4, 16, 64, 256)),
+        "max_requests": rng.choice((1, 3, 1024)),
+        "sharing": rng.random() < 0.85,
+        "scheduler": rng.choice(("fifo", "prefill_first")),
+        "margin": rng.choice((None, 0.0, 0.3, 0.6)),
+        "steps": steps,
+        "replies": replies,
+    }
+
+
+class Played:
+    """A workload on the simulated processor."""
+
+    def __init__(self, workload: Json, seen: Counter[str]) -> None:
+        self.workload, self.seen = workload, seen
+        geometry = Geometry(
+            layers=tuple(KINDS[each] for each in workload["layers"]),
+            window=workload["window"],
+            token_bytes=2 * F16_BYTES * workload["head_dim"],
+            page=workload["page"],
+            num_blocks=workload["num_blocks"],
+            sharing=workload["sharing"],
+        )
+        margin = workload["margin"]
+        self.cache = PagedAttentionCache(geometry, self._count)
+        self.scheduler = Scheduler(
+            self.cache,
+            kind=workload["scheduler"],
+            margin=-1.0 if margin is None else margin,
+            most_requests=min(workload["max_requests"], workload["max_batch_tokens"]),
+        )
+        self.processor = Processor(
+            self.cache,
+            self.scheduler,
+            rules=FAMILY.releases[-1].rules,
+            max_batch_tokens=workload["max_batch_tokens"],
+        )
+        self.processor.on_set_back = lambda *_: self.seen.update(["requests set back"])
+
+    def _count(self, event: Event) -> None:
+        self.seen[event.name()] += 1
+
+    def results(self) -> Iterator[Json]:
+        """What each batch did, in the form of the worker's results."""
+        cancels: list[int] = []
+        for step in self.workload["steps"]:
+            for number, prompt, most in step["add"]:
+                self.scheduler.add_waiting_request(
+                    RequestState(id=number, initial=list(prompt), most=most)
+                )
+            cancels += step["cancel"]
+            for _ in range(step["batches"]):
+                for number in cancels:
+                    self.scheduler.cancel(number)
+                cancels = []
+                result = self._batch()
+                yield result
+                if "raised" in result:
+                    return
+
+    def _batch(self) -> Json:
+        try:
+            pending = self.scheduler.has_pending_requests()
+            batch = self.processor.prepare_next_batch() if pending else []
+        except UpstreamAbort as error:
+            self.seen["ended by an error"] += 1
+            return {"raised": error.why}
+        if not batch:
+            stuck = self.scheduler.has_pending_requests()
+            self.seen["batches of nothing while requests wait"] += stuck
+            return {"idle": stuck, **self._content()}
+        taken = [[each.state.id, each.start, each.query, each.has_new_token] for each in batch]
+        replies = self.workload["replies"]
+        tokens = [
+            replies[each.state.id][len(each.state.initial) + len(each.state.generated)]
+            for each in batch
+            if each.has_new_token
+        ]
+        self.seen["matches"] += sum(each.start > 0 and not each.state.generated for each in batch)
+        self.processor.update_batch(batch, tokens)
+        return {"batch": taken, **self._content()}
+
+    def _content(self) -> Json:
+        pool = self.cache.pool
+        return {
+            "active": [[each, int(state.status)] for each, state in self.scheduler.active.items()],
+            "waiting": list(self.scheduler.order),
+            "sectors": list(pool.free_sectors),
+            "allocators": [
+                {
+                    "tables": sorted([name, table[:]] for name, table in each.tables.items()),
+                    "shared": sorted(each.ledger.shared.items()),
+                    "hashes": sorted(each.ledger.block_to_hash.items()),
+                    "cached": list(each.ledger.cached),
+                    "free": [[root, tree[:]] for root, tree in pool.free[each.index].trees.items()],
+                }
+                for each in self.cache.allocators.values()
+            ],
+        }

@@ -1,0 +1,208 @@
+"""Plays workloads on a release's own scheduler, cache and batch processor.
+
+Runs in the release's environment, alone. No model runs: each request's tokens are given.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import queue
+import sys
+from typing import Any
+
+Json = Any
+Real = Any  # modules and objects of the release: known only when it runs
+
+HOME = "transformers.generation.continuous_batching"
+
+
+class _NoProcessors:
+    """Stands for the logits processors: there are none."""
+
+    do_processing = False
+    tensors_required = 0
+
+    def check_kwargs(self, given: Json) -> None:
+        """Accept every request."""
+
+    def prepare_tensor_args(self, **_: Real) -> None:
+        """Nothing to prepare."""
+
+    def fill_defaults(self, *_: Real) -> None:
+        """Nothing to fill."""
+
+
+def _given(function: Real, **given: Real) -> Real:
+    """Call with the arguments that this release takes."""
+    taken = inspect.signature(function).parameters
+    return function(**{name: each for name, each in given.items() if name in taken})
+
+
+class Player:
+    """A batch processor of the release."""
+
+    def __init__(self, workload: Json) -> None:
+        torch: Any = importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
+        api: Any = importlib.import_module(f"{HOME}.continuous_api")
+        cache_module: Any = importlib.import_module(f"{HOME}.cache")
+        distributed: Any = importlib.import_module(f"{HOME}.distributed")
+        initialization: Any = importlib.import_module(f"{HOME}.initialization")
+        scheduler_module: Any = importlib.import_module(f"{HOME}.scheduler")
+        self.requests: Any = importlib.import_module(f"{HOME}.requests")
+        self.replies = workload["replies"]
+        config = transformers.LlamaConfig(
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=workload["head_dim"],
+            num_hidden_layers=len(workload["layers"]),
+            vocab_size=64,
+        )
+        config.layer_types = workload["layers"]
+        config.sliding_window = workload["window"]
+        config._attn_implementation = "eager"
+        settings = transformers.ContinuousBatchingConfig(
+            page_size=workload["page"],
+            num_blocks=workload["num_blocks"],
+            max_batch_tokens=workload["max_batch_tokens"],
+            max_requests_per_batch=workload["max_requests"],
+            allow_block_sharing=workload["sharing"],
+            scheduler_type=workload["scheduler"],
+            safety_margin=workload["margin"],
+            max_memory_percent=0.9,
+            max_blocks_per_request=0,
+            use_async_batching=False,
+            use_cuda_graph=False,
+        )
+        device = torch.device("cpu")
+        settings = _given(
+            initialization.resolve_continuous_batching_config,
+            config=config,
+            cb_config=settings,
+            workload_hints=None,
+            has_logit_processors=False,
+            device=device,
+        )
+        helper = _given(
+            distributed.DistributedHelper, device_mesh=None, cpu_group_timeout=None, tp_plan=None
+        )
+        self.cache = _given(
+            cache_module.PagedAttentionCache,
+            config=config,
+            continuous_batching_config=settings,
+            device=device,
+            distributed_helper=helper,
+            dtype=torch.float16,
+        )
+        _given(
+            initialization.update_cb_config_after_cache_creation,
+            cb_config=settings,
+            num_blocks=self.cache.num_blocks,
+            max_batch_tokens=self.cache.max_batch_tokens,
+        )
+        self.scheduler = scheduler_module.SCHEDULER_MAPPING[settings.scheduler_type](
+            cache=self.cache,
+            safety_margin=settings.safety_margin,
+            max_requests_per_batch=settings.max_requests_per_batch,
+        )
+        self.inbox: queue.Queue[Real] = queue.Queue()
+        self.cancels: queue.Queue[str] = queue.Queue()
+        self.processor = _given(
+            api.ContinuousBatchProcessor,
+            cache=self.cache,
+            config=config,
+            generation_config=transformers.GenerationConfig(),
+            continuous_batching_config=settings,
+            logit_processor=_NoProcessors(),
+            input_queue=self.inbox,
+            cancel_queue=self.cancels,
+            output_router=api.OutputRouter(),
+            background_thread_status=api.BackgroundThreadStatus(),
+            model_device=device,
+            model_dtype=torch.float16,
+            scheduler=self.scheduler,
+            distributed_helper=helper,
+        )
+
+    def add(self, number: int, prompt: Json, most: int) -> None:
+        """Queue a request."""
+        state = self.requests.RequestState(
+            request_id=str(number), initial_tokens=list(prompt), max_new_tokens=most
+        )
+        self.inbox.put(state)
+
+    def batch(self) -> Json:
+        """Run a batch, and tell what it did."""
+        try:
+            ready = self.processor.prepare_next_batch()
+        except RuntimeError as error:
+            return {"raised": str(error)}
+        if not ready:
+            return {"idle": self.scheduler.has_pending_requests(), **self.content()}
+        ios = self.processor.inputs_and_outputs
+        taken, tokens = [], []
+        for future in ios.requests_in_batch:
+            state = future.state
+            number = int(state.request_id)
+            start = state.position_offset - future.query_length
+            taken.append([number, start, future.query_length, future.has_new_token])
+            if future.has_new_token:
+                known = len(state.initial_tokens) + len(state.generated_tokens)
+                tokens.append(self.replies[number][known])
+        ios.prepare_batch_update = lambda: (ios.requests_in_batch, tokens, None)
+        self.processor.update_batch()
+        return {"batch": taken, **self.content()}
+
+    def content(self) -> Json:
+        """Tables, references, hashes and free blocks of every allocator."""
+        scheduler, pool = self.scheduler, self.cache.pool
+        return {
+            "active": [
+                [int(each), int(state.status)] for each, state in scheduler.active_requests.items()
+            ],
+            "waiting": [int(each) for each in scheduler.waiting_requests_order],
+            "sectors": list(pool.free_sectors),
+            "allocators": [
+                {
+                    "tables": sorted([int(name), list(t)] for name, t in each.block_table.items()),
+                    "shared": sorted(each.ledger.shared_ref_counts.items()),
+                    "hashes": sorted(each.ledger.block_to_hash.items()),
+                    "cached": list(each.ledger.cached_blocks),
+                    "free": [
+                        [root, list(t)] for root, t in pool._free_blocks[each.index].trees.items()
+                    ],
+                }
+                for each in self.cache.cache_allocators.values()
+            ],
+        }
+
+
+def play(workload: Json) -> Json:
+    """What each batch of a workload did, up to an error."""
+    player = Player(workload)
+    results: list[Json] = []
+    for step in workload["steps"]:
+        for number, prompt, most in step["add"]:
+            player.add(number, prompt, most)
+        for number in step["cancel"]:
+            player.cancels.put(str(number))
+        for _ in range(step["batches"]):
+            results.append(player.batch())
+            if "raised" in results[-1]:
+                return results
+    return results
+
+
+def main() -> None:
+    """Play workloads until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(play(json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
