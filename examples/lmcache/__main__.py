@@ -1,0 +1,15 @@
+"""`python -m examples.lmcache`: what LMCache 0.5.6 holds, and what 0.5.0 did not."""
+
+from examples.environments import inside, wheel
+
+inside(
+    wheel("lmcache", "0.5.6", "lmcache"),
+    "examples.lmcache.cache",
+    "0.5.6",
+    "images",
+    "adapters",
+    "salts",
+    "tags",
+    "disk",
+)
+inside(wheel("lmcache", "0.5.0", "lmcache"), "examples.lmcache.cache", "0.5.0", "images")

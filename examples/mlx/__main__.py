@@ -1,0 +1,7 @@
+"""`python -m examples.mlx`: what the prefix caches of vllm-mlx and Rapid-MLX hold."""
+
+from examples.environments import MLX, inside, wheel
+
+for project, version in (("vllm-mlx", "0.6.0"), ("rapid-mlx", "0.16.10")):
+    package = project.replace("-", "_")
+    inside(wheel(project, version, package, MLX), "examples.mlx.cache", package, version)

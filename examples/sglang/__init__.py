@@ -1,0 +1,1 @@
+"""SGLang: HiCache's file storage, with the keys of its cache controller."""

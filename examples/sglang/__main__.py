@@ -1,0 +1,7 @@
+"""`python -m examples.sglang`: what the files of HiCache hold in 0.5.23 and 0.5.18."""
+
+from examples.environments import inside, wheel
+
+for release in ("0.5.23", "0.5.18"):
+    cache = wheel("sglang", release, "sglang")
+    inside(cache, "examples.sglang.cache", release, str(cache.folder))
