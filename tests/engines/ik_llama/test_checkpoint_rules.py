@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from cachesim.engines import Engine, Request
-from cachesim.engines.ik_llama.context import Cells, Checkpoint, SequenceState, Sizes
+from cachesim.engines.ik_llama.context import Cells, Checkpoint, SequenceState
 from cachesim.engines.ik_llama.server import IkLlama, evicted_index
-from cachesim.engines.ik_llama.speculative import StrictTailCompanion, WindowCompanion
+from cachesim.engines.ik_llama.speculative import StrictTailCompanion
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
-from cachesim.units import Count, Pos, Token, Tokens, as_tokens
+from cachesim.units import Count, Pos, Tokens, as_tokens
 from tests.engines.ik_llama.worked_kit import A, G, Played
 
 
@@ -46,44 +46,7 @@ def test_the_variance_rule_spares_the_ends(positions: list[int], gone: int) -> N
     assert gone == evicted_index(listed, "variance", keeps_earliest=False)
 
 
-@pytest.mark.parametrize(("count", "spared", "gone"), [(1, True, 0), (2, True, 1), (3, False, 0)])
-def test_the_oldest_goes_or_the_second_oldest(count: int, spared: bool, gone: int) -> None:
-    listed = [checkpoint(10 * each) for each in range(count)]
-
-    assert gone == evicted_index(listed, "fifo", keeps_earliest=spared)
-
-
-@pytest.mark.parametrize("model", ["dense", "hybrid", "recurrent"])
-def test_bytes_of_a_saved_state(model: str) -> None:
-    """Counts and positions, a head for each layer; rows of 4 bytes, keys and values of 2."""
-    spec = preset(model)
-    sizes = Sizes.of(spec)
-    cells = 10
-    head = 4 + 8 * cells + 8 + 24 * len(spec.layers) + 4
-    rows = 16 * len(spec.layers) + sizes.row if sizes.row else 0
-
-    assert head + rows == sizes.state(cells, partial=True)
-    assert head + rows + cells * sizes.cell == sizes.state(cells, partial=False)
-    assert (sizes.row == 0) == (model == "dense")
-    assert (sizes.cell == 0) == (model == "recurrent")
-
-
 # -- companions ------------------------------------------------------------------------------------
-
-
-def test_a_companion_of_one_position_refuses_whatever_leaves_a_part() -> None:
-    """False iff 0 < p0 <= t or 0 < p1 <= t; what reaches the start leaves nothing."""
-    for tail in (-1, 0, 5):
-        for p0 in range(-1, 8):
-            for p1 in range(-1, 8):
-                companion = StrictTailCompanion()
-                assert -1 == companion.tail
-                companion.tail = tail
-                start = max(p0, 0)
-                refused = 0 < start <= tail or 0 < p1 <= tail
-                assert refused != companion.seq_rm(p0, p1)
-                gone = not refused and start <= tail
-                assert (-1 if gone else tail) == companion.tail
 
 
 def test_a_companion_of_one_position_is_moved_with_its_range() -> None:
@@ -95,56 +58,6 @@ def test_a_companion_of_one_position_is_moved_with_its_range() -> None:
         moved[p0, p1] = companion.tail
 
     assert {(0, -1): 3, (5, -1): 3, (6, -1): 5, (0, 5): 5, (0, 6): 3, (5, 6): 3} == moved
-
-
-def fed(companion: WindowCompanion, first: int, count: int) -> bool:
-    return companion.decode([Token(0)] * count, Pos(first), []).taken
-
-
-def test_a_window_rolls_as_in_the_example_of_three_thousand_tokens() -> None:
-    """Window 128, ubatches of 512: rows for 768. 2,048 tokens leave base 1408; 3,000 base 2432."""
-    companion = WindowCompanion(window=128, n_ubatch=512)
-
-    assert 768 == companion.capacity
-    assert fed(companion, 0, 2048)
-    assert (1408, 640, 2047) == (companion.base, companion.live, companion.tail)
-    assert fed(companion, 2048, 952)
-    assert (2432, 568, 2999) == (companion.base, companion.live, companion.tail)
-    assert not companion.seq_rm(2048, -1)
-    assert not companion.seq_rm(2559, -1)
-    assert companion.seq_rm(2560, -1)
-    assert (2432, 128, 2559) == (companion.base, companion.live, companion.tail)
-    assert not fed(companion, 2561, 1)
-    assert companion.seq_rm(2560, -1)
-    assert companion.seq_rm(0, -1)
-    assert (0, 0, -1) == (companion.base, companion.live, companion.tail)
-
-
-@pytest.mark.parametrize(
-    ("window", "n_ubatch", "capacity"),
-    [(128, 512, 768), (256, 256, 512), (257, 256, 768), (10, 64, 512), (128, 128, 512)],
-)
-def test_rows_of_a_window_come_in_multiples_of_256(
-    window: int, n_ubatch: int, capacity: int
-) -> None:
-    assert capacity == WindowCompanion(window=window, n_ubatch=n_ubatch).capacity
-
-
-def test_a_window_rolls_when_it_is_full_and_no_token_earlier() -> None:
-    companion = WindowCompanion(window=256, n_ubatch=256)
-    assert fed(companion, 0, 512)
-    assert (0, 512) == (companion.base, companion.live)
-    assert companion.seq_rm(100, -1)
-    assert (0, 100) == (companion.base, companion.live)
-    assert fed(companion, 100, 412)
-    assert fed(companion, 512, 1)
-    assert (256, 257) == (companion.base, companion.live)
-    assert not companion.seq_rm(300, 400)
-    assert companion.seq_rm(0, 256)
-    assert companion.seq_rm(300, 0)  # an empty range, below what is kept
-    assert not companion.seq_rm(0, 257)
-    assert companion.seq_rm(513, -1)
-    assert (256, 257) == (companion.base, companion.live)
 
 
 def miscounts(cells: Cells) -> None:

@@ -11,7 +11,6 @@ import pytest
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.llamacpp.checkpoints import BEFORE_21510, THRESHOLD, accept_tests
-from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import UpstreamAbort
@@ -21,7 +20,7 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
 from cachesim.play.session import SlotFiles
-from cachesim.units import Count, Token, as_tokens
+from cachesim.units import Count, as_tokens
 
 
 def test_before_21510_a_checkpoint_from_position_0_passes_no_threshold_of_0() -> None:
@@ -86,47 +85,6 @@ def test_an_adapter_is_a_small_delta_on_the_weights_that_feed_the_memory() -> No
     assert half is network.under((0.5, 0.0))
     assert network is adapted_in(network)
     assert not np.array_equal(deltas(spec, "B")[f"{name}.lora_a"], laid[f"{name}.lora_a"])
-
-
-def drafted(text: str, cache: NgramCache | None = None, most: int = 8) -> str:
-    """A draft after a text of single letters, whose last one was sampled."""
-    tokens = as_tokens([ord(each) for each in text])
-    found = (cache or NgramCache()).draft(tokens[:-1], tokens[-1], most)
-    return "".join(chr(each) for each in found)
-
-
-def test_what_followed_before_is_proposed() -> None:
-    assert drafted("abcdabcda") == "bcdabcda"
-    assert drafted("abcdabcda", most=3) == "bcd"
-
-
-def test_a_long_n_gram_need_not_be_seen_twice_and_a_short_one_must() -> None:
-    assert drafted("abcxyabc") == "xyabcxya"
-    assert drafted("bxyb") == ""
-
-
-def test_where_nothing_follows_often_enough_nothing_is_proposed() -> None:
-    assert drafted("axaya") == ""
-
-
-def test_half_of_what_followed_two_tokens_is_often_enough_and_a_third_is_not() -> None:
-    assert drafted("1abx2aby3ab") == "y3aby3ab"
-    assert drafted("1abx2aby3abz4ab") == ""
-
-
-def test_a_text_shorter_than_what_went_in_is_not_taken_in() -> None:
-    cache = NgramCache()
-    assert drafted("abcdabcdabcda", cache) == "bcdabcda"
-    assert drafted("efgefge", cache) == ""
-    assert drafted("efgefge") == "fgefgefg"
-
-
-def test_n_grams_across_the_seam_of_two_texts_are_not_counted() -> None:
-    cache = NgramCache()
-    cache.draft([], Token(1), 8)
-    cache.draft([Token(1)], Token(2), 8)
-
-    assert cache.after == {}
 
 
 def server(release: str = "b11549", model: str = "dense", **options: Any) -> LlamaCpp:

@@ -1,4 +1,4 @@
-"""The worked rows G-1 to G-6: who is fed what in which call."""
+"""The batch generator: removal at every stage, and segments that it refuses."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,6 @@ from cachesim.units import Token, as_tokens
 
 END = Token(3)
 REPLY = as_tokens((100, 101, 102, 3))
-NEW = ("0.31.2", "0.31.3", "0.32.2")
 
 
 class Bench:
@@ -88,85 +87,6 @@ def _prompt(response: PromptResponse) -> tuple[int, str, bool, bool]:
     return response.uid, f"{done}/{total}", response.end_of_segment, response.end_of_prompt
 
 
-@pytest.mark.parametrize("release", NEW)
-def test_one_sequence_in_two_segments(release: str) -> None:
-    bench = Bench(release)
-    bench.insert(2, 3)
-
-    assert ([(0, "2/5", True, False)], []) == bench.call()
-    assert [(1, 2)] == bench.fed
-    assert ([(0, "4/5", True, False)], []) == bench.call()
-    assert [(1, 2)] == bench.fed
-    assert ([(0, "5/5", True, True)], []) == bench.call()
-    assert [(1, 1)] == bench.fed
-    said = [bench.call()[1][0] for _ in REPLY]
-    assert [(0, 100, None), (0, 101, None), (0, 102, None), (0, 3, 9)] == said
-    assert ([], []) == bench.call()
-
-
-@pytest.mark.parametrize(("release", "first"), [("0.31.2", 4), ("0.31.3", 6), ("0.32.2", 4)])
-def test_two_sequences_and_a_third_that_comes_later(release: str, first: int) -> None:
-    bench = Bench(release)
-    bench.insert(2, 3)
-    bench.insert(2, 5)
-
-    assert [(0, "2/5", True, False), (1, "2/7", True, False)] == bench.call()[0]
-    assert [(0, "4/5", True, False), (1, "6/7", True, False)] == bench.call()[0]
-    assert [(2, 4)] == bench.fed
-    assert [first, 6] == bench.states([0, 1])
-    assert [(0, "5/5", True, True), (1, "7/7", True, True)] == bench.call()[0]
-    assert [(2, 1)] == bench.fed
-    bench.insert(3)
-    prompts, tokens = bench.call()
-    assert ([(2, "2/3", True, False)], [0, 1]) == (prompts, [uid for uid, _, _ in tokens])
-    prompts, tokens = bench.call()
-    assert ([(2, "3/3", True, True)], [0, 1]) == (prompts, [uid for uid, _, _ in tokens])
-    assert [0, 1, 2] == [uid for uid, _, _ in bench.call()[1]]
-    ends = bench.call()[1]
-    assert [(0, 3, 9 + first - 4), (1, 3, 11), (2, 101, None)] == ends
-    assert [(2, 102, None)] == bench.call()[1]
-    assert [(2, 3, 7)] == bench.call()[1]
-
-
-def test_steps_of_three() -> None:
-    bench = Bench(prefill_step_size=3)
-    bench.insert(10)
-    bench.insert(2)
-
-    assert [(0, "3/10", False, False), (1, "1/2", True, False)] == bench.call()[0]
-    assert [(2, 3)] == bench.fed
-    assert [(1, "2/2", True, True), (0, "6/10", False, False)] == bench.call()[0]
-    prompts, tokens = bench.call()
-    assert ([(0, "9/10", True, False)], [(1, 100, None)]) == (prompts, tokens)
-    prompts, tokens = bench.call()
-    assert ([(0, "10/10", True, True)], [(1, 101, None)]) == (prompts, tokens)
-    assert [1, 0] == [uid for uid, _, _ in bench.call()[1]]
-    released = [each for _ in range(4) for each in bench.call()[1] if each[2] is not None]
-    assert [(1, 3, 6), (0, 3, 14)] == released
-
-
-def test_a_prompt_waits_for_a_free_place_in_decoding() -> None:
-    bench = Bench(prompt_concurrency=1, decode_concurrency=2)
-    for _ in range(3):
-        bench.insert(3)
-    calls = [[uid for uid, *_ in bench.call()[0]] for _ in range(6)]
-
-    assert [[0], [0], [1], [1], [], [2]] == calls
-
-
-def test_the_state_of_a_prompt_that_was_consumed() -> None:
-    bench = Bench()
-    bench.insert(3)
-    bench.call()
-    bench.call()
-    cache, tokens = bench.generator.extract_cache([0])[0]
-
-    assert (3, 3) == (bench.absorbed(cache), len(tokens))
-    bench.generator.remove([0])
-    assert {} == bench.generator.extract_cache([0])
-    assert ([], []) == bench.call()
-
-
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_removal_at_every_stage_leaves_the_others_alone(stage: int) -> None:
     bench = Bench()
@@ -197,14 +117,3 @@ def test_an_empty_segment_dies_late_before_0_32_0() -> None:
 
     with pytest.raises(UpstreamIndexError):
         bench.call()
-
-
-def test_bytes_of_what_waits_and_of_what_is_at_work() -> None:
-    bench = Bench()
-    before = bench.generator.prompt_cache_nbytes
-    bench.insert(3)
-    waiting = bench.generator.prompt_cache_nbytes
-    bench.call()
-
-    assert (0, 0) == (before, waiting)
-    assert 704 + 256 * 32 == bench.generator.prompt_cache_nbytes

@@ -9,15 +9,11 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
-    checkpoint_positions,
 )
 from cachesim.lab.real.mlx_lm.players import feed
 
 RULES = FAMILY.release("after-906").rules.caches
 R923 = SnapshotRules()
-R929 = SnapshotRules(
-    always_the_last_boundary=True, boundary_after_every_message=True, trims_each_layer_it_can=True
-)
 MODEL = "m"
 
 
@@ -42,31 +38,6 @@ def held(cache: list[LayerCache]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("length", "boundaries", "of_923", "of_929"),
-    [
-        (5000, (100, 2000, 4800), (), (4800,)),
-        (5000, (100, 2000, 5000), (), (2000,)),
-        (8192, (100, 8000), (), (8000,)),
-        (8193, (100, 8000), (8000,), (8000,)),
-        (20000, (3000, 7000, 9000, 13000, 15000, 19000), (9000, 19000), (9000, 19000)),
-        (20000, (1, 20000), (1,), (1,)),
-        (
-            40000,
-            (5000, 12000, 12500, 20000, 21000, 33000),
-            (12000, 20000, 21000, 33000),
-            (12000, 20000, 21000, 33000),
-        ),
-        (300, (300,), (), ()),
-    ],
-)
-def test_positions_of_snapshots(
-    length: int, boundaries: tuple[int, ...], of_923: tuple[int, ...], of_929: tuple[int, ...]
-) -> None:
-    assert of_923 == checkpoint_positions(R923, length, boundaries)
-    assert of_929 == checkpoint_positions(R929, length, boundaries)
-
-
-@pytest.mark.parametrize(
     ("each_layer", "expected"), [(False, [(10, 10), (10, 10)]), (True, [(6, 10), (9, 10)])]
 )
 def test_no_snapshot_of_a_hybrid_holds_a_state_the_model_had_there(
@@ -77,18 +48,6 @@ def test_no_snapshot_of_a_hybrid_holds_a_state_the_model_had_there(
     found = [held(it.trie.get(MODEL, list(range(count))).prompt_cache) for count in (6, 9)]
 
     assert expected == found
-
-
-def test_an_ordinary_entry_is_handed_out_as_it_is_and_moves() -> None:
-    it, key = store(), list(range(5))
-    given = conversation(5)
-    it.move_cache(MODEL, key, given)
-    found = it.fetch(MODEL, [*key, 7, 8])
-    it.move_cache(MODEL, [*key, 7, 8], given, position=found.position)
-
-    assert given is found.prompt_cache
-    assert ([*key], [7, 8]) == (found.position, list(found.rest))
-    assert [[*key, 7, 8]] == [tokens for _, tokens, _ in it.trie.items()]
 
 
 def test_two_followers_of_one_conversation_get_one_object_and_the_second_move_raises() -> None:
@@ -103,15 +62,6 @@ def test_two_followers_of_one_conversation_get_one_object_and_the_second_move_ra
         it.move_cache(MODEL, [*key, 8], one.prompt_cache, position=two.position)
 
 
-def test_a_snapshot_is_taken_out_and_nothing_moves() -> None:
-    it = store(SnapshotRules(interval=4))
-    it.move_cache(MODEL, list(range(10)), conversation(10), boundaries=[6])
-    found = it.fetch(MODEL, [*range(6), 70])
-
-    assert ("snapshot", None) == (found.kind, found.position)
-    assert [list(range(10))] == [tokens for _, tokens, _ in it.trie.items()]
-
-
 def test_a_snapshot_that_can_be_trimmed_is_cut_by_tokens_of_the_key_alone() -> None:
     it = store(SnapshotRules(interval=4))
     cache = conversation(13, hybrid=False)  # three more than the key says
@@ -119,24 +69,3 @@ def test_a_snapshot_that_can_be_trimmed_is_cut_by_tokens_of_the_key_alone() -> N
     snapshot = it.trie.get(MODEL, list(range(6))).prompt_cache
 
     assert [9, 9] == [layer.size() for layer in snapshot]
-
-
-def test_snapshots_count_for_the_limit_and_the_oldest_goes() -> None:
-    it = store(SnapshotRules(interval=4), max_size=2)
-    it.move_cache(MODEL, list(range(10)), conversation(10), boundaries=[6, 9])
-
-    assert [list(range(6)), list(range(9))] == [tokens for _, tokens, _ in it.trie.items()]
-
-
-def test_a_key_that_is_taken_is_overwritten_and_handed_out_as_often_as_it_came() -> None:
-    it, left = store(), []
-    for _ in range(3):
-        newest = conversation(2)
-        it.move_cache(MODEL, [1, 2], newest)
-    entry = it.trie.get(MODEL, [1, 2])
-
-    assert (newest, 3, 1) == (entry.prompt_cache, entry.count, len(it))
-    for _ in range(3):
-        assert newest is it.fetch(MODEL, [1, 2]).prompt_cache
-        left.append(len(it))
-    assert [1, 1, 0] == left

@@ -6,33 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.prompt_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED
 from tests.engines.mlx_lm.cache_kit import GENERATIONS, Mock, Store, digits, store
-
-
-def test_what_happens_to_entries_is_told() -> None:
-    told: list[Event] = []
-    it = Store(GENERATIONS["G4"], 2, on_event=told.append)
-    it.N("1")
-    it.T("12")
-    it.T("12")
-    it.N("3")
-    it.N("4")
-
-    assert [
-        ("prompt-cache-inserted", 1),
-        ("prompt-cache-inserted", 2),
-        ("prompt-cache-pruned", 1),
-        ("prompt-cache-replaced", 2),
-        ("prompt-cache-inserted", 2),
-        ("prompt-cache-inserted", 1),
-        ("prompt-cache-inserted", 1),
-        ("prompt-cache-evicted", 2),
-    ] == [(each.name(), each.as_dict()["n_tokens"]) for each in told]
-
 
 MOVES = st.lists(
     st.tuples(

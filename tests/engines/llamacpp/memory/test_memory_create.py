@@ -6,9 +6,7 @@ import pytest
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
-from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
+from cachesim.engines.llamacpp.memory.rules import B9509, B11434
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.build import build
@@ -16,77 +14,6 @@ from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced
 from cachesim.units import Count
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "part"),
-    [
-        ("dense", AttentionCache, None),
-        ("swa", WindowPair, None),
-        ("recurrent", RecurrentMemory, None),
-        ("hybrid", HybridMemory, AttentionCache),
-        ("hybrid-delta", HybridMemory, AttentionCache),
-        ("hybrid-swa", HybridMemory, WindowPair),
-    ],
-)
-def test_the_layers_decide_the_kind(name: str, kind: type, part: type | None) -> None:
-    context = create_context(build(tiny(name), "ring"), ContextParams(), B11434)
-
-    assert kind is type(context.memory)
-    assert part is (type(context.memory.attention) if part else None)
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        (ContextParams(n_ctx=Count(1000), n_seq_max=3), (1536, 512, 1000, 512)),
-        (ContextParams(n_ctx=Count(1000), n_seq_max=3, kv_unified=True), (1024, 1024, 1000, 512)),
-        (ContextParams(n_ctx=Count(4096)), (4096, 4096, 2048, 512)),
-        (ContextParams(n_ctx=Count(100), n_ubatch=0), (256, 256, 100, 100)),
-        (ContextParams(n_ctx=Count(300), n_ubatch=1024), (512, 512, 300, 300)),
-    ],
-)
-def test_sizes_are_padded_upwards(params: ContextParams, expected: tuple[int, ...]) -> None:
-    context = create_context(build(tiny("dense"), "ring"), params, B9509)
-
-    assert expected == (context.n_ctx, context.n_ctx_seq, context.n_batch, context.n_ubatch)
-
-
-@pytest.mark.parametrize(
-    ("window", "options", "cells"),
-    [
-        (1024, {}, 1536),
-        (1024, {"n_seq_max": 4, "kv_unified": True}, 4096),
-        (1024, {"n_seq_max": 4, "n_ctx": Count(16384)}, 1536),
-        (128, {}, 768),
-        (128, {"n_ctx": Count(256)}, 512 - 256),
-        (128, {"swa_full": True}, 4096),
-    ],
-)
-def test_a_window_cache_has_room_for_windows_and_one_ubatch(
-    window: int, options: dict[str, int], cells: int
-) -> None:
-    network = build(tiny("swa", window=window), "ring")
-    context = create_context(network, ContextParams(**options), B9509)  # type: ignore[arg-type]
-
-    assert isinstance(context.memory, WindowPair)
-    assert cells == context.memory.swa.streams.size
-
-
-@pytest.mark.parametrize(
-    ("rules", "depths"),
-    [(B9094, (0, 0, 0, 0)), (B9509, (0, 0, 3, 0)), (B11434, (0, 0, 3, 3))],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_rollback_depends_on_architecture_and_release(
-    rules: MemoryRules, depths: tuple[int, ...]
-) -> None:
-    names = ("recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
-    params = ContextParams(n_rs_seq=3)
-
-    assert depths == tuple(
-        create_context(build(tiny(name), "ring"), params, rules).n_rs_seq for name in names
-    )
 
 
 def test_states_have_the_real_servers_bytes() -> None:

@@ -53,34 +53,10 @@ def test_equal_splits(batch: str, sequential: bool, keep: int, expected: str) ->
     )
 
 
-def test_a_split_by_sequence_leaves_a_short_end() -> None:
-    split = splitter("0:0+17")
-    assert told(split.cut(lambda: split.by_sequence(8))) == "s0x8 s0x8 s0x1"
-
-
-def test_a_split_by_sequence_shrinks_to_subsets() -> None:
-    split = splitter("0,1:0+2 1:2+1 0:2+1")
-    pieces = split.cut(lambda: split.by_sequence(8))
-    assert pieces is not None
-    assert [((0, 1), (0, 1), (1,)), ((0,),)] == [piece.seqs for piece in pieces]
-
-
-def test_more_sequences_than_n_ubatch_exceed_it() -> None:
-    split = splitter("0:0+2 1:0+2 2:0+2")
-    pieces = split.cut(lambda: split.equal(1, sequential=True))
-    assert pieces is not None
-    assert [2, 2, 1, 1] == [piece.n_tokens for piece in pieces]
-
-
 def test_a_tail_as_long_as_the_ubatch_aborts() -> None:
     split = splitter("0:0+2")
     with pytest.raises(UpstreamAbort, match="n_ubatch > n_keep_tail"):
         split.equal(3, sequential=True, keep_tail=3)
-
-
-def test_coupled_tokens_are_not_split_sequentially() -> None:
-    split = splitter("0,1:0+2")
-    assert split.cut(lambda: split.equal(8, sequential=True)) is None
 
 
 @given(
