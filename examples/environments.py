@@ -29,7 +29,7 @@ MLX: Final = Environment(
     name="mlx-prefix-caches",
     requirements=(
         *("mlx[cpu]", "mlx-lm==0.31.3", "numpy", "hypothesis", "cattrs", "rich", "cyclopts"),
-        "psutil",
+        *("psutil", "requests"),
     ),
 )
 """mlx on the CPU."""

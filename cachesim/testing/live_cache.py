@@ -346,8 +346,8 @@ class _Player:
     def _call(self, call: Callable[..., Foreign], *given: Foreign) -> Foreign:
         try:
             return call(*given)
-        except BrokenLawError:
-            raise
+        except (BrokenLawError, ImportError):
+            raise  # a missing package is nothing of the cache's
         except Exception as error:  # noqa: BLE001 - it is what the law is about
             self._story.broken("calls return", f"{type(error).__name__}: {error}")
 

@@ -122,3 +122,12 @@ def test_a_cache_of_whole_prompts_has_states_of_boundaries() -> None:
     report = check_live_cache(States, presets=("recurrent",), examples=50)
 
     assert report.continued
+
+
+def test_a_missing_package_breaks_no_law() -> None:
+    class Incomplete(Blocks):
+        def lookup(self, request: Request) -> int:
+            raise ModuleNotFoundError(request)
+
+    with pytest.raises(ModuleNotFoundError):
+        check_live_cache(Incomplete)
