@@ -14,7 +14,7 @@ from cachesim.engines.held import Texts
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.adapters import Strengths
 from cachesim.model.build import arithmetic_of
-from cachesim.units import Array, Count, Tokens
+from cachesim.units import Array, Count, Token, Tokens
 
 
 class Answered(Protocol):
@@ -110,6 +110,18 @@ class Job(ABC):
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class SampledJob(Job):
+    """A request served alone: its tokens are sampled one by one."""
+
+    limit: int = 0
+    sampled: list[Token] = field(default_factory=list)
+
+    @property
+    def generated(self) -> Tokens:
+        return tuple(self.sampled)
+
+
 class JobEngine(base.Engine, Generic[R, S, J]):
     """A server that keeps a job for each request, and replies from it."""
 
@@ -197,6 +209,10 @@ class SlotlessEngine(JobEngine[R, S, B]):
             return int(job.forced[index])
         return int(self.network.sample(row))
 
+    def cancel(self, ticket: base.Ticket) -> None:
+        if not self._jobs[ticket].done:
+            self._jobs[ticket].end("cancelled")
+
     # -- actions on slots --------------------------------------------------------------------------
 
     @abstractmethod
@@ -230,3 +246,37 @@ class SlotlessEngine(JobEngine[R, S, B]):
 
     def texts(self) -> Texts:
         return Texts()
+
+
+class SerialEngine(SlotlessEngine[R, S, SampledJob]):
+    """A server that serves one request at a time, in order of arrival."""
+
+    limit_flag: ClassVar[str] = "predict"
+
+    most_tokens: ClassVar[int] = 256
+    """The maximum tokens of a reply."""
+
+    def submit(self, request: base.Request) -> base.Ticket:
+        drafts, declined = request.drafts is not None, not request.cache_prompt
+        self._check(request, drafts=drafts, cache_prompt=declined)
+        self._fields(request)
+        job = self._blank(self._jobs.ticket())
+        job.prompt, job.forced = request.prompt, request.reply
+        job.limit = self._limit(request, self.most_tokens)
+        self._jobs.append(job)
+        return job.ticket
+
+    def step(self) -> bool:
+        job = next((each for each in self._jobs if not each.done), None)
+        if job is None:
+            return False
+        self._serve(job)
+        job.done = True
+        return True
+
+    @abstractmethod
+    def _serve(self, job: SampledJob) -> None:
+        """Answer a request: its `cached`, `ledger`, `rows` and `sampled`."""
+
+    def _blank(self, ticket: base.Ticket) -> SampledJob:
+        return SampledJob(ticket=ticket, prompt=())

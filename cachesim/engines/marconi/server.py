@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from cachesim.engines import base, job
+from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held
-from cachesim.engines.job import SlotlessEngine
+from cachesim.engines.job import SampledJob as Job
+from cachesim.engines.job import SerialEngine
 from cachesim.engines.marconi import causes, events
 from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.held import amounts, held
@@ -19,7 +20,7 @@ from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
-from cachesim.units import Array, Count, Token, Tokens
+from cachesim.units import Array, Count, Token
 
 
 @dataclass(slots=True)
@@ -121,19 +122,7 @@ LONGEST = 1 << 17
 """Maximum tokens of a request."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Job(job.Job):
-    """A request and its sampled tokens."""
-
-    limit: int = 0
-    sampled: list[Token] = field(default_factory=list)
-
-    @property
-    def generated(self) -> Tokens:
-        return tuple(self.sampled)
-
-
-class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
+class Marconi(SerialEngine[Rules, MarconiOptions]):
     """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
     def _set_up(self) -> None:
@@ -165,26 +154,10 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
             job.end("BadRequestError")
         return ticket
 
-    def cancel(self, ticket: Ticket) -> None:
-        job = self._jobs[ticket]
-        if not job.done:
-            job.end("cancelled")
-
     def _empty(self) -> None:
         self._start()
 
-    def _blank(self, ticket: Ticket) -> Job:
-        return Job(ticket=ticket, prompt=())
-
     # -- one request -------------------------------------------------------------------------------
-
-    def step(self) -> bool:
-        job = next((each for each in self._jobs if not each.done), None)
-        if job is None:
-            return False
-        self._serve(job)
-        job.done = True
-        return True
 
     @property
     def _right(self) -> bool:
