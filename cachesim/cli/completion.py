@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.app import functions, whole_app
 from cachesim.cli.listing import LISTS, SCHEMA
+from cachesim.engines import FAMILIES
 from cachesim.report.consoles import writable
 from cachesim.scenario.shipped import shipped_files
 
@@ -45,7 +46,7 @@ def naming_scenarios(name: str, command: Command) -> Command:
         return command
     names = tuple(file.stem for file in shipped_files())
     if name == "list":
-        names = (*LISTS, SCHEMA, *names)
+        names = (*LISTS, SCHEMA, *FAMILIES, *names)
 
     def named(*given: Any, **more: Any) -> int:
         return command(*given, **more)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from traceback import walk_tb
 from types import FrameType
 from typing import Final
 
@@ -81,8 +82,29 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("CACHESIM_TRACEBACK"):
             raise
-        return report_error(error)
+        status = report_error(error)
+    name_broken_engines()
     return status
+
+
+def name_broken_engines() -> None:
+    """Name the installed engines that could not be loaded, if any were looked for."""
+    tables = sys.modules.get("cachesim.engines.family")
+    for name, why in tables.FAMILIES.broken.items() if tables else ():
+        complain(f"engine {name} of another package is left out: {why}")
+
+
+def bug_of(error: Exception) -> str:
+    """Whose bug an exception is: cachesim's, or that of the engine whose module raised it."""
+    from cachesim.engines.family import FAMILIES
+
+    raised = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        raised = str(frame.f_globals.get("__name__", ""))
+    for name, family in FAMILIES.items():
+        if raised.startswith(f"{family.package}.") and not raised.startswith("cachesim."):
+            return f"this is a bug in the engine {name} of {family.package}, not in cachesim"
+    return REPORT
 
 
 def report_error(error: Exception) -> int:
@@ -104,7 +126,8 @@ def report_error(error: Exception) -> int:
     if isinstance(error, CachesimError):
         complain(str(error), REPORT)
     else:
-        complain(f"{type(error).__name__}: {error}", REPORT, "CACHESIM_TRACEBACK=1 shows where")
+        whose = bug_of(error)
+        complain(f"{type(error).__name__}: {error}", whose, "CACHESIM_TRACEBACK=1 shows where")
     return BROKEN_CONTRACT
 
 

@@ -85,7 +85,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
     except ImportError:
         msg = "--dask needs distributed, which is not installed here: pip install 'cachesim[dask]'"
         raise InputError(msg) from None
-    from cachesim.lab.traces.sweep import EVERYTHING, code_digest
+    from cachesim.lab.traces.sweep import engines_digest, everything_digest
 
     own = int(where) if where.isdigit() else 0
     if where.isdigit() and not 1 <= own <= MOST_JOBS:
@@ -102,12 +102,15 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
         except (OSError, ValueError) as error:
             msg = f"--dask {where}: there is no scheduler: {error}"
             raise InputError(msg) from None
-        own_code = code_digest(EVERYTHING)
-        theirs = client.run(code_digest, EVERYTHING)
-        strangers = [name for name, code in theirs.items() if code != own_code]
-        if strangers:
-            msg = f"--dask {where}: other code of cachesim on {', '.join(strangers)}"
-            raise InputError(msg)
+        for what, digest in {
+            "cachesim": everything_digest,
+            "the installed engines": engines_digest,
+        }.items():
+            own_code, theirs = digest(), client.run(digest)
+            strangers = [name for name, code in theirs.items() if code != own_code]
+            if strangers:
+                msg = f"--dask {where}: other code of {what} on {', '.join(strangers)}"
+                raise InputError(msg)
         yield client.get_executor(), max(1, sum(client.nthreads().values()))
 
 

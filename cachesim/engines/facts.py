@@ -27,12 +27,22 @@ def shipped() -> tuple[str, ...]:
 
 def causes_of(engine: str) -> tuple[Cause, ...]:
     """Every cause of an engine."""
-    return declared(vars(import_module(f"{_package(engine)}.causes")))
+    return causes_in(_package(engine))
+
+
+def causes_in(package: str) -> tuple[Cause, ...]:
+    """Every cause of an engine's package."""
+    return declared(vars(import_module(f"{package}.causes")))
 
 
 def events_of(engine: str) -> tuple[type[Event], ...]:
     """Every event class of an engine, in the order of their definition."""
-    inside = f"{_package(engine)}."
+    return events_in(_package(engine))
+
+
+def events_in(package: str) -> tuple[type[Event], ...]:
+    """Every event class of an engine's package."""
+    inside = f"{package}."
     for module in walk_packages(import_module(inside[:-1]).__path__, inside):
         if module.name.endswith("events"):
             import_module(module.name)

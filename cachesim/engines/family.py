@@ -468,7 +468,13 @@ class Family(Generic[R, S]):
         made = self.engine
         if isinstance(made, str):
             module, _, name = made.partition(":")
-            made = getattr(importlib.import_module(module), name)
+            try:
+                made = getattr(importlib.import_module(module), name)
+            except Exception as error:
+                if module.startswith("cachesim."):
+                    raise
+                msg = f"{self.name}: {made} cannot be loaded: {type(error).__name__}: {error}"
+                raise ProfileError(msg) from error
         return made(profile, family=self, **parts)
 
 
@@ -488,18 +494,28 @@ def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
 class Families(MutableMapping[str, Family[Any, Any]]):
     """Families by name; an announced one is imported at its first lookup.
 
-    Importing all of them takes longer than most commands.
+    Importing all of them takes longer than most commands. Those of other packages (`plugins.py`)
+    are looked for once, when another name is asked for or all are listed.
     """
 
     def __init__(self) -> None:
         self._homes: dict[str, str] = {}  # in the order of announcement
         self._loaded: dict[str, Family[Any, Any]] = {}
+        self._searched = False
+        self.broken: dict[str, str] = {}  # installed engines that cannot be loaded, and why
+
+    def _search(self) -> None:
+        if not self._searched:
+            self._searched = True
+            self.broken = importlib.import_module("cachesim.engines.plugins").bring(self)
 
     def announce(self, name: str, module: str) -> None:
         """Add an engine whose `module` defines FAMILY."""
         self._homes[name] = module
 
     def __getitem__(self, name: str) -> Family[Any, Any]:
+        if name not in self._homes:
+            self._search()
         if name not in self._loaded:
             self._loaded[name] = importlib.import_module(self._homes[name]).FAMILY
         return self._loaded[name]
@@ -513,12 +529,16 @@ class Families(MutableMapping[str, Family[Any, Any]]):
         self._loaded.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._homes:
+            self._search()
         return name in self._homes
 
     def __iter__(self) -> Iterator[str]:
+        self._search()
         return iter(self._homes)
 
     def __len__(self) -> int:
+        self._search()
         return len(self._homes)
 
 
@@ -537,6 +557,8 @@ def family_of(engine: str) -> Family[Any, Any]:
     if family is None:
         known = sorted(FAMILIES)
         hint = did_you_mean(engine, known) or f"there are {', '.join(known)}"
+        if engine in FAMILIES.broken:
+            hint = f"its package cannot be loaded: {FAMILIES.broken[engine]}"
         msg = f"there is no engine {engine!r}; {hint}"
         raise ProfileError(msg)
     return family

@@ -27,7 +27,7 @@ from typing import (
 
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event, Tone
-from cachesim.engines.facts import causes_of, events_of, shipped
+from cachesim.engines.facts import causes_of, engines, events_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.states import State
 from cachesim.scenario.format import LONGEST, Scenario, key_of
@@ -389,7 +389,7 @@ def _dataclass(kind: Annotation) -> Schema:
 
 
 def _event() -> Schema:
-    known = sorted({each.name() for engine in shipped() for each in events_of(engine)})
+    known = sorted({each.name() for engine in engines() for each in events_of(engine)})
     properties: dict[str, Any] = {
         "event": {"type": "string", "examples": known},
         "slot": {"type": "integer", "description": "The slot, or -1."},
@@ -402,7 +402,7 @@ def _event() -> Schema:
 
 def _loss() -> Schema:
     """An entry of `why`: its cause is declared by some engine."""
-    known = sorted({each.id for engine in shipped() for each in causes_of(engine)})
+    known = sorted({each.id for engine in engines() for each in causes_of(engine)})
     properties: dict[str, Any] = {
         "rule": {"type": "string", "examples": known, "description": "The cause."},
         "from": {"type": "integer", "description": "Usable tokens before."},

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.held import sizes_of
@@ -305,10 +304,7 @@ class Cell:
     ) -> Engine:
         """The server, without a network unless answers are verified."""
         profile = Profile.parse(self.profile)
-        if profile.engine not in FAMILIES:
-            msg = f"{self.profile}: there is no engine {profile.engine!r}"
-            raise ProfileError(msg)
-        family = FAMILIES[profile.engine]
+        family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
         options = {**dict(self.options), **quiet}
         model = self.spec()

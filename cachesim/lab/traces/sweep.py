@@ -14,9 +14,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.lab.traces.plan import plan_of, read_plan
 from cachesim.lab.traces.reading import TraceError
@@ -38,21 +40,40 @@ PACKAGES: Final = ("engines", "model", "lab/traces")
 
 EVERYTHING: Final = (".",)
 
+HOME: Final = Path(__file__).parents[2]
+
 
 @cache
-def code_digest(packages: tuple[str, ...] = PACKAGES) -> str:
+def code_digest(packages: tuple[str, ...] = PACKAGES, home: Path = HOME) -> str:
     """A digest of the source that replays a cell, or of other packages."""
-    home = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for room in packages for path in (home / room).rglob("*.py")):
         digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
+def everything_digest() -> str:
+    """A digest of all of cachesim."""
+    return code_digest(EVERYTHING)
+
+
+def engines_digest() -> dict[str, str]:
+    """A digest of the source of each engine of another package."""
+    homes = {
+        name: Path(str(import_module(family.package).__file__)).parent
+        for name, family in FAMILIES.items()
+        if not family.package.startswith("cachesim.")
+    }
+    return {name: code_digest(EVERYTHING, home) for name, home in homes.items()}
+
+
 def key_of(cell: Cell, digest: str) -> str:
     """The key of a cell's result, independent of the trace file's place."""
     fields = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
-    text = json.dumps([code_digest(), fields], sort_keys=True, default=str)
+    code = [code_digest(), fields]
+    if foreign := engines_digest().get(cell.profile.partition("@")[0]):
+        code.append(foreign)
+    text = json.dumps(code, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
