@@ -1,6 +1,7 @@
 """Public test tools: strategies, a state machine, laws for other caches, a search."""
 
 from cachesim.testing.contents import Request, Server
+from cachesim.testing.contract import ContractReport, engine_contract
 from cachesim.testing.laws import BrokenLawError, MemoryUnderTest, VacuousCheckError, check_memory
 from cachesim.testing.live_cache import LiveCache, LiveCacheReport, check_live_cache
 from cachesim.testing.machine import CacheMachine
@@ -17,6 +18,7 @@ from cachesim.testing.workloads import (
 __all__ = [
     "BrokenLawError",
     "CacheMachine",
+    "ContractReport",
     "Counterexample",
     "LiveCache",
     "LiveCacheReport",
@@ -27,6 +29,7 @@ __all__ = [
     "VacuousCheckError",
     "check_live_cache",
     "check_memory",
+    "engine_contract",
     "model_specs",
     "option_sets",
     "register",
