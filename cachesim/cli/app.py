@@ -69,7 +69,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "listing:list_command",
         "List scenarios, engines, releases, patches, presets; show one of them, or a JSON Schema.",
     ),
-    "new": ("new:new_command", "Print a commented scenario to start from."),
+    "new": (
+        "new:new_command",
+        "Print a commented scenario to start from; --engine: write the package of an engine.",
+    ),
 }
 """Commands by name: module and function, and the first line of the function's docstring."""
 

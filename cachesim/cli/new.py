@@ -64,15 +64,25 @@ predict = 8
 def new_command(
     name: str = "my-scenario",
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="The file.")] = None,
+    output: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], help="The file; the folder of an engine.")
+    ] = None,
     source: Annotated[
         str | None, Parameter("--from", help="A shipped scenario to copy instead.")
     ] = None,
+    engine: Annotated[
+        str | None, Parameter(help="Write the package of an engine of this name instead.")
+    ] = None,
 ) -> int:
-    """Print a commented scenario to start from.
+    """Print a commented scenario to start from; --engine: write the package of an engine.
 
     Example: cachesim new my-report -o my-report.toml
     """
+    if engine is not None:
+        from cachesim.cli.new_engine import write_package
+
+        sys.stdout.write(write_package(engine, output or Path(engine)))
+        return AS_EXPECTED
     if not re.fullmatch(NAME_SHAPE, name):
         msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
         raise InputError(msg)

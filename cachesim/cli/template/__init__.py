@@ -1,0 +1,1 @@
+"""my-engine: an engine for cachesim."""
