@@ -294,7 +294,13 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
 def scenario_schema() -> dict[str, Any]:
     """The JSON Schema of a scenario file, for editors and checkers."""
     schema = _table(Scenario)
-    return {"$schema": DIALECT, "title": "cachesim scenario, format 1"} | schema
+    return schema_head("scenario", "cachesim scenario, format 1") | schema
+
+
+def schema_head(name: str, title: str, version: int = 1) -> dict[str, Any]:
+    """The beginning of a published schema; `$id` changes with the version of its format."""
+    identity = f"urn:cachesim:schema:{name}:{version}"
+    return {"$schema": DIALECT, "$id": identity, "title": title}
 
 
 def _table(cls: type) -> dict[str, Any]:
@@ -332,7 +338,7 @@ def output_schema() -> dict[str, Any]:
         "Every run, in the order asked for.",
         {"format": {"const": 1}, "runs": {"type": "array", "items": _value(Run)}},
     )
-    return {"$schema": DIALECT, "title": "cachesim output, format 1"} | top
+    return schema_head("output", "cachesim output, format 1") | top
 
 
 def _closed(about: str, properties: dict[str, Any], optional: tuple[str, ...] = ()) -> Schema:

@@ -13,8 +13,8 @@ TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 KNOWN = {
-    "$schema", "title", "description", "default", "type", "enum", "const", "anyOf", "minimum",
-    "maximum", "pattern", "maxLength", "maxItems", "items", "properties", "required",
+    "$schema", "$id", "title", "description", "default", "type", "enum", "const", "anyOf",
+    "minimum", "maximum", "pattern", "maxLength", "maxItems", "items", "properties", "required",
     "additionalProperties", "propertyNames", "maxProperties", "examples",
 }  # fmt: skip
 

@@ -4,15 +4,22 @@ import json
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from cachesim.engines import FAMILIES
 from cachesim.play import output_schema, run_scenario, scenario_schema
 from cachesim.scenario import scenario_of
 from tests.scenario.json_schema import errors
 from tests.scenario.stories import STORY_TOML, story
 
+OLDER = Path(__file__).parent / "older"
 DOCS = Path(__file__).parents[2] / "docs" / "schema"
 
 
-def test_the_copies_under_docs_are_what_the_command_prints() -> None:
+def test_the_copies_under_docs_are_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(FAMILIES, "fake")
     scenario = json.loads((DOCS / "scenario-1.json").read_text())
     output = json.loads((DOCS / "output-1.json").read_text())
 
@@ -43,6 +50,30 @@ def test_the_output_of_a_run_is_valid() -> None:
     output = json.loads(json.dumps({"format": 1, "runs": runs}))
 
     assert errors(output, output_schema()) == []
+
+
+def test_what_an_older_commit_printed_is_valid_still() -> None:
+    """Output and scenario of 22 November 2026; a format that refuses them has another version."""
+    older = json.loads((OLDER / "output-1.json").read_text())
+
+    assert older["runs"]
+    assert [] == errors(older, output_schema())
+    assert [] == errors(tomllib.loads((OLDER / "scenario-1.toml").read_text()), scenario_schema())
+
+
+def test_one_more_required_key_makes_older_output_invalid() -> None:
+    older = json.loads((OLDER / "output-1.json").read_text())
+    schema = json.loads(json.dumps(output_schema()))
+    schema["properties"]["runs"]["items"]["required"].append("seconds")
+
+    assert errors(older, schema)
+
+
+def test_every_published_schema_has_an_identity_with_its_version() -> None:
+    for file in DOCS.glob("*.json"):
+        name, _, version = file.stem.rpartition("-")
+        found = json.loads(file.read_text())["$id"]
+        assert f"urn:cachesim:schema:{name}:{version}" == found
 
 
 def test_every_key_of_the_file_is_described() -> None:

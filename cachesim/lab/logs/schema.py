@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from cachesim.lab.logs.report import FORMAT
 from cachesim.lab.logs.slot_actions import ACTIONS
+from cachesim.play.result import schema_head
 
 HOWS: Final = ["printed", "computed", "bounded", "assumed", "unknown"]
 NUMBERS: Final = ("prompt_tokens", "cached", "processed", "slot")
@@ -94,7 +95,7 @@ def why_schema() -> dict[str, Any]:
         },
         ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],
     )
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "why", **body}
+    return {**schema_head("why", "why"), **body}
 
 
 def _segments(about: str) -> dict[str, Any]:
@@ -200,5 +201,4 @@ def requests_schema() -> dict[str, Any]:
     )
     keys = ("request", "segments", "messages", "prompt", "action")
     choice = {"anyOf": [{"required": [key]} for key in keys]}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "recorded request"}
-    return {**head, **body, **choice}
+    return {**schema_head("requests", "recorded request"), **body, **choice}
