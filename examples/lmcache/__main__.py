@@ -13,3 +13,4 @@ inside(
     "disk",
 )
 inside(wheel("lmcache", "0.5.0", "lmcache"), "examples.lmcache.cache", "0.5.0", "images")
+inside(wheel("lmcache", "0.5.6", "lmcache"), "examples.lmcache.redis_store", "0.5.6")
