@@ -3,7 +3,7 @@
 Both get the same requests, cancellations and replies. After each batch the requests in it, block
 tables, references, hashes, cached and free blocks must be the same, in the same order. Not as on
 a server: no fast decode path, no batches that overlap and no CUDA graphs, which a CPU does not
-have; the share of memory is given, so that tests beside each other find theirs.
+have; the free memory is a given number, so that other processes change nothing.
 """
 
 import random
