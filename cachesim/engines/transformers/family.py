@@ -62,6 +62,7 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     has_slots=False,
     may_decline=False,
     check_model=check_model,
+    groups_layers=True,
     program="transformers serve --continuous-batching",
     exercised={"blocks-evicted": "eviction", "blocks-hashed": "save"},
 )
