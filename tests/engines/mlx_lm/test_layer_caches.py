@@ -24,12 +24,13 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility, as_visible
 from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
 from cachesim.errors import OptionError, SpecError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import LayerKind, ModelSpec
-from cachesim.units import Array, as_tokens
+from cachesim.units import Array, Token, as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.engines.mlx_lm.cache_kit import RULES
 
@@ -217,6 +218,21 @@ def test_a_chunk_is_not_a_window(arithmetic: ArithmeticName) -> None:
     assert not np.array_equal(rows[7], alone[7])
 
 
+def branch(profile: str) -> tuple[int | None, bool]:
+    """A chat of 40 tokens goes on, then a branch leaves it at 12: cached, and whether right."""
+    spec = llama4()
+    server = Engine.create(f"mlx-lm@{profile}", model=spec, arithmetic="ring")
+    said = as_tokens([400, 401])
+    other = (*TOKENS[:12], *as_tokens([450, 451]))
+    for prompt in (TOKENS, (*TOKENS, *said, 402), other):
+        ticket = server.submit(Request(prompt=as_tokens(prompt), predict=2, reply=said))
+        server.run()
+    reply = server.reply(ticket)
+    assert reply is not None
+    cold = cold_logits(spec, (*other, said[0]), arithmetic="ring")[-2:]
+    return reply.cached, np.array_equal(cold, reply.logits)
+
+
 @pytest.mark.parametrize(("release", "right"), [("0.31.3", False), ("0.32.0", True)])
 def test_allocated_rows_were_taken_for_tokens(release: str, *, right: bool) -> None:
     """#1673: 27 tokens and 257 take 539 rows; all but 256 are dropped, and 27 of them needed."""
@@ -252,6 +268,34 @@ def test_a_model_that_llama4_is_not_is_refused(spec: ModelSpec, problem: str) ->
 def test_chunks_need_windows() -> None:
     with pytest.raises(SpecError, match="only layers with a window see chunks"):
         tiny("dense", chunked=True)
+
+
+MARK = Token(7)
+
+
+@pytest.mark.parametrize(
+    ("length", "place", "found"), [(20, 1, -2), (20, 9, -10), (20, 10, -1), (4, 2, -3), (4, 3, -1)]
+)
+def test_a_thinking_mark_counts_within_the_last_nine(length: int, place: int, found: int) -> None:
+    """`range(1, min(11, n) - 1)`: from the last token to the ninth, of short prompts to n - 2."""
+    prompt = [Token(1)] * length
+    prompt[-place] = MARK
+
+    assert found == _before_thinking(MARK, tuple(prompt))
+
+
+@pytest.mark.parametrize(("mark", "start"), [((8, 9), 18), ((5,), 20), ((), 20), ((9,), 19)])
+def test_a_tail_begins_at_a_mark_up_to_the_very_end(mark: tuple[int, ...], start: int) -> None:
+    prompt = as_tokens([1] * 18 + [8, 9])
+
+    assert start == tail_start(as_tokens(mark), prompt)
+
+
+def test_the_last_of_several_marks_opens_the_tail_and_none_before_eleven_tokens() -> None:
+    prompt = as_tokens([9, *[1] * 8, 9, *[1] * 10])
+
+    assert 9 == tail_start(as_tokens([9]), prompt)
+    assert 20 == tail_start(as_tokens([9]), as_tokens([*[1] * 8, 9, *[1] * 11]))
 
 
 def test_a_mask_of_one_row_is_every_rows_and_one_of_other_keys_is_refused() -> None:
