@@ -131,10 +131,14 @@ class Played:
             rules=FAMILY.releases[-1].rules,
             max_batch_tokens=workload["max_batch_tokens"],
         )
+        self.scheduler.on_lookup = self._look_up
         self.processor.on_set_back = lambda *_: self.seen.update(["requests set back"])
 
     def _count(self, event: Event) -> None:
         self.seen[event.name()] += 1
+
+    def _look_up(self, _: RequestState, matched: int) -> None:
+        self.seen["matches"] += matched > 0
 
     def results(self) -> Iterator[Json]:
         """What each batch did, in the form of the worker's results."""
@@ -172,7 +176,6 @@ class Played:
             for each in batch
             if each.has_new_token
         ]
-        self.seen["matches"] += sum(each.start > 0 and not each.state.generated for each in batch)
         self.processor.update_batch(batch, tokens)
         return {"batch": taken, **self._content()}
 
