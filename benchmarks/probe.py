@@ -5,6 +5,7 @@
         --model hybrid --slots 4 --seeds 5 --requests 1000  one cell; rows are added to the file
     python -m benchmarks.probe table ROWS.jsonl             the rows as a table
     python -m benchmarks.probe profiles                     simulated servers that remain
+    python -m benchmarks.probe planted                      20 bugs, two dialects, three noises
 
 A run starts the server with toy weights, as `--start` does, and ends at the first finding.
 """
@@ -27,6 +28,8 @@ from rich.table import Table
 
 from benchmarks.quantised import quantised
 from cachesim.engines.family import Profile, family_of
+from cachesim.lab.probe.command import Settings
+from cachesim.lab.probe.command import run as probe
 from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.loop import DRAWN, Outcome, Plan, Probe
 from cachesim.lab.probe.playing import query_of, words_for
@@ -40,6 +43,7 @@ from cachesim.model.presets import preset
 from cachesim.model.weights import draw
 from cachesim.scenario.format import Scenario
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
+from tests.probe.fakes import bugs, fake, sound
 
 SERVERS: Final = Path(__file__).parents[1] / "tests" / "probe"
 VOCABULARY: Final = 72
@@ -102,6 +106,7 @@ class Row:
     left: dict[str, int]  # simulated servers left, by requests
     true: bool  # the true release is among them
     mechanism: list[str]
+    all: list[tuple[str, int, float, tuple[int, int], list[str]]]  # findings
     notes: list[str]
 
 
@@ -148,6 +153,10 @@ def played(cell: Cell, plan: Plan, limits: Limits) -> Row:
         left=left | {"last": len(last)},
         true=any(cell.release in each.releases for each in last),
         mechanism=finding.mechanism if finding else [],
+        all=[
+            (each.kind, each.requests, each.seconds, each.proofs, each.mechanism)
+            for each in outcome.findings
+        ],
         notes=[*outcome.notes, *outcome.refused, outcome.fingerprint.unexplained],
     )
 
@@ -245,6 +254,26 @@ def _steps(seed: str, slots: int) -> Scenario:
     return replace(drawn, step=tuple(steps))
 
 
+def planted(requests: int) -> Table:
+    """Requests until each planted bug is found; `sound` is to be right."""
+    found = Table(box=None)
+    names = [
+        (dialect, noise) for dialect in ("vllm", "sglang") for noise in (0.0, 1e-4, 1e-3, 2e-2)
+    ]
+    for head in ("bug", *(f"{dialect} {noise:g}" for dialect, noise in names)):
+        found.add_column(head)
+    for bug, context in (("sound", sound), *bugs()):
+        cells = []
+        for dialect, noise in names:
+            profile = f"{dialect}@{family_of(dialect).names()[-1]}"
+            with fake(dialect, profile, context=context, noise=noise) as server:
+                result = probe(Settings(url=server.url, requests=requests, longest=60)).result
+            finding = result.outcome.finding
+            cells.append("right" if finding is None else str(finding.requests))
+        found.add_row(bug, *cells)
+    return found
+
+
 def run(out: Console) -> None:
     """Two cells: one that is wrong, one that is right."""
     limits = Limits(minutes=2.0, requests=1000)
@@ -255,11 +284,18 @@ def run(out: Console) -> None:
 def main(words: Sequence[str]) -> None:
     """Play cells, or print those of a file."""
     asked = argparse.ArgumentParser()
-    asked.add_argument("what", choices=("play", "table", "profiles"))
+    asked.add_argument("what", choices=("play", "table", "profiles", "planted"))
     asked.add_argument("rows", type=Path, nargs="?")
     for name in ("engine", "release", "model", "slots", "flags", "weights", "window"):
         asked.add_argument(f"--{name}", nargs="+")
-    numbers = {"seeds": 3, "first": 0, "requests": 1000, "identifying": 40, "tries": 8}
+    numbers = {
+        "failures": 1,
+        "seeds": 3,
+        "first": 0,
+        "requests": 1000,
+        "identifying": 40,
+        "tries": 8,
+    }
     for name, value in (numbers | {"minutes": 2.0, "shrinking": 10.0, "patience": 60.0}).items():
         asked.add_argument(f"--{name}", type=type(value), default=value)
     asked.add_argument("--no-repeats", action="store_true")
@@ -268,6 +304,9 @@ def main(words: Sequence[str]) -> None:
     if given.what == "profiles":
         for slots in given.slots or [1]:
             Console(width=200).print(remaining(int(slots), given.first))
+        return
+    if given.what == "planted":
+        Console(width=200).print(planted(given.requests))
         return
     if given.what == "play":
         _play_all(given)
@@ -290,6 +329,7 @@ def _play_all(given: argparse.Namespace) -> None:
                 identifying=given.identifying,
                 tries=given.tries,
                 repeats=not given.no_repeats,
+                failures=given.failures,
             )
             row = played(cell, plan, limits)
             with given.rows.open("a") as file:

@@ -89,15 +89,17 @@ def probe_command(
 def _parts(finished: Finished) -> Iterator[Text | Table]:
     result = finished.result
     yield from map(Text, result.head())
-    verdict, *rest = result.verdict()
-    yield Text(verdict, style="right" if result.right else "wrong")
-    yield from map(Text, rest)
-    rows = list(result.rows())
-    if rows:
+    for finding in result.outcome.findings:
+        verdict, *more = result.wrong(finding)
+        yield Text(verdict, style="wrong")
+        yield from map(Text, more)
         table = FittingTable(title_style="", box=None)
         for head in HEADS:
             table.add_column(head, justify="left" if head == "answer" else "right")
-        for row in rows:
+        for row in result.rows(finding):
             table.add_row(*row)
-        yield table
+        if table.row_count:
+            yield table
+    for at, line in enumerate(result.rest()):
+        yield Text(line, style="right" if result.right and not at else "")
     yield from (Text(f"written: {each}") for each in finished.files)

@@ -201,6 +201,19 @@ def causes(
     return found
 
 
+def causes_by_step(
+    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName
+) -> dict[int, frozenset[Cause]]:
+    """The causes of each failing step; none for one that inherits a wrong slot."""
+    oracles = Oracles()
+    trial = _played(scenario, profile, arithmetic, oracles)
+    found: dict[int, frozenset[Cause]] = {each.step: frozenset() for each in trial.findings}
+    if trial.finding is None or trial.finding.kind != "broken invariant":
+        for cause, step, _ in _wrong(trial, scenario, profile, arithmetic, oracles):
+            found[step] |= {cause}
+    return found
+
+
 def _wrong(
     trial: Trial,
     scenario: Scenario,

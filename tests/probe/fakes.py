@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,7 +34,8 @@ class Model:
         self, profile: str, model: str, context: Context, noise: float, **options: Any
     ) -> None:
         network = build(preset(model), "counts")
-        self.engine = Engine.create(profile, model=network, options=options)
+        self.created = partial(Engine.create, profile, model=network, options=options)
+        self.engine = self.created()
         self.context, self.noise = context, noise
         self.lock = threading.Lock()
         self.slots = options.get("parallel", 1)
@@ -279,6 +281,23 @@ def _chat(fake: Fake, body: Any) -> Any:
     return found
 
 
+def _ollama(fake: Fake, body: Any) -> Any:
+    """Raw prompts; a request without one unloads the model."""
+    if body.get("keep_alive") == 0:
+        fake.erased += 1
+        fake.model.engine = fake.model.created()
+        return {"done": True}
+    ids = [int(each[1:]) if each[1:].isdigit() else 0 for each in body["prompt"].split()]
+    done = fake.model.reply(tuple(ids), (), body["options"]["num_predict"])
+    if isinstance(done, str):
+        return done
+    rows = [
+        {"top_logprobs": [{"token": f"w{t}", "logprob": p} for t, p in _top(row, 20)]}
+        for row in done[2]
+    ]
+    return {"response": " ".join(f"w{t}" for t in done[1]), "logprobs": rows}
+
+
 def _serve(fake: Fake, body: Any) -> Any:
     """Texts alone, without counts, as of `transformers serve`."""
     found = _text(fake, body)
@@ -303,6 +322,30 @@ def stale(prompt: Tokens, cached: int, _: Model) -> Tokens:
     return prompt if cached < 20 else (*prompt[: cached - 1], 1, *prompt[cached:])
 
 
+def bugs() -> Iterator[tuple[str, Context]]:
+    """Twenty contexts of answers that are wrong in some condition of the reuse."""
+    yield "one key short", lambda p, c, _: p[1:] if c > 2 else p
+    yield "last token", lambda p, c, _: (*p[: c - 1], 3, *p[c:])
+    yield "first token", lambda p, *_: (3, *p[1:])
+    yield "a whole block", lambda p, c, _: (3, *p[1:]) if c % 16 == 0 else p
+    yield "short prefix", lambda p, c, _: (3, *p[1:]) if c < 20 else p
+    yield "long prefix", lambda p, c, _: (3, *p[1:]) if c > 30 else p
+    yield "all but one", lambda p, c, _: (3, *p[1:]) if c >= len(p) - 1 else p
+    yield "other session", lambda p, _, m: (*m.previous[:1], *p[1:])
+    yield "turned", lambda p, c, _: (*p[1:c], p[0], *p[c:])
+    yield "every second", lambda p, _, m: (3, *p[1:]) if m.reuses % 2 else p
+    yield "middle token", lambda p, c, _: (*p[: c // 2], 3, *p[c // 2 + 1 :])
+    yield "swapped", lambda p, c, _: (*p[: c - 2], p[c - 1], p[c - 2], *p[c:]) if c > 1 else p
+    yield "doubled", lambda p, c, _: (*p[:c], *p[c - 1 :])
+    yield "dropped", lambda p, c, _: (*p[: c - 1], *p[c:])
+    yield "first computed", lambda p, c, _: (*p[:c], 3, *p[c + 1 :])
+    yield "two blocks", lambda p, c, _: (3, *p[1:]) if c % 32 == 0 else p
+    yield "late state", lambda p, c, m: (*m.previous[:c], *p[c:])
+    yield "every third", lambda p, _, m: p if m.reuses % 3 else (3, *p[1:])
+    yield "long suffix", lambda p, c, _: (3, *p[1:]) if len(p) - c > 12 else p
+    yield "window", lambda p, c, _: p[max(0, c - 8) :]
+
+
 def _models(**more: Any) -> Any:
     return {"data": [{"id": "toy", **more}]}
 
@@ -325,6 +368,11 @@ GETS: dict[str, Callable[[Fake], Any]] = {
     },
     "text": lambda _: {"/v1/models": _models()},
     "chat": lambda _: {"/v1/models": _models()},
+    "ollama": lambda _: {
+        "/v1/models": _models(),
+        "/api/version": {"version": "0.13.0"},
+        "/api/tags": {"models": [{"name": "toy:latest"}]},
+    },
     "serve": lambda _: {"/v1/models": _models(), "/openapi.json": {"paths": {"/load_model": {}}}},
 }
 POSTS: dict[str, tuple[str, Callable[[Fake, Any], Any]]] = {
@@ -334,6 +382,7 @@ POSTS: dict[str, tuple[str, Callable[[Fake, Any], Any]]] = {
     "text": ("/v1/completions", _text),
     "chat": ("/v1/chat/completions", _chat),
     "serve": ("/v1/completions", _serve),
+    "ollama": ("/api/generate", _ollama),
 }
 
 

@@ -1,11 +1,15 @@
 """A real llama-server, probed blind: the stale checkpoint is found, full attention stays quiet."""
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.judging import ERROR
+from cachesim.lab.probe.target import ServerProcess
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.model.presets import preset
@@ -13,6 +17,29 @@ from cachesim.model.presets import preset
 pytestmark = pytest.mark.wheel
 
 SCRIPT = Path(__file__).with_name("serve_llama.py")
+
+
+def differs_on_screen(report: str, start: str, folder: Path) -> bool:
+    """The report's lines, pasted into a shell: the last answer is not the cold one."""
+    lines = report.partition("```sh\n")[2].partition("```")[0]
+    port = lines.partition("\n")[0].rpartition(":")[2]
+    server = ServerProcess(start)
+    server.port = int(port)
+    server.start()
+    try:
+        pasted = ["bash", "-eu", "-c", lines.replace("curl -s", "curl -sw '\\n'")]
+        done = subprocess.run(pasted, capture_output=True, text=True, check=True, cwd=folder)
+    finally:
+        server.close()
+    warm, cold = map(json.loads, done.stdout.splitlines()[-2:])
+    places = zip(warm["completion_probabilities"], cold["completion_probabilities"], strict=True)
+    return any(
+        abs(one["logprob"] - other["logprob"]) > ERROR
+        for ours, theirs in places
+        for one in ours["top_logprobs"]
+        for other in theirs["top_logprobs"]
+        if one["id"] == other["id"]
+    )
 
 
 @pytest.mark.parametrize(("model", "right"), [("hybrid", False), ("dense", True)])
@@ -27,5 +54,6 @@ def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
     assert right == result.right
     assert any("b11549" in each.releases for each in result.outcome.fingerprint.left)
     if result.outcome.finding is not None:
+        assert differs_on_screen(next((tmp_path / "out").glob("*.md")).read_text(), start, tmp_path)
         assert (5, 5) == result.outcome.finding.proofs
         assert any("b11549" in each for each in result.outcome.finding.mechanism)

@@ -57,6 +57,9 @@ class Settings:
     alarms: Annotated[
         float, Parameter(help="Accept one false alarm in so many runs against a right server.")
     ] = 1000.0
+    max_failures: Annotated[
+        int, Parameter(help="End after so many findings with distinct causes.")
+    ] = 1
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
     no_repeats: Annotated[
         bool,
@@ -88,6 +91,7 @@ class Settings:
             ("--in-flight", self.in_flight, 0),
             ("--patience", self.patience, 0.0),
             ("--alarms", self.alarms, 1.0),
+            ("--max-failures", self.max_failures, 0),
             ("--rate", 1.0 if self.rate is None else self.rate, 0.0),
         ):
             if not (math.isfinite(value) and value > low):
@@ -173,6 +177,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
                 longest=settings.longest,
                 repeats=not settings.no_repeats,
                 like=shapes,
+                failures=settings.max_failures,
             )
             probe = Probe(target, meter, plan, lambda out: progress(status_line(out, meter)))
             outcome = probe.run()
@@ -198,7 +203,7 @@ def status_line(outcome: Outcome, meter: Meter) -> str:
     compared = f"{outcome.reused} answers from cache"
     if outcome.reused is None:
         compared = f"{outcome.compared} answers"
-    found = "" if outcome.finding is None else f"; WRONG: {outcome.finding.sentence}"
+    found = "".join(f"; WRONG: {each.sentence}" for each in outcome.findings)
     return (
         f"{meter.seconds:.0f} s, {meter.requests} requests, {outcome.workloads} workloads, "
         f"{compared} compared, "

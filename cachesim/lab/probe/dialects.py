@@ -53,6 +53,7 @@ class Dialect(ABC):
     cold_flags: ClassVar[str] = ""  # of a second process that keeps nothing
     cold_keeps: ClassVar[bool] = True  # a second process with those flags, in some memory
     one_sequence: ClassVar[bool] = False  # an unrelated prompt leaves nothing of the one before
+    unloads: ClassVar[bool] = False  # `erase` leaves nothing
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
     path: str
 
@@ -464,6 +465,52 @@ class TransformersServer(TextServer):
         return "/load_model" in mapping(schema.get("paths")) and super().detect()
 
 
+class OllamaServer(TextServer):
+    """Ollama, through `/api/generate` in raw mode: unloading its model empties the cache."""
+
+    name = "Ollama"
+    path = "/api/generate"
+    unloads = True
+
+    def detect(self) -> bool:
+        version = mapping(self.connection.query("GET", "/api/version")).get("version")
+        found = (mapping(self.connection.query("GET", f"/api/{at}")) for at in ("ps", "tags"))
+        names = [each.get("name") for one in found for each in one.get("models") or ()]
+        if version is None or not names or self.chat:
+            return False
+        self.more = {"model": str(names[0])}
+        self.facts = replace(self.facts, version=printable(str(version))[:60])
+        return self._try(self.listed or self._collect_words())
+
+    def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
+        return {
+            **self.more,
+            "prompt": " ".join(map(str, query.prompt)),
+            "raw": True,
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": TOP,
+            "options": {"temperature": 0, "repeat_penalty": 1, "num_predict": len(query.reply)},
+        }
+
+    def read(self, answer: JsonObject) -> Answer:
+        choice = {"text": answer["response"], "logprobs": {"content": answer.get("logprobs")}}
+        return super().read({"choices": [choice]})
+
+    def erase(self) -> None:
+        self.connection.query("POST", self.path, {**self.more, "keep_alive": 0})
+
+
+class LmStudioServer(TextServer):
+    """LM Studio, through OpenAI's requests."""
+
+    name = "LM Studio"
+
+    def detect(self) -> bool:
+        models = mapping(self.connection.query("GET", "/api/v0/models")).get("data") or ()
+        return any("state" in mapping(each) for each in models) and super().detect()
+
+
 def _messages(query: Query) -> list[JsonObject]:
     """The prompt as a chat: of several messages the first is the system's, the last the user's.
 
@@ -496,6 +543,8 @@ DIALECTS: Final[tuple[type[Dialect], ...]] = (
     MlxServer,
     PythonServer,
     TransformersServer,
+    OllamaServer,
+    LmStudioServer,
     TextServer,
 )
 

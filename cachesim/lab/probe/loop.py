@@ -1,5 +1,6 @@
 """A whole run: identification by counts, calibration, search, replay, shrinking."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import HISTORY, Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
-from cachesim.testing.survey import causes
+from cachesim.testing.survey import Cause, causes_by_step
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 
 FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
@@ -57,6 +58,9 @@ DRAWN: Final = 3
 
 BEFORE: Final = (0, 8, 64, HISTORY)
 """Groups of requests before the wrong workload that may have had a part in it."""
+
+SIMULATED: Final = BEFORE[:2]
+"""The same, for the simulated server that explains a wrong answer."""
 
 TRIALS: Final = 100
 """Simplifications that are tried on the live server."""
@@ -97,6 +101,7 @@ class Plan:
     shrinking: float = 60.0  # seconds after which the smallest workload so far is taken; 0: none
     identifying: int = 40  # requests at most that identify the server before anything else
     tries: int = 8  # drawn workloads of which the simulator chooses one; 1: it chooses none
+    failures: int = 1  # distinct findings that end the run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +123,8 @@ class Finding:
     cold: Answer | None = None
     proofs: tuple[int, int] = (0, 0)  # wrong again, of so many plays after a restart
     mechanism: list[str] = field(default_factory=list)
+    causes: frozenset[Cause] = frozenset()  # in the simulated servers of the mechanism
+    repeats: int = 0  # later wrong answers of the same causes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,14 +159,25 @@ class Outcome:
     suspicions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    finding: Finding | None = None
+    findings: list[Finding] = field(default_factory=list)  # with distinct causes
     ended: str = ""  # why
     fingerprint: Fingerprint = field(default_factory=lambda: Fingerprint([]))
+
+    @property
+    def finding(self) -> Finding | None:
+        """The first finding."""
+        return self.findings[0] if self.findings else None
 
     def note(self, sentence: str) -> None:
         """Keep a sentence, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+
+def _on(server: Candidate, scenario: Scenario) -> Scenario:
+    """The workload, for a simulated server."""
+    flags = replace(scenario.engine, name=server.engine_name, options=server.options)
+    return replace(scenario, engine=flags, model=replace(scenario.model, preset=server.model))
 
 
 class Probe:
@@ -178,6 +196,7 @@ class Probe:
         self._before: list[list[Query]] = []  # requests before the last workload
         self._open: list[Suspicion] = []
         self._guided: list[Candidate] = []
+        self._explaining: Candidate | None = None  # it shows the causes of the findings
         self._plays = 1  # of a simplification, until it counts as right
         self._context = self.facts.context or CONTEXT
         most = plan.longest or min(LONGEST_LIKE, self._context // 2)
@@ -190,16 +209,22 @@ class Probe:
 
     # -- the run -----------------------------------------------------------------------------
 
+    @property
+    def _over(self) -> bool:
+        findings = self.outcome.findings
+        dead = self.target.process is None and any(e.kind == "no answer" for e in findings)
+        return dead or len(findings) >= self.plan.failures
+
     def run(self) -> Outcome:
-        """Until something is wrong, or the budget is used up."""
+        """Until enough is wrong, or the budget is used up."""
         try:
             self._identify()
             for part in (self._calibrate, self._search):
-                if self.outcome.finding is None:
+                if not self._over:
                     part()
         except BudgetError as error:
             self.outcome.ended = str(error)
-        for each in self._open if self.outcome.finding is None else ():
+        for each in self._open if not self._over else ():
             self.outcome.note(
                 f"a suspicion was not decided: {each.test.hits} of {each.test.replays} replays are "
                 f"off by more than {self.judge.noise.limit:.2g}"
@@ -234,9 +259,8 @@ class Probe:
             queries = [[query_of(step, named) for step in each.step] for each in drawn]
             best = found.dividing(list(zip(drawn, queries, strict=True)))
             played = play(target, best, named)
-            self._check_alive(played, best)
-            if self.outcome.finding is not None:
-                return
+            if not self._check_alive(played, best):
+                break
             for query, answer in zip(played.queries, played.answers, strict=True):
                 found.add(query, answer)
             self._watch(self.outcome)
@@ -277,7 +301,7 @@ class Probe:
                     if other is warm:
                         self._count(warm)
             self._check_alive(Played([query], [warm]), None)
-            if self.outcome.finding is not None:
+            if self._over:
                 return
             self._watch(self.outcome)
         noise.company, noise.reuse = company, reuse
@@ -311,8 +335,9 @@ class Probe:
                 finding.hits, finding.replays = len(far), len(samples)
                 self._before = list(target.sent)
                 self._prove(finding, replace(self._draw(together=False), step=()))
-                return
-            if far:
+                if self._over:
+                    return
+            elif far:
                 self.outcome.note(
                     f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
                     f"off by up to {max(far):.2g}: too few to decide"
@@ -321,8 +346,12 @@ class Probe:
     # -- search ------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        guide = Guide(self._guided, self.plan.tries)
-        while self.outcome.finding is None:
+        guide, cured = Guide(self._guided, self.plan.tries), frozenset[str]()
+        while not self._over:
+            known = frozenset(each.cure for each in self._known if each.cure)
+            if known != cured:
+                cured = known
+                guide = Guide(self._guided, self.plan.tries, cured)
             if self._open and self.meter.requests >= self._open[0].resumes:
                 self._decide(self._open[0])
                 continue
@@ -332,19 +361,19 @@ class Probe:
             self._before = list(self.target.sent)
             played = play(self.target, scenario, words_for(self.facts.words, self._chance))
             self.outcome.workloads += 1
-            self._check_alive(played, scenario)
+            alive = self._check_alive(played, scenario)
             self._check_counts(played)
-            if self.outcome.finding is None:
+            if alive:
                 self._compare(scenario, played)
             self._watch(self.outcome)
 
     def _compare(self, scenario: Scenario, played: Played) -> None:
         for at, far, _ in list(distances(self.target, played)):
             self._count(played.answers[at])
-            if not self.judge.add(far):
+            number = played.steps[at]
+            if not self.judge.add(far) or self._repeated(self._before, scenario, number):
                 continue
             self.outcome.suspicions += 1
-            number = played.steps[at]
             test, threshold = self.judge.next_test()
             workload = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
             calm = one_at_a_time(workload, self._slot)
@@ -359,9 +388,10 @@ class Probe:
                 before=self._before,
             )
             self._open.append(suspicion)
+            found = len(self.outcome.findings)
             self._decide(suspicion)
-            if self.outcome.finding is not None:
-                return
+            if self._over or len(self.outcome.findings) > found:
+                return  # a proof restarts the server
 
     def _count(self, answer: Answer) -> None:
         self.outcome.compared += 1
@@ -402,9 +432,12 @@ class Probe:
         query, answer = played.queries[at], played.answers[at]
         hits = [each for each in seen if each > self.judge.noise.limit]
         cached = "an unknown number" if answer.cached is None else str(answer.cached)
+        off = f"off by {median(hits):.2g}"
+        if math.isinf(median(hits)):
+            off = "without a finite probability" if self.facts.probabilities else "another text"
         sentence = (
             f"an answer with {cached} of {len(query.prompt)} tokens cached is not the cold answer: "
-            f"off by {median(hits):.2g} in {len(hits)} of {len(seen)} replays"
+            f"{off} in {len(hits)} of {len(seen)} replays"
         )
         finding = self._found(
             "answer", sentence, evidence=test.value, distances=seen, scenario=workload
@@ -432,7 +465,7 @@ class Probe:
         distances: list[float] | None = None,
         scenario: Scenario | None = None,
     ) -> Finding:
-        self.outcome.finding = Finding(
+        finding = Finding(
             kind=kind,
             sentence=sentence,
             requests=self.meter.requests,
@@ -441,12 +474,14 @@ class Probe:
             distances=distances or [],
             scenario=scenario,
         )
+        self.outcome.findings.append(finding)
         self._watch(self.outcome)
-        return self.outcome.finding
+        return finding
 
     # -- what else may be wrong --------------------------------------------------------------
 
-    def _check_alive(self, played: Played, scenario: Scenario | None) -> None:
+    def _check_alive(self, played: Played, scenario: Scenario | None) -> bool:
+        """False if the server answers no more; one of ours is started again."""
         fatal = [each.error for each in played.answers if each.fatal]
         refused = [
             each.error
@@ -456,7 +491,7 @@ class Probe:
         self.outcome.refused.update(refused)
         answered = any(not each.error for each in played.answers)
         if (not fatal and (answered or not refused)) or self.target.answers():
-            return
+            return True
         process = self.target.process
         how = (fatal or refused)[0]
         if process is not None and process.ended is not None:
@@ -470,6 +505,12 @@ class Probe:
         if scenario is not None and self.target.restart():
             play(self.target, scenario, words_for(self.facts.words, self._chance))
             finding.proofs = (int(not self.target.answers()), 1)
+        first = next(each for each in self.outcome.findings if each.kind == "no answer")
+        if finding is not first:
+            self._drop(finding, first)
+        if not self._over:
+            self.target.restart()
+        return False
 
     def _check_counts(self, played: Played) -> None:
         for _, query, answer in played.answered:
@@ -482,24 +523,63 @@ class Probe:
     # -- smaller -----------------------------------------------------------------------------
 
     def _prove(self, finding: Finding, scenario: Scenario) -> None:
-        """A smaller workload, its proof and its cause."""
+        """A smaller workload, its proof and its cause; the end of a finding that is known."""
+        earlier = self.outcome.findings[:-1]
         try:
-            self._simplify(finding, scenario)
+            proven = self._simplify(finding, scenario)
         except BudgetError as error:
+            proven = True
             self.outcome.ended = f"{error} while the workload was made smaller"
         self._explain(finding)
-
-    def _simplify(self, finding: Finding, scenario: Scenario) -> None:
-        """The smallest workload that is wrong from a fresh start, and its proof."""
-        if not self.plan.shrinking:
+        same = (e for e in earlier if e.kind != "no answer" and finding.causes <= e.causes)
+        first = next(same, None)
+        if first is None and not proven:  # nothing tells it from those before
+            first = next((each for each in earlier if each.kind != "no answer"), None)
+        if first is not None:
+            self._drop(finding, first)
             return
+        self._open = [e for e in self._open if not self._repeated(e.before, *e.forms[0])]
+
+    def _drop(self, finding: Finding, first: Finding) -> None:
+        """Count a finding as a repetition of an earlier one."""
+        self.outcome.findings.remove(finding)
+        first.repeats += 1
+
+    @property
+    def _known(self) -> frozenset[Cause]:
+        return frozenset[Cause]().union(*(each.causes for each in self.outcome.findings))
+
+    def _explained(self, scenario: Scenario) -> frozenset[int]:
+        """Steps that the causes of earlier findings make wrong in a simulated server."""
+        known, server = self._known, self._explaining
+        if not known or server is None:
+            return frozenset()
+        try:
+            steps = causes_by_step(_on(server, scenario), server.profile, "ring")
+        except CachesimError:
+            return frozenset()
+        return frozenset(step for step, found in steps.items() if found <= known)
+
+    def _repeated(self, before: list[list[Query]], scenario: Scenario, number: int) -> bool:
+        """True for a wrong answer that the causes of earlier findings explain; it is counted."""
+        for back in SIMULATED if self._known else ():
+            whole = after(before[-back:] if back else [], scenario, self.facts.words)
+            if len(whole.step) - len(scenario.step) + number in self._explained(whole):
+                self.outcome.findings[0].repeats += 1
+                return True
+        return False
+
+    def _simplify(self, finding: Finding, scenario: Scenario) -> bool:
+        """The smallest workload that is wrong from a fresh start, and its proof; False without."""
+        if not self.plan.shrinking:
+            return True
         whole = self._from_fresh(finding, scenario)
         if whole is None:
             self.outcome.note(
                 "not wrong again from a fresh start: what the server was sent before has a part "
                 "in it"
             )
-            return
+            return False
         until = 0.9 * 60 * self.meter.limits.minutes  # the rest is for the proof
         ends = min(self.meter.seconds + self.plan.shrinking, until)
         plays = max(PROOFS, self._plays)
@@ -524,6 +604,7 @@ class Probe:
             played, wrong = shown[0]
             finding.queries, finding.answers = played.queries, played.answers
             finding.wrong, _, finding.cold = wrong[-1]
+        return True
 
     def _from_fresh(self, finding: Finding, scenario: Scenario) -> Scenario | None:
         """A workload that is wrong from a fresh start: if possible, one request at a time.
@@ -532,7 +613,7 @@ class Probe:
         server had to replace meet again in one slot.
         """
         most = plays_for(finding.hits / (finding.replays + 1))
-        for back in BEFORE:
+        for back in BEFORE if len(self.outcome.findings) == 1 else SIMULATED:
             before = self._before[-back:] if back else []
             whole = after(before, scenario, self.facts.words)
             calm, self._plays = one_at_a_time(whole, self._slot), 1
@@ -554,22 +635,25 @@ class Probe:
         self.target.restart()
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
         far = distances(self.target, played, COMPARED)
-        return played, [each for each in far if each[1] > self.judge.noise.limit]
+        wrong = [each for each in far if each[1] > self.judge.noise.limit]
+        known = self._explained(scenario) if wrong else frozenset()
+        return played, [each for each in wrong if played.steps[each[0]] not in known]
 
     def _explain(self, finding: Finding) -> None:
         """Causes of the same wrong answer in the remaining simulated servers."""
         if finding.scenario is None:
             return
-        found: dict[str, dict[str, None]] = {}
+        found: dict[Cause, dict[str, None]] = {}
+        known = self._known
         for each in self.outcome.fingerprint.ranked[:EXPLAINING]:
-            flags = replace(finding.scenario.engine, name=each.engine_name, options=each.options)
-            model = replace(finding.scenario.model, preset=each.model)
-            workload = replace(finding.scenario, engine=flags, model=model)
             try:
-                for cause in causes(workload, each.profile, "ring", "wrong"):
-                    found.setdefault(str(cause), {})[f"{each.profile} ({each.model})"] = None
+                steps = causes_by_step(_on(each, finding.scenario), each.profile, "ring")
             except CachesimError:
                 continue
+            for cause in sorted(frozenset[Cause]().union(*steps.values()) - known):
+                found.setdefault(cause, {})[f"{each.profile} ({each.model})"] = None
+                self._explaining = self._explaining or each
+        finding.causes = frozenset(found)
         finding.mechanism = [
             f"simulated {', '.join(who)}, not run on that release: {cause}"
             for cause, who in found.items()

@@ -6,7 +6,7 @@ that are left disagree most.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -216,9 +216,13 @@ def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
 class Guide:
     """Choice of the next workload by coverage: events that were rare in candidates so far."""
 
-    def __init__(self, candidates: Sequence[Candidate], tries: int) -> None:
+    def __init__(
+        self, candidates: Sequence[Candidate], tries: int, cured: Collection[str] = ()
+    ) -> None:
+        """`cured` are patches of what was found already."""
         self._candidates = candidates
         self._tries = tries
+        self._cured = cured
         self._reached: dict[str, int] = {}
         self._oracles = Oracles()
 
@@ -244,10 +248,11 @@ class Guide:
             flags = replace(scenario.engine, options=each.options)
             model = replace(scenario.model, preset=each.model)
             workload = replace(scenario, engine=flags, model=model)
+            cures = family_of(each.engine_name).cures(each.profile)
+            patches = (patch.name for patch in cures if patch.name in self._cured)
+            profile = each.profile.with_patches(*patches)
             try:
-                trial = play(
-                    workload, each.profile, stop_early=False, oracles=self._oracles, thin=True
-                )
+                trial = play(workload, profile, stop_early=False, oracles=self._oracles, thin=True)
             except CachesimError:
                 continue
             found |= trial.exercised.keys() | ({"wrong"} if trial.wrong else set())

@@ -102,10 +102,14 @@ class Result:
 
     def verdict(self) -> Iterator[str]:
         """The verdict in words."""
+        for finding in self.outcome.findings:
+            yield from self.wrong(finding)
+        yield from self.rest()
+
+    def rest(self) -> Iterator[str]:
+        """The verdict of a right run, the bounds, and what else was seen."""
         out, sent = self.outcome, f"{counted(self.requests, 'request')}, {self.seconds:.1f} s"
-        if out.finding is not None:
-            yield from self._wrong(out.finding)
-        else:
+        if out.finding is None:
             which = f"{out.reused} answers from cache, of {out.compared} compared,"
             if out.reused is None:
                 which = f"{out.compared} answers, from cache or not,"
@@ -121,7 +125,7 @@ class Result:
                     f"power: a fault of more than {self.judge.noise.limit:.2g} in one of {least} "
                     f"such answers would have been met with probability 0.95{again}"
                 )
-        if out.finding is None or out.finding.evidence:
+        if out.finding is None or any(each.evidence for each in out.findings):
             yield (
                 f"false alarms: at most 1 in {self.alarms:g} runs against a right server, if its "
                 "rounding is within the measured bound"
@@ -133,7 +137,9 @@ class Result:
         if out.ended:
             yield f"ended: {out.ended}"
 
-    def _wrong(self, finding: Finding) -> Iterator[str]:
+    @staticmethod
+    def wrong(finding: Finding) -> Iterator[str]:
+        """A finding in words."""
         yield f"WRONG: {finding.sentence}"
         found = f"found after {counted(finding.requests, 'request')}, {finding.seconds:.1f} s"
         if finding.evidence:
@@ -146,12 +152,12 @@ class Result:
         if of:
             yield f"again after a restart: {again} of {of}"
         yield from finding.mechanism
+        if finding.repeats:
+            yield f"later, not told from it by a cause: {counted(finding.repeats, 'wrong answer')}"
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """The requests of the finding, one row each, as `HEADS` says."""
-        finding = self.outcome.finding
-        if finding is None:
-            return
+    @staticmethod
+    def rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+        """The requests of a finding, one row each, as `HEADS` says."""
         pairs = zip(finding.queries, finding.answers, strict=False)
         for at, (query, answer) in enumerate(pairs):
             word = answer.error[:40] or ("WRONG" if at == finding.wrong else "")
@@ -161,10 +167,11 @@ class Result:
     # -- files -------------------------------------------------------------------------------
 
     def write(self, folder: Path, target: Target) -> Iterator[Path]:
-        """The report, and the scenario if there is one; their paths."""
-        finding = self.outcome.finding
-        if finding is None:
-            return
+        """A report for each finding, and its scenario if there is one; their paths."""
+        for finding in self.outcome.findings:
+            yield from self._write(finding, folder, target)
+
+    def _write(self, finding: Finding, folder: Path, target: Target) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         scenario = self.scenario(finding)
         path = None
@@ -195,7 +202,7 @@ class Result:
     def _report(self, finding: Finding, target: Target, scenario: Path | None) -> Iterator[str]:
         yield f"# {self.name}: {_title(finding)}"
         yield ""
-        yield from (f"- {line}" for line in (*self.head(), *self.verdict()))
+        yield from (f"- {line}" for line in (*self.head(), *self.wrong(finding), *self.rest()))
         yield ""
         if finding.queries and finding.wrong >= 0:
             yield from self._commands(finding, target)
@@ -205,7 +212,7 @@ class Result:
     def _commands(self, finding: Finding, target: Target) -> Iterator[str]:
         yield "| " + " | ".join(HEADS) + " |"
         yield "|---:|---:|---:|---:|---|"
-        yield from ("| " + " | ".join(row) + " |" for row in self.rows())
+        yield from ("| " + " | ".join(row) + " |" for row in self.rows(finding))
         yield ""
         fresh = "Against a server that has just been started"
         yield f"{fresh}{f' (`{self.start}`)' if self.start else ''}:"
@@ -233,7 +240,7 @@ class Result:
 
     def as_json(self) -> JsonObject:
         """The result as one object."""
-        out, noise, finding = self.outcome, self.judge.noise, self.outcome.finding
+        out, noise = self.outcome, self.judge.noise
         return {
             "format": 1,
             "server": {"name": self.name, "url": self.url, "about": self.about},
@@ -255,7 +262,7 @@ class Result:
                 "requests": out.fingerprint.requests,
                 "unexplained": out.fingerprint.unexplained or None,
             },
-            "finding": None if finding is None else _finding_json(finding),
+            "findings": [_finding_json(each) for each in out.findings],
             "notes": out.notes,
             "refused": dict(out.refused),
             "ended": out.ended or None,
@@ -275,6 +282,7 @@ def _finding_json(finding: Finding) -> JsonObject:
         "distances": finding.distances,
         "after_restart": list(finding.proofs),
         "mechanism": finding.mechanism,
+        "repeats": finding.repeats,
         "wrong": finding.wrong,
         "steps": [
             {

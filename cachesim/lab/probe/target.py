@@ -32,6 +32,10 @@ NO_COLD: Final = (
     "{name} has no request that leaves its cache out; name a second, fresh server with --cold URL, "
     'or have servers started with --start "COMMAND ... --port {{port}}"'
 )
+UNKNOWN: Final = (
+    "{url} reports no cached tokens, so that nothing shows that it answers cold; add --may-erase, "
+    "and its model is unloaded before each answer"
+)
 NOT_COLD: Final = (
     "{url} reports {cached} cached tokens for a request that is to be cold ({how}): there is no "
     "cold answer to compare with{hint}"
@@ -112,7 +116,11 @@ class Target:
         dialect = self._cold or self.dialect
         leaves = bool(dialect.cold_by)
         unknown = dialect.cold_keeps and not leaves and not dialect.facts.counts
-        if unknown and self._cold_process is not None:
+        if unknown and dialect.unloads:
+            if self._cold_process is None and not self.may_erase:
+                raise InputError(UNKNOWN.format(url=dialect.connection.url))
+            dialect.erase()
+        elif unknown and self._cold_process is not None:
             if dialect.one_sequence:
                 words = [each for each in dialect.facts.words[:2] if each != query.prompt[0]]
                 dialect.answer(Query(prompt=tuple(words[:1]), reply=query.reply[:1]))
