@@ -41,6 +41,7 @@ class Model:
         self.slots = options.get("parallel", 1)
         self.random = np.random.default_rng(0)
         self.reuses = 0
+        self.weights = 0
         self.previous: Tokens = (1, 2, 3)  # the request before
 
     def reply(self, prompt: Tokens, reply: Tokens, predict: int, **how: Any) -> Any:
@@ -64,7 +65,7 @@ class Model:
             return cached, tokens, rows
 
     def logits(self, tokens: Tokens, noise: float) -> Any:
-        seed = zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
+        seed = zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes(), self.weights)
         raw = 2 * np.random.default_rng(seed).normal(size=VOCABULARY)
         raw = raw + noise * self.random.normal(size=VOCABULARY)
         return raw - np.log(np.exp(raw - raw.max()).sum()) - raw.max()
@@ -310,8 +311,13 @@ def _serve(fake: Fake, body: Any) -> Any:
 
 def serve(dialect: str, profile: str, port: str, bug: str = "", *_: str) -> None:
     """A server of its own process, for `--start`; of a text server the caller names the bug."""
-    model = Model(profile, "dense", stale if bug else sound, 1e-3)
-    one = Fake(dialect, model, port=int(port))
+    model = Model(profile, "dense", stale if bug == "bug" else sound, 1e-3)
+
+    def drifts(fake: Fake, number: int) -> str:
+        fake.model.weights = int(bug == "drift" and number > 100)
+        return ""
+
+    one = Fake(dialect, model, drifts, port=int(port))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Event().wait()
     one.close()

@@ -65,9 +65,16 @@ def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: P
     found = json.loads(done.stdout)
     assert (status, status == 0) == (done.returncode, found["right"])
     assert found["fingerprint"]["left"]
+    assert found["cold_equals_fresh_start"]
     assert any("b11549 dense" in each for each in found["fingerprint"]["left"])
     assert (3 if status else 0) == len(found["files"])
     assert not listening(int(found["server"]["url"].rpartition(":")[2]))
+
+
+def test_a_cold_answer_that_no_fresh_server_gives_ends_the_run() -> None:
+    done = program("--start", f"{SERVER} drift", "--requests", "600", "--longest", "60")
+    assert 2 == done.returncode
+    assert "is not that of a server that has just been started: off by " in done.stderr
 
 
 @contextmanager

@@ -47,6 +47,9 @@ FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
 CONTEXT: Final = 4096
 """Tokens of one request, where a server does not report them."""
 
+STARTS: Final = 3
+"""Starts of the server with which a cold answer is compared, until one is equal."""
+
 SAMPLES: Final = 30
 """Prompts of the calibration."""
 
@@ -160,6 +163,7 @@ class Outcome:
     refused: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)  # with distinct causes
+    proven_cold: bool = False  # a cold answer was that of a server that had just been started
     ended: str = ""  # why
     fingerprint: Fingerprint = field(default_factory=lambda: Fingerprint([]))
 
@@ -305,7 +309,31 @@ class Probe:
                 return
             self._watch(self.outcome)
         noise.company, noise.reuse = company, reuse
+        self._check_cold()
         self._check_plain_laws()
+
+    def _check_cold(self) -> None:
+        """A cold answer is that of a server that was just started, where one may be started."""
+        target, far = self.target, list[float]()
+        queries = [
+            Query(prompt=self._text(5, self._longest), reply=self._text(CONTINUATION, CONTINUATION))
+            for _ in range(STARTS if target.process is not None else 0)
+        ]
+        for query, cold in [(each, target.cold(each)) for each in queries]:
+            target.restart()
+            fresh = target.together([query])[0]
+            if cold.error or fresh.error:
+                return
+            far.append(distance(cold, fresh))
+            if far[-1] <= self.judge.noise.limit:
+                self.outcome.proven_cold = True
+                return
+        if far:
+            msg = (
+                f"{target.url}: a cold answer ({target.how_cold}) is not that of a server that has "
+                f"just been started: off by {min(far):.2g} in {len(far)} of {len(far)} cases"
+            )
+            raise InputError(msg)
 
     def _check_plain_laws(self) -> None:
         noise, target = self.judge.noise, self.target

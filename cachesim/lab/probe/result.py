@@ -79,7 +79,8 @@ class Result:
     def head(self) -> Iterator[str]:
         """The server, its fingerprint and its rounding."""
         yield f"{self.name} at {self.url}: {self.about}"
-        yield f"cold answers: {self.how_cold}"
+        proven = ", equal to that of a fresh start" if self.outcome.proven_cold else ""
+        yield f"cold answers: {self.how_cold}{proven}"
         yield from self._fingerprint()
         if self.judge.noise.alone:
             yield rounding(self.judge)
@@ -245,6 +246,7 @@ class Result:
             "format": 1,
             "server": {"name": self.name, "url": self.url, "about": self.about},
             "cold": self.how_cold,
+            "cold_equals_fresh_start": self.outcome.proven_cold,
             "right": self.right,
             "requests": self.requests,
             "tokens": self.tokens,
