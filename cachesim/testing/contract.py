@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
@@ -114,16 +115,20 @@ def engine_contract(
     workloads: int = 6,
     seed: int = 0,
     right: bool = True,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> ContractReport:
     """Check an engine; raises BrokenLawError with the law and the requests that broke it.
 
     `releases` are all of its releases by default. `right=False` is for ports of servers that answer
-    wrongly or die: wrong answers, and requests without an answer, are counted only.
+    wrongly or die: wrong answers, and requests without an answer, are counted only. `options` are
+    the server's flags, for one whose blocks are longer than the prompts drawn (20 to 160 tokens).
     """
     report = ContractReport()
     for release in releases or family.names():
         for model in models:
-            checked = _Contract(family, Profile(family.name, release), model, report, right=right)
+            checked = _Contract(
+                family, Profile(family.name, release), model, report, right=right, options=options
+            )
             if checked.refuses_model():
                 continue
             checked.refusals()
@@ -139,7 +144,9 @@ def engine_contract(
         for model in models
     ]
     laws = FAULTS if right else FAULTS.keys() - {"answers"}
-    report.planted = [_control(family, law, every, seed, right=right) for law in sorted(laws)]
+    report.planted = [
+        _control(family, law, every, seed, right=right, options=options) for law in sorted(laws)
+    ]
     return report
 
 
@@ -150,11 +157,14 @@ def _control(
     seed: int,
     *,
     right: bool,
+    options: Mapping[str, Any],
 ) -> str:
     """The law, once a workload shows the fault planted for it."""
     for number, release, model in every:
         profile, spoil = Profile(family.name, release), FAULTS[law]()
-        planted = _Contract(family, profile, model, ContractReport(), right=right, spoil=spoil)
+        planted = _Contract(
+            family, profile, model, ContractReport(), right=right, spoil=spoil, options=options
+        )
         if planted.refuses_model():
             continue
         try:
@@ -205,7 +215,9 @@ class _Contract:
         *,
         right: bool = True,
         spoil: Spoil | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self.options = options
         self.family, self.profile, self.spec = family, profile, tiny(model)
         self.report, self.right, self.spoil = report, right, spoil
         packages = {family.package, *(FAMILIES[each].package for each in family.kin)}
@@ -223,7 +235,11 @@ class _Contract:
 
     def _server(self, **options: Any) -> Engine:
         return Engine.create(
-            self.profile, model=self.spec, arithmetic="ring", family=self.family, options=options
+            self.profile,
+            model=self.spec,
+            arithmetic="ring",
+            family=self.family,
+            options={**self.options, **options},
         )
 
     # -- plays -------------------------------------------------------------------------------------
