@@ -427,7 +427,7 @@ def check_command(
             chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
         )
     status = AS_EXPECTED
-    for each in model or ["hybrid"]:
+    for each in model or [_default_model(chosen)]:
         plan = Plan(
             profiles=chosen,
             against=None if against is None else Profile.parse(against),
@@ -448,6 +448,16 @@ def check_command(
         status |= _carried_out(plan)
     write_page(page, "cachesim check", [Heading("cachesim check"), *printed])
     return status
+
+
+def _default_model(profiles: Sequence[Profile]) -> str:
+    """The hybrid preset, or the dense one where a server has no recurrent states."""
+    for profile in profiles:
+        try:
+            try_flags(profile, "hybrid", {})
+        except InputError:
+            return "dense"
+    return "hybrid"
 
 
 def _refuse_beside_prove(options: Mapping[str, object]) -> None:

@@ -72,3 +72,11 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
 def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]) == 0
     assert "cancel" in capsys.readouterr().out.partition("never exercised")[0]
+
+
+def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["check", "transformers@5.23.0", "--examples", "200"]
+    assert main([*command, "--require", "reuse", "--require", "eviction"]) == 0
+    assert "dense" in capsys.readouterr().out.splitlines()[0]

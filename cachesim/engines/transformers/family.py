@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Family, Patch, laying, tagged
+from cachesim.engines.family import Corner, Family, Patch, laying, tagged
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.errors import SpecError
 from cachesim.model.spec import ModelSpec
@@ -63,6 +63,11 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     may_decline=False,
     check_model=check_model,
     groups_layers=True,
+    corners=(
+        Corner(),
+        Corner(flags={"page_size": 16, "num_blocks": 24}),
+        Corner(flags={"page_size": 4, "num_blocks": 96, "max_batch_tokens": 32}),
+    ),
     program="transformers serve --continuous-batching",
     exercised={"blocks-evicted": "eviction", "blocks-hashed": "save"},
 )
