@@ -23,6 +23,7 @@ SECONDS: Final = 600
 
 PLACEHOLDERS: Final = (
     (r"(cachesim run) NAME\b", r"\1 llama.cpp-three-requests"),
+    (r"(new --engine) NAME\b", r"\1 acme-cache"),
     (r"--release NAME\b", "--release b9538 --workloads 2"),
     (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
     (r"(llama.cpp --scenario) NAME\b", r"\1 llama.cpp-three-requests-window"),
