@@ -4,7 +4,9 @@ A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a m
 model; a line {"fields", "layers", "results"} goes out. A script is a list of steps, each with its
 arguments:
 
-    ["cache", "static"]     the class of the cache; the first step, else it is dynamic
+    ["cache", "static"]     the class of the cache; the first step, else it is dynamic; "fp8" and
+                            "grouped" are quantised ones without the loss of precision
+    ["encoder", 7]          so many encoder states, which each call is given
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
@@ -14,7 +16,8 @@ arguments:
                             is what the cache holds, with less it is shorter. "plain" is given
                             the cache; the last step may have another manner and no cache
     ["batch", 14, 9, 5]     `generate` on prompts with padding on the left
-    ["paged", 20, 16, 23]   prompts with one beginning, one after another, by continuous batching
+    ["paged", 20, 16, 23]   prompts with one beginning, one after another, by continuous batching;
+                            the same with "packed", all at once and with nothing in common
 
 Cold is the same model's `use_cache=False` over all tokens of each row, without padding. What is
 wrong is played again with each of the REMEDIES that apply, and the first that makes it right is
@@ -64,6 +67,11 @@ CALLS = "calls of the model"
 NEW_MASK = "a mask of the new tokens"
 UNSHARED = "no shared blocks"
 REBUILT = "a new cache"
+WHOLE_MASK = "a mask of four dimensions"
+ALONE = "each row alone"
+SELECTED = "batch_select_indices for reorder_cache"
+PER_CALL = "a paged store for each call of attention"
+PER_CYCLE = "paged layers counted in each cycle"
 CHANGES = ("crop", "try", "reset", "fork", "reorder", "select", "repeat")
 METHODS = {
     "record": "activate_past_recording",
@@ -82,22 +90,28 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (APART,): ("feed", "generate", "pad"),
     (APART, SINGLY): ("feed", "generate", "pad"),
     (DYNAMIC,): ("cache", "generate"),
-    (UNLIMITED,): ("feed", "generate", "pad", "batch"),
+    (UNLIMITED,): ("feed", "generate", "pad", "batch", "paged", "packed"),
     (REORDER,): ("select",),
     (SHORTER,): ("generate",),
     (SHORTER, UNLIMITED): ("generate",),
     (CALLS,): ("generate",),
     (CALLS, SINGLY): ("generate",),
     (NEW_MASK,): ("pad",),
-    (UNSHARED,): ("paged",),
+    (WHOLE_MASK,): ("pad",),
+    (CALLS, WHOLE_MASK): ("batch",),
+    (SELECTED,): ("reorder", "generate"),
+    (UNSHARED,): ("paged", "packed"),
+    (PER_CALL,): ("paged", "packed"),
+    (PER_CYCLE,): ("paged", "packed"),
     (REBUILT,): CHANGES,
     (APART, SINGLY, REBUILT): CHANGES,
+    (ALONE,): ("pad", "batch"),
 }
 """What is done in place of a step of a wrong script, by the steps that it is for."""
 
 
 class AbsentError(Exception):
-    """The release does not have what a step calls."""
+    """The release, or the model, does not have what a step calls."""
 
 
 class Timeout(Exception):  # noqa: N818 - it ends a script
@@ -122,15 +136,22 @@ class Play:
         self.widths = 0  # of the batch, with padding
         self.cache: Real = None
         self.recording = False
+        self.encoded: dict[str, Any] = {}  # states of an encoder, which each call is given
         self.drawn = 0
         self.gap = 0.0
         self.uncached_gap = 0.0  # of the same calls without a cache
+        self.padding_gap = 0.0  # of the same calls without a cache, from cold
         self.limit = ""  # that the library documents
         self.place = ""  # of the first cache content that is not the cold one's
 
     def play(self, script: list[Step]) -> None:
+        changes: Any = importlib.import_module("patches_worker")
+        with changes.patched(self.model, self.remedies):
+            self._play(script)
+
+    def _play(self, script: list[Step]) -> None:
         for name, *given in script:
-            if self.cache is None and name not in ("cache", "rows", "pad"):
+            if self.cache is None and name not in ("cache", "rows", "pad", "encoder"):
                 self.cache = self.new("dynamic")
             if name in METHODS and not hasattr(self.cache, METHODS[name]):
                 msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
@@ -163,10 +184,31 @@ class Play:
             return library.StaticCache(config, max_cache_len=64)
         if kind == "offloaded":
             return library.DynamicCache(config=config, offloading=True)
+        if kind == "crossed":
+            return library.EncoderDecoderCache(
+                library.DynamicCache(config=config), library.DynamicCache(config=config)
+            )
+        if kind in ("fp8", "grouped") and DYNAMIC not in self.remedies:
+            changes: Any = importlib.import_module("patches_worker")
+            return changes.quantised(config, kind)
         return library.DynamicCache(config=config)
 
     def do_cache(self, kind: str) -> None:
         self.cache = self.new(kind)
+
+    def do_encoder(self, count: int) -> None:
+        """States of an encoder: drawn ones, the same in each call."""
+        inspect: Any = importlib.import_module("inspect")
+        config = self.model.config
+        size = next(
+            (getattr(config, each) for each in ("hidden_size", "d_model") if hasattr(config, each)),
+            0,
+        )
+        if "encoder_hidden_states" not in inspect.signature(self.model.forward).parameters:
+            msg = f"{type(self.model).__name__} takes no encoder_hidden_states"
+            raise AbsentError(msg)
+        source = torch.Generator().manual_seed(5)
+        self.encoded = {"encoder_hidden_states": torch.randn(1, count, size, generator=source)}
 
     def do_rows(self, count: int) -> None:
         self.rows = self.rows * count
@@ -249,6 +291,8 @@ class Play:
 
     def _feed(self, ids: Real) -> Real:
         count = ids.shape[1]
+        if ALONE in self.remedies:
+            return self._alone(count)
         if SINGLY in self.remedies and count < self.widths:
             parts = [
                 self._call(ids[:, at : at + 1], self.widths - count + at + 1) for at in range(count)
@@ -256,12 +300,27 @@ class Play:
             return torch.cat(parts, 1)
         return self._call(ids, self.widths)
 
+    def _alone(self, count: int) -> Real:
+        """Logits of the last tokens of each row, fed to a cache of its own."""
+        found = []
+        for row in self.rows:
+            own, new = self.new("dynamic"), min(count, row.shape[1])
+            for part in row.split([row.shape[1] - new, new], 1):
+                if part.shape[1]:
+                    out = self.model(part, use_cache=True, **{self.key: own})
+                    own = getattr(out, self.key) if self.own_cache else own
+            logits = out.logits[:, -new:]
+            found.append(torch.nn.functional.pad(logits, (0, 0, count - new, 0)))
+        return torch.cat(found)
+
     def _call(self, ids: Real, end: int) -> Real:
         """Logits of tokens that end at a column of the batch."""
         given = self._batching(ids.shape[1], end)
         if NEW_MASK in self.remedies and "attention_mask" in given:
             given["attention_mask"] = given["attention_mask"][:, -ids.shape[1] :]
-        out = self.model(ids, use_cache=True, **{self.key: self.cache}, **given)
+        if WHOLE_MASK in self.remedies and "attention_mask" in given:
+            given["attention_mask"] = whole_mask(given["attention_mask"], ids.shape[1])
+        out = self.model(ids, use_cache=True, **{self.key: self.cache}, **given, **self.encoded)
         if self.own_cache:
             self.cache = getattr(out, self.key)
         return out.logits
@@ -285,7 +344,7 @@ class Play:
         return copy.deepcopy(self.model) if APART in self.remedies else self.model
 
     def cold(self, ids: Real) -> Real:
-        return self.cold_model(ids, use_cache=False).logits
+        return self.cold_model(ids, use_cache=False, **self.encoded).logits
 
     def _compare(self, got: Real, count: int) -> None:
         cold = torch.cat([self.cold(row)[:, -count:] for row in self.rows])
@@ -311,6 +370,7 @@ class Play:
     def _uncached(self, got: Real, same: Real, cold: Real) -> None:
         """How far wrong logits are from those of the same calls without a cache."""
         self.uncached_gap = max(self.uncached_gap, distance(got, same, cold))
+        self.padding_gap = max(self.padding_gap, distance(same, cold, cold))
 
     def _first_difference(self) -> str:
         """The first layer whose content is not that of a new cache after the same tokens."""
@@ -397,16 +457,30 @@ class Play:
         self.widths = max(lengths)
         ids, given = self._padded(), self._batching(self.widths, self.widths)
         mask = given["attention_mask"]
+        cold = torch.cat([self._greedy(row)[1] for row in self.rows])
+        if {CALLS, ALONE}.intersection(self.remedies):
+            self.cache = self.new("dynamic")
+            self._measure(self._batch_by_calls(ids), cold)
+            return
         cache = {} if self.own_cache else {self.key: self.new("dynamic")}
         out = self.generate(
             self.model, ids, use_cache=True, attention_mask=mask, output_logits=True, **cache
         )
-        cold = torch.cat([self._greedy(row)[1] for row in self.rows])
         if self._measure(torch.stack(out.logits, 1), cold):
             same = self.generate(
                 self.cold_model, ids, use_cache=False, attention_mask=mask, output_logits=True
             )
             self._uncached(torch.stack(out.logits, 1), torch.stack(same.logits, 1), cold)
+
+    def _batch_by_calls(self, new: Real) -> Real:
+        """Logits of a batch's new tokens by calls of the model."""
+        logits = []
+        for _ in range(NEW):
+            logits.append(self._feed(new)[:, -1])
+            new = logits[-1].argmax(-1, keepdim=True)
+            self.rows = [torch.cat([row, new[at : at + 1]], 1) for at, row in enumerate(self.rows)]
+            self.widths += 1
+        return torch.stack(logits, 1)
 
     def generate(self, model: Real, ids: Real, **given: Any) -> Real:
         """What greedy `generate` returns."""
@@ -421,39 +495,25 @@ class Play:
 
     def do_paged(self, *lengths: int) -> None:
         """Prompts that begin alike, one after another, so that later ones find blocks."""
-        library: Any = importlib.import_module("transformers")
-        if not hasattr(library, "ContinuousBatchingConfig"):
+        with self._batching_continuously() as manager:
+            for length in lengths:
+                ids = tokens(20, max(lengths))[:, :length]
+                self._measure_tokens(ids, manager.tokens_of(manager.add(ids)))
+
+    def do_packed(self, *lengths: int) -> None:
+        """Prompts that have nothing in common, all at once, so that they share batches."""
+        prompts = [tokens(20 + row, length) for row, length in enumerate(lengths)]
+        with self._batching_continuously() as manager:
+            names = [manager.add(ids) for ids in prompts]
+            for ids, name in zip(prompts, names, strict=True):
+                self._measure_tokens(ids, manager.tokens_of(name))
+
+    def _batching_continuously(self) -> Real:
+        paged: Any = importlib.import_module("paged_worker")
+        if not paged.is_there():
             msg = "no ContinuousBatchingConfig"
             raise AbsentError(msg)
-        base = tokens(20, max(lengths))
-        manager = copy.deepcopy(self.model).init_continuous_batching(
-            generation_config=library.GenerationConfig(
-                max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0
-            ),
-            continuous_batching_config=library.ContinuousBatchingConfig(
-                page_size=4,
-                num_blocks=64,
-                max_batch_tokens=32,
-                use_cuda_graph=False,
-                allow_block_sharing=UNSHARED not in self.remedies,
-            ),
-        )
-        manager.start()
-        try:
-            for length in lengths:
-                ids = base[:, :length]
-                name = manager.add_request(ids[0].tolist(), max_new_tokens=NEW)
-                while (result := manager.get_result(request_id=name, timeout=1)) is None or (
-                    not result.is_finished()
-                ):
-                    if not manager.is_running():
-                        msg = "continuous batching ended"
-                        raise AssertionError(msg)
-                if result.error:
-                    raise AssertionError(result.error)
-                self._measure_tokens(ids, result.generated_tokens)
-        finally:
-            manager.stop(block=True, timeout=5)
+        return paged.manager(copy.deepcopy(self.model), NEW, sharing=UNSHARED not in self.remedies)
 
     def _measure_tokens(self, ids: Real, got: list[int]) -> None:
         """The first other token is as wrong as the cold logits prefer theirs to it."""
@@ -481,6 +541,14 @@ class Play:
             manner[self.key] = self.new("dynamic")
         elif how == "static" and DYNAMIC not in self.remedies:
             manner["cache_implementation"] = "static"
+        elif how == "offloaded" and DYNAMIC not in self.remedies:
+            manner["cache_implementation"] = "offloaded"
+        elif how == "mtp":
+            changes: Any = importlib.import_module("patches_worker")
+            if not changes.give_mtp(self.model):
+                msg = "no num_mtp_layers"
+                raise AbsentError(msg)
+            manner["use_mtp"] = True
         elif how == "lookup":
             manner |= {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
         elif how == "assisted":
@@ -503,6 +571,14 @@ class Play:
             logits.append(self.cold(ids)[:, -1])
             ids = torch.cat([ids, logits[-1].argmax(-1, keepdim=True)], 1)
         return ids, torch.stack(logits, 1)
+
+
+def whole_mask(mask: Real, count: int) -> Real:
+    """What each of the last tokens of a batch may attend to, added to its scores."""
+    end = mask.shape[1]
+    seen = torch.arange(end)[None] <= torch.arange(end - count, end)[:, None]
+    allowed = seen[None, None] & mask[:, None, None].bool()
+    return torch.where(allowed, 0.0, torch.finfo(torch.float64).min)
 
 
 def contents(layer: Real) -> Iterator[tuple[str, Real]]:
@@ -604,6 +680,8 @@ class Family:
         if play.is_right():
             return {"verdict": "limit", "cause": "the same without a cache", **found}
         cause = self.cause(script)
+        if cause == ALONE and play.padding_gap > WRONG:
+            return {"verdict": "limit", "cause": "padding changes it without a cache too", **found}
         if play.limit and cause in ("", REBUILT):
             return {"verdict": "limit", "cause": play.limit, **found}
         return {"verdict": "wrong", "cause": cause, **found}
@@ -627,9 +705,9 @@ class Family:
                     continue
                 if play.is_right():
                     return ", ".join(remedies)
-        if "paged" in steps and not self.replaceable:
+        if steps & {"paged", "packed"} and not self.replaceable:
             return "attention of its own, which is not replaced by the paged one"
-        if "paged" in steps and not self.positions:
+        if steps & {"paged", "packed"} and not self.positions:
             return "positions of its own, which do not follow those of the packed prompts"
         return ""
 
@@ -693,26 +771,6 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def plant(name: str) -> None:
-    """A bug in the library, for tests of the scripts."""
-    utils: Any = importlib.import_module("transformers.cache_utils")
-    if name == "crop":
-        utils.DynamicLayer.crop = lambda *_: None
-    elif name == "mask":
-        sizes = utils.DynamicSlidingWindowLayer.get_mask_sizes
-
-        def later(self: Real, *given: Real) -> tuple[int, int]:
-            length, offset = sizes(self, *given)
-            return length, offset + 1
-
-        utils.DynamicSlidingWindowLayer.get_mask_sizes = later
-    elif name == "states":
-        utils.LinearAttentionLayer.reset = lambda *_: None
-    elif name == "positions":
-        whole = utils.Cache.get_seq_length
-        utils.Cache.get_seq_length = lambda self, *at, **by: min(8, whole(self, *at, **by))
-
-
 def main() -> None:
     """Answer orders until the input ends; what the library prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
@@ -725,12 +783,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     importlib.import_module("tiny_worker").keep_double()
+    changes: Any = importlib.import_module("patches_worker")
+    changes.keep_streams_out()
     for line in sys.stdin:
         order = json.loads(line)
         if order.get("import"):
             importlib.import_module(order["import"])
         if "plant" in order:
-            plant(order["plant"])
+            changes.plant(order["plant"])
         if order.get("families"):
             found: Any = sorted(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         else:

@@ -1,6 +1,7 @@
 """Scripts of cache operations, drawn from a seed by the name of the operation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final, TypeAlias
 
@@ -45,11 +46,42 @@ def _turns(rng: Random, further: int) -> Script:
     return [["generate", rng.randint(12, 16), "plain"], ["generate", further, "plain"]]
 
 
+def _quantised(kind: str, step: Step, rng: Random) -> Script:
+    """Prefill, two tokens that `grouped` does not quantise yet, and a step."""
+    script = [["cache", kind], ["rows", 3], *_prefill(rng), ["feed", 2]]
+    return [*script, *([step] if step else []), *_feeds(rng, 1, 6, 2)]
+
+
+_CROSSED: Final[Script] = [["encoder", 7], ["cache", "crossed"]]
+
 OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "tokens": lambda rng: _feeds(rng, 1, 1, rng.randint(18, 26)),
     "prefill": lambda rng: [*_prefill(rng), *_feeds(rng, 1, 1, 8)],
     "chunks": lambda rng: _feeds(rng, 1, 2 * WINDOW, rng.randint(4, 6)),
     "static": lambda rng: [["cache", "static"], *_feeds(rng, 1, 10, 5)],
+    "static-reset": lambda rng: [
+        ["cache", "static"],
+        *_prefill(rng),
+        ["reset"],
+        *_feeds(rng, 1, 10, 3),
+    ],
+    "static-reorder": lambda rng: [["cache", "static"], *_batch(rng, ["reorder", *_order(rng, 3)])],
+    "offloaded": lambda rng: [["cache", "offloaded"], *_feeds(rng, 1, 10, 5)],
+    **{
+        f"{kind}{name}": partial(_quantised, kind, step)
+        for kind in ("fp8", "grouped")
+        for name, step in {
+            "": [],
+            "-crop": ["crop", -1],
+            "-reset": ["reset"],
+            "-reorder": ["reorder", 2, 0, 1],
+            "-select": ["select", 2, 0, 1],
+            "-repeat": ["repeat", 2],
+        }.items()
+    },
+    "crossed": lambda rng: [*_CROSSED, *_feeds(rng, 1, 10, 4)],
+    "crossed-reset": lambda rng: [*_CROSSED, *_prefill(rng), ["reset"], *_feeds(rng, 1, 8, 2)],
+    "crossed-crop": lambda rng: [*_CROSSED, *_prefill(rng), ["crop", -3], *_feeds(rng, 1, 8, 2)],
     "crop-short": lambda rng: [["feed", 6], ["crop", -rng.randint(1, 3)], *_feeds(rng, 3, 9, 2)],
     "crop": lambda rng: [*_prefill(rng), ["crop", -rng.randint(1, 5)], *_feeds(rng, 2, 6, 1)],
     "crop-to": lambda rng: [["feed", 20], ["crop", rng.randint(9, 17)], *_feeds(rng, 2, 6, 1)],
@@ -76,10 +108,13 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "generate-shorter": lambda rng: _turns(rng, -rng.randint(1, 4)),
     "generate-chunks": lambda rng: [["generate", rng.randint(12, 16), "chunks"]],
     "generate-static": lambda rng: [["generate", rng.randint(12, 16), "static"]],
+    "generate-offloaded": lambda rng: [["generate", rng.randint(12, 16), "offloaded"]],
+    "generate-mtp": lambda rng: [["generate", rng.randint(12, 16), "mtp"]],
     "generate-lookup": lambda rng: [["generate", rng.randint(12, 16), "lookup"]],
     "generate-assisted": lambda rng: [["generate", rng.randint(12, 16), "assisted"]],
     "generate-beams": lambda rng: [["generate", rng.randint(12, 16), "beams"]],
     "paged": lambda rng: [["paged", rng.randint(18, 26), *(rng.randint(9, 18) for _ in "ab"), 26]],
+    "paged-together": lambda rng: [["packed", *(rng.randint(9, 26) for _ in range(4))]],
 }
 
 
