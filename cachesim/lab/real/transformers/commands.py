@@ -16,7 +16,7 @@ from cachesim.files import Output
 from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, watched
 from cachesim.lab.real.transformers.batches import compare
-from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
@@ -121,7 +121,8 @@ def real_transformers(
             for cell in wrong[:shrink]:
                 show_smallest(worker, cell, attention)
             if reports is not None and name == release[-1]:
-                for path in write_reports(reports, worker, environment.python, found, attention):
+                known = [*releases, found]
+                for path in write_reports(reports, worker, environment.python, known, attention):
                     console().print(f"{path}", markup=False, soft_wrap=True)
         finally:
             worker.close()
@@ -187,6 +188,6 @@ def show_smallest(worker: Worker, cell: Cell, attention: str) -> None:
         f"deviations{where}",
         markup=False,
     )
-    program = program_of(cell.family, found["fields"], found["key"], smallest)
+    program = program_of(Model.of(cell.family, found), smallest)
     if program:
         console().print(f"\n{program}\n", markup=False, soft_wrap=True)

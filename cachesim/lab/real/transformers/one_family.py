@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachesim.lab.real.transformers.program import program_of
+from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
@@ -36,7 +36,7 @@ def result_of(python: Path, module: str | None, family: str, operation: str) -> 
             return Outcome(skipped=f"{result['verdict']} with {PLAIN} too: not the model's")
     match result["verdict"]:
         case "wrong":
-            program = program_of(family, answer["fields"], answer["key"], script)
+            program = program_of(Model.of(family, answer), script)
             parts = [
                 f"{text_of(script)}: off by {result['gap']:.2g} deviations of the cold logits",
                 f"first difference: {result['place']}" if result["place"] else "",

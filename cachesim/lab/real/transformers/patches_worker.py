@@ -106,7 +106,7 @@ def quantised(config: Real, kind: str) -> Real:
     cache = utils.QuantizedCache("fp8", config)  # which refuses windows and states
 
     class Whole(base):  # type: ignore[misc]
-        def _quantize(self, tensor: Real, scale: Real = None, *, axis: int = 0) -> Real:
+        def _quantize(self, tensor: Real, *_: Real, **__: Real) -> Real:
             return (tensor, 1.0) if kind == "fp8" else tensor
 
         def _dequantize(self, stored: Real) -> Real:
@@ -131,7 +131,7 @@ def keep_streams_out() -> None:
 
 
 def give_mtp(model: Real) -> bool:
-    """Give a model one layer for multi-token prediction, of random weights; False if it has none."""
+    """Give a model a layer for multi-token prediction, of random weights; False if unknown."""
     layers: Any = importlib.import_module("transformers.modeling_layers")
     config = model.config.get_text_config()
     if getattr(config, "num_mtp_layers", None) is None or not hasattr(layers, "MtpModel"):

@@ -4,55 +4,69 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachesim.lab.real.transformers.program import has_program, program_of
+from cachesim.lab.real.transformers.causes import Cause, cause_of
+from cachesim.lab.real.transformers.program import Model, has_program, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, normal
-from cachesim.lab.real.transformers.script_worker import SHORTER, SINGLY
+from cachesim.lab.real.transformers.script_worker import APART
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 OFF: Final = re.compile(r"off by (\S+); deviation of the cold logits: (\S+)")
-KNOWN: Final = {
-    SHORTER: "huggingface/transformers#40906 leaves this case as a TODO.",
-    SINGLY: "Known of Mamba-1: huggingface/transformers#47087.",
-}
-"""What upstream's threads say of a cause."""
-
 SECONDS: Final = 120
 """Time of a program."""
 
 
+class Subject(NamedTuple):
+    """What a report is about: a title, and the results of one cause."""
+
+    title: str
+    cause: Cause | None
+    cells: Sequence[Cell]
+
+
 def write_reports(
-    folder: Path, worker: Worker, python: Path, found: Found, attention: str
+    folder: Path, worker: Worker, python: Path, releases: Sequence[Found], attention: str
 ) -> Iterator[Path]:
-    """Write a report for each cause, those of most scripts first; its path after each."""
+    """Write a report for each cause in the last release, those of most scripts first."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (title, cells) in enumerate(_causes(found), 1):
+    for number, about in enumerate(_causes(releases[-1]), 1):
+        cells = about.cells
         path = folder / f"{number:02}-{cells[0].operation}-{cells[0].family}.md"
-        text = _report(title, cells, worker, python, attention)
+        text = _report(about, worker, python, releases, attention)
         path.write_text(text, encoding="utf-8")
         yield path
 
 
-def _causes(found: Found) -> Iterator[tuple[str, list[Cell]]]:
+def _causes(found: Found) -> Iterator[Subject]:
     """A title and the results of each cause; what is not explained is one by family."""
     by_cause: dict[str, list[Cell]] = defaultdict(list)
+    known: dict[str, Cause] = {}
     for cell in found.cells:
         if cell.verdict == "wrong":
-            by_cause[f"right with {cell.cause}" if cell.cause else cell.family].append(cell)
+            cause = cause_of(cell)
+            title = f"right with {cell.cause}" if cell.cause else cell.family
+            if cause is not None:
+                title = cause.title
+                known[title] = cause
+            by_cause[f"Wrong logits: {title}"].append(cell)
         elif cell.verdict == "crash":
-            by_cause[normal(cell.error)].append(cell)
+            by_cause[f"Crash: {normal(cell.error)}"].append(cell)
     for title, cells in sorted(by_cause.items(), key=lambda each: -len(each[1])):
-        kind = "Wrong logits" if cells[0].verdict == "wrong" else "Crash"
-        yield f"{kind}: {title}", sorted(cells, key=lambda each: not has_program(each.script))
+        plain = sorted(cells, key=lambda each: (not has_program(each.script), len(each.script)))
+        yield Subject(title, known.get(title.partition(": ")[2]), plain)
 
 
-def _report(title: str, cells: Sequence[Cell], worker: Worker, python: Path, attention: str) -> str:
+def _report(
+    about: Subject, worker: Worker, python: Path, releases: Sequence[Found], attention: str
+) -> str:
+    title, cause, cells = about
     shown = cells[0]
 
     def answer(script: Script) -> Json:
@@ -67,11 +81,11 @@ def _report(title: str, cells: Sequence[Cell], worker: Worker, python: Path, att
         same = (result["verdict"], result.get("cause", "")) == (shown.verdict, shown.cause)
         return same and normal(result.get("error", "")) == normal(shown.error)
 
-    for script in (shrunk(shown.script, is_same, 30), shown.script):
+    for script in (shrunk(shown.script, is_same, 16), shown.script):
         found = answer(script)
         [last] = found["results"]
-        between = "models of their own" in shown.cause
-        program = program_of(shown.family, found["fields"], found["key"], script, between=between)
+        model = Model.of(shown.family, found)
+        program = program_of(model, script, between=APART in (shown.cause or ""))
         printed = _printed(python, program) if program else ""
         if _shows(printed, shown):
             break
@@ -85,12 +99,26 @@ def _report(title: str, cells: Sequence[Cell], worker: Worker, python: Path, att
         f"# {title}",
         setting,
         _sentence(shown, script, last),
+        fill(f"At fault: {cause.source}. {cause.why}", 100) if cause else "",
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
-        KNOWN.get(shown.cause, ""),
+        f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
+        _course(shown, releases),
         fill("Operations: " + _listed(each.operation for each in cells), 100),
         fill("Families: " + _listed(each.family for each in cells), 100),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _course(shown: Cell, releases: Sequence[Found]) -> str:
+    """The verdicts of earlier releases on the result that is shown."""
+    verdicts = [
+        (found.release, each.verdict)
+        for found in releases
+        for each in found.cells
+        if (each.family, each.operation) == (shown.family, shown.operation)
+    ]
+    steps = [next(group) for _, group in groupby(verdicts, key=lambda each: each[1])]
+    return "Releases: " + ", ".join(f"{name} {verdict}" for name, verdict in steps) + "."
 
 
 def _shows(printed: str, shown: Cell) -> bool:

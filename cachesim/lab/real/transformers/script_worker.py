@@ -756,12 +756,13 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     tiny: Any = importlib.import_module("tiny_worker")
     found: dict[str, Any] = {}
     try:
-        fields = found["fields"] = tiny.fields_of(order["family"])
+        fields = tiny.fields_of(order["family"])
+        found["fields"] = tiny.without_defaults(order["family"], fields)
         family = limited(lambda: Family.of(order["family"], fields, order["attention"]))
         if not family.key:
             return {"unbuilt": "its forward pass takes no cache"}
         play = family.play()
-        found["key"] = family.key
+        found |= {"key": family.key, "own": family.own_cache, "positions": family.positions}
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
         found["causal"] = limited(lambda: is_causal(play))
     except Exception as error:

@@ -189,6 +189,13 @@ def _layers_of(cls: Real, default: Real) -> dict[str, Any]:
     return given
 
 
+def without_defaults(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not those of a default configuration, for a short program."""
+    default: Real = importlib.import_module("transformers").CONFIG_MAPPING[kind]()
+    missing = object()
+    return {key: value for key, value in fields.items() if getattr(default, key, missing) != value}
+
+
 def model_of(kind: str, fields: dict[str, Any], attention: str = "eager") -> Real:
     """A model in float64 with weights of its own."""
     torch: Any = importlib.import_module("torch")

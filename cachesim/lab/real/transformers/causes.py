@@ -1,0 +1,213 @@
+"""Causes of wrong answers in Transformers: the line at fault, and what upstream's threads say.
+
+A result is told apart by what makes it right, and by the class of the first layer that differs. The
+lines are those of 5.23.0. Each cause was read beside the library's documentation.
+"""
+
+from typing import Final, NamedTuple
+
+from cachesim.lab.real.transformers.results import Cell
+from cachesim.lab.real.transformers.script_worker import (
+    APART,
+    CALLS,
+    DYNAMIC,
+    NEW_MASK,
+    PER_CALL,
+    PER_CYCLE,
+    POSITIONS,
+    REBUILT,
+    REORDER,
+    SELECTED,
+    SHORTER,
+    SINGLY,
+    UNLIMITED,
+    WHOLE_MASK,
+)
+
+
+class Cause(NamedTuple):
+    """What is wrong, and where."""
+
+    remedy: str
+    title: str
+    source: str  # below transformers/
+    why: str
+    known: str = ""  # of upstream's threads; the search found none for the others
+    operations: tuple[str, ...] = ()  # by their beginnings; none: all
+    layer: str = ""  # part of the first layer's class that differs, or of the family's name
+
+    def explains(self, cell: Cell) -> bool:
+        """True if a wrong result has this cause."""
+        remedies = cell.cause.split(", ")
+        return (
+            self.remedy in remedies
+            and (not self.operations or cell.operation.startswith(self.operations))
+            and (self.layer in cell.place or self.layer in cell.family)
+        )
+
+
+CAUSES: Final = (
+    Cause(
+        SHORTER,
+        "`generate` feeds a prompt again whose tokens are all in the cache",
+        "generation/utils.py, _prefill: `input_ids[:, -next_sequence_length:]`",
+        "A cache that holds as many tokens as the prompt gives a length of 0, and `[-0:]` is the "
+        "whole prompt; with a longer cache the length is negative. The documentation's prefilled "
+        "cache has fewer tokens than the prompt; nothing refuses another one.",
+        "#40906 leaves the case as a TODO; #36151 is about positions that are guessed.",
+    ),
+    Cause(
+        SINGLY,
+        "Mamba-1 starts from a state of zeros in each call of several tokens",
+        "models/mamba/modeling_mamba.py, selective scan: `ssm_state = torch.zeros(...)`",
+        "The state of the cache is read for a single token only, so chunks, a further turn and "
+        "speculative tokens forget what came before.",
+        "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
+    ),
+    Cause(
+        CALLS,
+        "`generate` with `cache_params` feeds the whole conversation again",
+        "generation/utils.py, _prefill: `cache.get_seq_length()` is 0 for states alone",
+        "A cache of states has no length, so no token of the prompt counts as cached.",
+        layer="mamba",
+    ),
+    Cause(
+        POSITIONS,
+        "Bamba counts positions from 0 in each call",
+        "models/bamba/modeling_bamba.py:971: `torch.arange(hidden_states.shape[1])`",
+        "Without `position_ids` the cached length is not added, as other models do.",
+        "#44330 took `cache_position` away.",
+    ),
+    Cause(
+        REORDER,
+        "`batch_select_indices` leaves DeepSeek-V4's compressor in the old order",
+        "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: `reorder_cache` alone",
+        "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not.",
+        layer="Deepseek",
+    ),
+    Cause(
+        REORDER,
+        "`batch_select_indices` moves keys of hybrid layers, and not their states",
+        "cache_utils.py, LinearAttentionAndFullAttentionLayer: only `reorder_cache` is overridden",
+        "`batch_select_indices` is inherited from DynamicLayer, which knows keys and values alone.",
+    ),
+    Cause(
+        APART,
+        "RecurrentGemma keeps its state in the module: two conversations mix",
+        "models/recurrent_gemma/modeling_recurrent_gemma.py:337: `self.recurrent_states = ...`",
+        "The cache that a caller gives holds the keys of the attention layers only.",
+    ),
+    Cause(
+        DYNAMIC,
+        "GPT-Neo takes its causal mask from the end of a static cache's buffer",
+        "models/gpt_neo/modeling_gpt_neo.py:115: `key_length - query_length :`",
+        "`key_length` is the size of the buffer, not the number of tokens in it.",
+        operations=("static", "generate-static"),
+    ),
+    Cause(
+        DYNAMIC,
+        "`batch_select_indices` of a quantised cache moves only tokens not yet quantised",
+        "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by QuantizedLayer",
+        "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
+        "#45510 (closed) would override it; #48700 is about `reorder_cache` and `reset`.",
+        operations=("grouped", "fp8"),
+    ),
+    Cause(
+        NEW_MASK,
+        "Mamba-1 multiplies its input by the mask of the whole batch",
+        "models/mamba/modeling_mamba.py:55: `hidden_states * attention_mask[:, :, None]`",
+        "For a single new token the product has a column for each earlier one.",
+    ),
+    Cause(
+        REBUILT,
+        "A refused `crop` has cropped the layers before the one that refuses",
+        "cache_utils.py:1831, Cache.crop: layers are cropped one after another",
+        "The error says that nothing can be rolled back, and the cache is of two lengths.",
+        operations=("crop-refused",),
+    ),
+    Cause(
+        REBUILT,
+        "`crop` leaves DeepSeek-V4's compressed entries of the tokens that go",
+        "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: no `crop`",
+        "`is_croppable` is True, since only the window's layer is asked.",
+        layer="deepseek_v4",
+        operations=("crop",),
+    ),
+    Cause(
+        REBUILT,
+        "A second `crop` goes back further than a convolution's states were recorded",
+        "cache_utils.py:1152, LinearAttentionCacheLayerMixin.crop",
+        "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
+        "and padded with zeros later. The docstring says that states are dropped, not that a "
+        "further crop is wrong.",
+        layer="LinearAttention",
+        operations=("crop",),
+    ),
+    Cause(
+        REBUILT,
+        "A second `crop` goes back further than a window's keys were recorded",
+        "cache_utils.py:305, DynamicSlidingWindowLayer.crop",
+        "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
+        layer="SlidingWindow",
+        operations=("crop",),
+    ),
+    Cause(
+        REBUILT,
+        "`reset` leaves MiniMax's linear states",
+        "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reset`",
+        "`Cache.reset` walks over `layers`; the states are in `linear_cache`.",
+        layer="minimax",
+        operations=("reset",),
+    ),
+    Cause(
+        SELECTED,
+        "`reorder_cache` leaves MiniMax's linear states: beams mix",
+        "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reorder_cache`",
+        "`batch_select_indices` is overridden, and beam search calls `reorder_cache`.",
+        "#46612 and #46639 are about caches of another name, not about this class.",
+    ),
+    Cause(
+        WHOLE_MASK,
+        "GIT widens a padding mask by image tokens that the cache does not hold",
+        "models/git/modeling_git.py:847: `extended_attention_mask = torch.ones(...)`",
+        "Each call after the first is taken for one after an image, also after text alone.",
+    ),
+    Cause(
+        PER_CALL,
+        "Continuous batching: DiffLlama's second attention overwrites the first one's values",
+        "models/diffllama/modeling_diffllama.py:272: two calls of `attention_interface` a layer",
+        "Each call writes its half of the values to the same blocks.",
+    ),
+    Cause(
+        PER_CYCLE,
+        "Continuous batching: HRM-Text's cycles write to the same layers",
+        "integrations/eager_paged.py: `layer_idx=module.layer_idx`",
+        "The model's own cache is given `layer_idx + cycle_offset`.",
+    ),
+    Cause(
+        UNLIMITED,
+        "Moshi's mask has no window, its cache has one",
+        "models/moshi/modeling_moshi.py:775: `create_causal_mask`",
+        "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
+        "a cache attends to.",
+    ),
+    Cause(
+        "attention of its own, which is not replaced by the paged one",
+        "Continuous batching takes models whose attention it does not replace",
+        "generation/continuous_batching/continuous_api.py: no check of the model",
+        "`set_attn_implementation` changes nothing where a model does not look its attention up: "
+        "no earlier token is seen.",
+    ),
+    Cause(
+        "positions of its own, which do not follow those of the packed prompts",
+        "Continuous batching takes models that count positions themselves",
+        "generation/continuous_batching/continuous_api.py: no check of the model",
+        "Prompts are packed into one row; a model without `position_ids` counts on from one prompt "
+        "to the next.",
+    ),
+)
+
+
+def cause_of(cell: Cell) -> Cause | None:
+    """The cause of a wrong result."""
+    return next((each for each in CAUSES if each.explains(cell)), None)
