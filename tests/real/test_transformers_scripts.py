@@ -9,11 +9,15 @@ import pytest
 
 from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands, one_family, reports
+from cachesim.lab.real.transformers.causes import cause_of
 from cachesim.lab.real.transformers.commands import environment_for
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
 from cachesim.lab.real.worker_process import WorkerError
+
+MODEL = {"fields": {}, "key": "past_key_values", "own": False, "positions": True}
+"""A model in a worker's answer."""
 
 SCRIPT = [["feed", 14], ["record"], ["feed", 3], ["crop", -2], ["feed", 4]]
 
@@ -93,7 +97,7 @@ def test_the_smallest_script_is_printed_with_its_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = {"verdict": "wrong", "gap": 0.25, "place": "layer 1, DynamicLayer.keys"}
-    worker: Any = Stub({"a": {"results": [wrong], "fields": {}, "key": "past_key_values"}})
+    worker: Any = Stub({"a": {"results": [wrong], **MODEL}})
     cell = Cell(
         release="5.23.0", family="a", operation="crop", script=[["feed", 2], ["crop", -1]], **wrong
     )
@@ -177,11 +181,11 @@ def test_a_report_has_a_program_that_shows_the_cause(
         for family in "ab"
     ]
     python = Path("python")
-    [path] = reports.write_reports(tmp_path, worker, python, Found("2", cells), "eager")
+    [path] = reports.write_reports(tmp_path, worker, python, [Found("2", cells)], "eager")
     text = path.read_text()
     assert "01-crop-a.md" == path.name
     assert text.startswith("# Wrong logits: right with token by token\n\ntransformers 2, eager")
-    assert "Known of Mamba-1: huggingface/transformers#47087." in text
+    assert "\n\nReleases: 2 wrong.\n\n" in text
     assert "off by 2 deviations of the cold logits; the first difference is in layer 0" in text
     assert has_program == (
         "```python\nimport torch" in text and f"prints\n\n```text\n{printed}" in text
@@ -219,7 +223,7 @@ def test_the_newest_known_release_is_not_played_against_itself(
 def answered(verdict: str, **more: Any) -> dict[str, Any]:
     result = {"verdict": verdict, "gap": 2.0, "place": "", "cause": "", "error": ""} | more
     results = [result] * len(OPERATIONS)
-    return {"causal": True, "results": results, "fields": {}, "key": "past_key_values"}
+    return {"causal": True, "results": results, **MODEL}
 
 
 @pytest.mark.parametrize(
@@ -266,3 +270,20 @@ def test_wrong_usage_has_a_sentence(words: dict[str, Any], sentence: str) -> Non
 def test_older_releases_get_the_hub_that_they_need() -> None:
     assert "huggingface_hub<2" in environment_for("5.14.1").requirements
     assert "huggingface_hub<2" not in environment_for("5.15.0").requirements
+
+
+@pytest.mark.parametrize(
+    ("family", "cause", "place", "titled"),
+    [
+        ("mamba", "token by token", "", "Mamba-1 starts from a state of zeros"),
+        ("another", "token by token", "", ""),
+        ("bamba", "positions given", "", "Bamba counts positions from 0"),
+        ("another", "positions given", "", ""),
+        ("another", "a new cache", "layer 0, DynamicSlidingWindowLayer.keys", "A second `crop`"),
+    ],
+)
+def test_a_cause_is_given_to_families_whose_source_was_read(
+    family: str, cause: str, place: str, titled: str
+) -> None:
+    found = cause_of(cell(family, "crop-twice", "wrong", cause=cause, place=place))
+    assert titled == ("" if found is None else found.title[: len(titled)])

@@ -34,7 +34,8 @@ class Cause(NamedTuple):
     why: str
     known: str = ""  # of upstream's threads; the search found none for the others
     operations: tuple[str, ...] = ()  # by their beginnings; none: all
-    layer: str = ""  # part of the first layer's class that differs, or of the family's name
+    layer: str = ""  # part of the class of the first layer that differs
+    families: tuple[str, ...] = ()  # whose source was read; none: all share the line
 
     def explains(self, cell: Cell) -> bool:
         """True if a wrong result has this cause."""
@@ -42,7 +43,8 @@ class Cause(NamedTuple):
         return (
             self.remedy in remedies
             and (not self.operations or cell.operation.startswith(self.operations))
-            and (self.layer in cell.place or self.layer in cell.family)
+            and self.layer in cell.place
+            and (not self.families or cell.family in self.families)
         )
 
 
@@ -63,13 +65,14 @@ CAUSES: Final = (
         "The state of the cache is read for a single token only, so chunks, a further turn and "
         "speculative tokens forget what came before.",
         "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
+        families=("jamba", "mamba", "falcon_mamba"),
     ),
     Cause(
         CALLS,
         "`generate` with `cache_params` feeds the whole conversation again",
         "generation/utils.py, _prefill: `cache.get_seq_length()` is 0 for states alone",
         "A cache of states has no length, so no token of the prompt counts as cached.",
-        layer="mamba",
+        families=("mamba", "mamba2", "falcon_mamba"),
     ),
     Cause(
         POSITIONS,
@@ -77,25 +80,28 @@ CAUSES: Final = (
         "models/bamba/modeling_bamba.py:971: `torch.arange(hidden_states.shape[1])`",
         "Without `position_ids` the cached length is not added, as other models do.",
         "#44330 took `cache_position` away.",
+        families=("bamba",),
     ),
     Cause(
         REORDER,
         "`batch_select_indices` leaves DeepSeek-V4's compressor in the old order",
         "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: `reorder_cache` alone",
         "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not.",
-        layer="Deepseek",
+        families=("deepseek_v4",),
     ),
     Cause(
         REORDER,
         "`batch_select_indices` moves keys of hybrid layers, and not their states",
         "cache_utils.py, LinearAttentionAndFullAttentionLayer: only `reorder_cache` is overridden",
         "`batch_select_indices` is inherited from DynamicLayer, which knows keys and values alone.",
+        families=("falcon_h1", "zaya", "inkling"),
     ),
     Cause(
         APART,
         "RecurrentGemma keeps its state in the module: two conversations mix",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:337: `self.recurrent_states = ...`",
         "The cache that a caller gives holds the keys of the attention layers only.",
+        families=("recurrent_gemma",),
     ),
     Cause(
         DYNAMIC,
@@ -103,6 +109,7 @@ CAUSES: Final = (
         "models/gpt_neo/modeling_gpt_neo.py:115: `key_length - query_length :`",
         "`key_length` is the size of the buffer, not the number of tokens in it.",
         operations=("static", "generate-static"),
+        families=("gpt_neo",),
     ),
     Cause(
         DYNAMIC,
@@ -117,6 +124,7 @@ CAUSES: Final = (
         "Mamba-1 multiplies its input by the mask of the whole batch",
         "models/mamba/modeling_mamba.py:55: `hidden_states * attention_mask[:, :, None]`",
         "For a single new token the product has a column for each earlier one.",
+        families=("mamba", "falcon_mamba"),
     ),
     Cause(
         REBUILT,
@@ -130,7 +138,7 @@ CAUSES: Final = (
         "`crop` leaves DeepSeek-V4's compressed entries of the tokens that go",
         "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: no `crop`",
         "`is_croppable` is True, since only the window's layer is asked.",
-        layer="deepseek_v4",
+        families=("deepseek_v4",),
         operations=("crop",),
     ),
     Cause(
@@ -156,7 +164,7 @@ CAUSES: Final = (
         "`reset` leaves MiniMax's linear states",
         "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reset`",
         "`Cache.reset` walks over `layers`; the states are in `linear_cache`.",
-        layer="minimax",
+        families=("minimax",),
         operations=("reset",),
     ),
     Cause(
@@ -165,24 +173,28 @@ CAUSES: Final = (
         "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reorder_cache`",
         "`batch_select_indices` is overridden, and beam search calls `reorder_cache`.",
         "#46612 and #46639 are about caches of another name, not about this class.",
+        families=("minimax",),
     ),
     Cause(
         WHOLE_MASK,
         "GIT widens a padding mask by image tokens that the cache does not hold",
         "models/git/modeling_git.py:847: `extended_attention_mask = torch.ones(...)`",
         "Each call after the first is taken for one after an image, also after text alone.",
+        families=("git",),
     ),
     Cause(
         PER_CALL,
         "Continuous batching: DiffLlama's second attention overwrites the first one's values",
         "models/diffllama/modeling_diffllama.py:272: two calls of `attention_interface` a layer",
         "Each call writes its half of the values to the same blocks.",
+        families=("diffllama",),
     ),
     Cause(
         PER_CYCLE,
         "Continuous batching: HRM-Text's cycles write to the same layers",
         "integrations/eager_paged.py: `layer_idx=module.layer_idx`",
         "The model's own cache is given `layer_idx + cycle_offset`.",
+        families=("hrm_text",),
     ),
     Cause(
         UNLIMITED,
@@ -190,6 +202,7 @@ CAUSES: Final = (
         "models/moshi/modeling_moshi.py:775: `create_causal_mask`",
         "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
         "a cache attends to.",
+        families=("moshi",),
     ),
     Cause(
         "attention of its own, which is not replaced by the paged one",

@@ -107,7 +107,7 @@ def real_transformers(
         ready = {name: each.ready() for name, each in environments.items()}
         return max(compare(python, name, seed, batches) for name, python in ready.items())
     results = None if output is None else Output.at(output, "--output", ROWS)
-    releases = []
+    releases: list[Found] = []
     for name, environment in environments.items():
         worker, began = Worker(environment.ready()), time.monotonic()
         try:

@@ -75,7 +75,7 @@ def _store_per_call() -> Iterator[None]:
     last: dict[int, Real] = {}
 
     def changed(self: Real, key_states: Real, value_states: Real, *given: Real, **by: Real) -> Real:
-        layer = by.get("layer_idx", given[0] if given else 0)
+        layer: Real = by.get("layer_idx", given[0] if given else 0)
         if last.get(layer) is not key_states:
             last[layer] = key_states
             return update(self, key_states, value_states, *given, **by)
@@ -102,7 +102,7 @@ def _counted_by_cycle(kind: Real) -> Iterator[None]:
 def quantised(config: Real, kind: str) -> Real:
     """A quantised cache that loses no precision, so that its bookkeeping alone is compared."""
     utils: Any = importlib.import_module("transformers.cache_utils")
-    base = utils.Fp8QuantizedLayer if kind == "fp8" else utils.QuantizedLayer
+    base: Any = utils.Fp8QuantizedLayer if kind == "fp8" else utils.QuantizedLayer
     cache = utils.QuantizedCache("fp8", config)  # which refuses windows and states
 
     class Whole(base):  # type: ignore[misc]

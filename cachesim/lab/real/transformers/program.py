@@ -142,7 +142,7 @@ def has_program(script: Script) -> bool:
         name in ("reorder", "select") or (name == "pad" and at == 0)
         if padded
         else name in ("reorder", "select")
-        or f"{name} {given[0]}" in STEPS
+        or " ".join([name, *map(str, given[:1])]) in STEPS
         or (name in STEPS and name != "pad" and given[1:] in ([], ["plain"]))
         for at, (name, *given) in enumerate(script)
         if not (padded and name == "feed")

@@ -48,9 +48,18 @@ def _turns(rng: Random, further: int) -> Script:
 
 def _quantised(kind: str, step: Step, rng: Random) -> Script:
     """Prefill, two tokens that `grouped` does not quantise yet, and a step."""
-    script = [["cache", kind], ["rows", 3], *_prefill(rng), ["feed", 2]]
+    script: Script = [["cache", kind], ["rows", 3], *_prefill(rng), ["feed", 2]]
     return [*script, *([step] if step else []), *_feeds(rng, 1, 6, 2)]
 
+
+_QUANTISED_STEPS: Final[Mapping[str, Step]] = {
+    "": [],
+    "-crop": ["crop", -1],
+    "-reset": ["reset"],
+    "-reorder": ["reorder", 2, 0, 1],
+    "-select": ["select", 2, 0, 1],
+    "-repeat": ["repeat", 2],
+}
 
 _CROSSED: Final[Script] = [["encoder", 7], ["cache", "crossed"]]
 
@@ -70,14 +79,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     **{
         f"{kind}{name}": partial(_quantised, kind, step)
         for kind in ("fp8", "grouped")
-        for name, step in {
-            "": [],
-            "-crop": ["crop", -1],
-            "-reset": ["reset"],
-            "-reorder": ["reorder", 2, 0, 1],
-            "-select": ["select", 2, 0, 1],
-            "-repeat": ["repeat", 2],
-        }.items()
+        for name, step in _QUANTISED_STEPS.items()
     },
     "crossed": lambda rng: [*_CROSSED, *_feeds(rng, 1, 10, 4)],
     "crossed-reset": lambda rng: [*_CROSSED, *_prefill(rng), ["reset"], *_feeds(rng, 1, 8, 2)],
