@@ -127,7 +127,7 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert 18 == done.stdout.count("\nright with: positions given\n")
+    assert 27 == done.stdout.count("\nright with: positions given\n")
     assert "27 failed, 15 passed, 13 skipped" in done.stdout
 
 
