@@ -4,24 +4,20 @@ A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a m
 model; a line {"fields", "layers", "results"} goes out. A script is a list of steps, each with its
 arguments:
 
-    ["cache", "static"]     the class of the cache; the first step, else it is dynamic; "fp8" and
-                            "grouped" are quantised ones without the loss of precision
+    ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised
     ["encoder", 7]          so many encoder states, which each call is given
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
     ["try", -3]             a crop; the script goes on if it is refused
     ["reorder", 2, 0, 1]    the same with "select"; ["repeat", 3]
-    ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens; with 0 the prompt
-                            is what the cache holds, with less it is shorter. "plain" is given
-                            the cache; the last step may have another manner and no cache
+    ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens (0: none, below:
+                            a shorter prompt); the last step may have another manner, no cache
     ["batch", 14, 9, 5]     `generate` on prompts with padding on the left
-    ["paged", 20, 16, 23]   prompts with one beginning, one after another, by continuous batching;
-                            the same with "packed", all at once and with nothing in common
+    ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix
 
-Cold is the same model's `use_cache=False` over all tokens of each row, without padding. What is
-wrong is played again with each of the REMEDIES that apply, and the first that makes it right is
-its cause. If the same call without a cache is as far from cold, the cache is not at fault.
+Cold is the same model's `use_cache=False` over all tokens of each row, without padding. The first
+of the REMEDIES that makes a wrong script right is its cause, unless a call without a cache is wrong.
 """
 
 import copy
