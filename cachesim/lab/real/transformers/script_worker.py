@@ -17,7 +17,7 @@ arguments:
     ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix
 
 Cold is the same model's `use_cache=False` over all tokens of each row, without padding. The first
-of the REMEDIES that makes a wrong script right is its cause, unless a call without a cache is wrong.
+of the REMEDIES that makes a wrong script right is its cause, unless a call without a cache differs.
 """
 
 import copy
