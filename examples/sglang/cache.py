@@ -1,6 +1,6 @@
 """HiCache's file storage behind the protocol of `check_live_cache`; runs beside an unpacked wheel.
 
-Pages are keyed as `HiCacheController` keys them: a chain of hashes of their tokens, from 0.5.22 on
+Pages are keyed as `HiCacheController` keys them: a chain of hashes of their tokens, in 0.5.23
 begun with the request's namespace (the adapter and `extra_key`, and the salt). What is pretended:
 the extension that hashes is compiled where it runs; here it is Python's SHA-256.
 """
