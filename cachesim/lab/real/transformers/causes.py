@@ -65,7 +65,7 @@ CAUSES: Final = (
         "The state of the cache is read for a single token only, so chunks, a further turn and "
         "speculative tokens forget what came before.",
         "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
-        families=("jamba", "mamba", "falcon_mamba"),
+        families=("mamba", "falcon_mamba"),
     ),
     Cause(
         CALLS,
