@@ -15,7 +15,7 @@ from cachesim.cli import main as program
 from cachesim.cli.new_engine import engine_package, write_package
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Families
-from cachesim.engines.plugins import bring
+from cachesim.engines.plugins import discover
 from cachesim.errors import InputError, ProfileError
 from cachesim.testing import engine_contract
 from cachesim.testing.laws import BrokenLawError
@@ -77,7 +77,7 @@ def test_a_broken_engine_is_named_and_left_out(
     monkeypatch.syspath_prepend(str(tmp_path))
     families = Families()
 
-    broken = bring(families)
+    broken = discover(families)
 
     assert ["broken"] == [*broken]
     assert why in broken["broken"]

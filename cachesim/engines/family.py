@@ -507,7 +507,7 @@ class Families(MutableMapping[str, Family[Any, Any]]):
     def _search(self) -> None:
         if not self._searched:
             self._searched = True
-            self.broken = importlib.import_module("cachesim.engines.plugins").bring(self)
+            self.broken = importlib.import_module("cachesim.engines.plugins").discover(self)
 
     def announce(self, name: str, module: str) -> None:
         """Add an engine whose `module` defines FAMILY."""

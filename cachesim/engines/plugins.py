@@ -20,7 +20,7 @@ SHAPE: Final = re.compile(r"[\w.-]+")
 """A name that a profile can begin with."""
 
 
-def bring(families: MutableMapping[str, Family[Any, Any]]) -> dict[str, str]:
+def discover(families: MutableMapping[str, Family[Any, Any]]) -> dict[str, str]:
     """Add every installed engine; of those that cannot be loaded, the reason by name."""
     broken = {}
     for each in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):

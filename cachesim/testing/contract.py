@@ -87,8 +87,8 @@ def _other_logits(reply: Reply) -> Reply:
     return replace(reply, logits=reply.logits + 1)
 
 
-class _Shaky:
-    """Replies that depend on how many were asked for before."""
+class _Nondeterministic:
+    """Replies that depend on the number of replies before."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -102,7 +102,7 @@ FAULTS: Final[Mapping[str, Callable[[], Spoil]]] = {
     "counts": lambda: _one_more,
     "causes": lambda: _unexplained,
     "answers": lambda: _other_logits,
-    "determinism": _Shaky,
+    "determinism": _Nondeterministic,
 }
 """Planted faults by the law that has to find them."""
 
