@@ -264,6 +264,7 @@ class Result:
                 "requests": out.fingerprint.requests,
                 "unexplained": out.fingerprint.unexplained or None,
             },
+            "finding": None if out.finding is None else _finding_json(out.finding),
             "findings": [_finding_json(each) for each in out.findings],
             "notes": out.notes,
             "refused": dict(out.refused),

@@ -1,7 +1,7 @@
 """Causes of wrong answers in Transformers: the line at fault, and what upstream's threads say.
 
-A result is told apart by what makes it right, and by the class of the first layer that differs. The
-lines are those of 5.23.0. Each cause was read beside the library's documentation.
+A cause is assigned by the remedy that makes a result right, the class of the first layer that
+differs, and the families whose source was read. The lines are those of 5.23.0.
 """
 
 from typing import Final, NamedTuple

@@ -19,6 +19,7 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 OFF: Final = re.compile(r"off by (\S+); deviation of the cold logits: (\S+)")
+AT_FAULT: Final = "Line at fault, read in the source of 5.23.0"
 SECONDS: Final = 120
 """Time of a program."""
 
@@ -99,7 +100,7 @@ def _report(
         f"# {title}",
         setting,
         _sentence(shown, script, last),
-        fill(f"At fault: {cause.source}. {cause.why}", 100) if cause else "",
+        fill(f"{AT_FAULT}: {cause.source}. {cause.why}", 100) if cause else "",
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
         _course(shown, releases),
