@@ -462,7 +462,7 @@ class _Player:
                 if source is not None:
                     self._named(request, shape, count - back, source)
                 break
-        why = f"the network continues otherwise behind these {count} tokens"
+        why = f"the network continues otherwise after these {count} tokens"
         if count > self._explained(request, self._ever, but=("salt",)):
             self._blame_dtype(why)
         self._story.broken("true contents", why)
