@@ -368,8 +368,11 @@ def write_pages(folder: Path) -> dict[str, Path]:
 
 
 def new_tab(browser: Any, **options: Any) -> Any:
-    """A page in a fresh profile, patient with a machine that installs packages meanwhile."""
-    context = browser.new_context(**options)
+    """A page in a fresh profile, patient with a machine that installs packages meanwhile.
+
+    Without smooth scrolling: a click during its animation lands on what has moved there.
+    """
+    context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(SLOW)
     return context.new_page()
 
