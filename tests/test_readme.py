@@ -1,8 +1,12 @@
 """What the README shows is what the program prints."""
 
 import re
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
+from types import ModuleType
 
 import pytest
 
@@ -14,6 +18,7 @@ from cachesim.scenario.shipped import shipped_file, shipped_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+POINTED = re.compile(r"\]\(([^)]*)\)")
 NUMBERS = {11: "eleven", 12: "twelve", 13: "thirteen"}
 
 
@@ -50,19 +55,35 @@ def test_the_exit_status_is_that_of_the_guide(
     assert status == main(["run", str(file), "-p", profile, "--arithmetic", "ring"])
 
 
-def test_the_long_description_points_at_nothing_that_an_index_does_not_have() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    text = README
-    for each in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"][
-        "substitutions"
-    ]:
-        text = re.sub(each["pattern"], each["replacement"], text)
-    pointed = re.findall(r"\]\(([^)]*)\)", text)
+@pytest.fixture
+def long_description(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], str]:
+    """The function of the build, with a stand-in for hatchling, which is not installed here."""
+    module = ModuleType("hatchling.metadata.plugin.interface")
+    monkeypatch.setattr(module, "MetadataHookInterface", object, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return run_path(str(ROOT / "hatch_build.py"))["long_description"]
 
-    assert [] == [each for each in pointed if not each.startswith("https://")]
+
+def test_the_long_description_points_at_nothing_that_an_index_does_not_have(
+    long_description: Callable[[str, str, str], str],
+) -> None:
+    text = long_description(README, "", "0.1.0")
+
+    assert [] == [each for each in POINTED.findall(text) if not each.startswith("https://")]
     assert "docs/images/two-codes.svg" in README
     assert "[CONTRIBUTING.md]" not in text
     assert "CONTRIBUTING.md explains" in text
+
+
+def test_with_an_address_every_link_and_picture_of_it_is_absolute(
+    long_description: Callable[[str, str, str], str],
+) -> None:
+    text = long_description(README, "https://example.org/c", "0.1.0")
+
+    assert len(POINTED.findall(README)) == len(POINTED.findall(text))
+    assert [] == [each for each in POINTED.findall(text) if not each.startswith("https://")]
+    assert "](https://example.org/c/raw/v0.1.0/docs/images/two-codes.svg)" in text
+    assert "[CONTRIBUTING.md](https://example.org/c/blob/v0.1.0/CONTRIBUTING.md) explains" in text
 
 
 def test_the_extras_of_the_install_page_are_those_of_the_package() -> None:
