@@ -131,53 +131,24 @@ ListFormat: TypeAlias = Literal["text", "json"]
 
 def scenarios() -> list[Item]:
     """The shipped scenarios with the class of each one's defect."""
-    return [_scenario(each) for each in _shipped(until=SHOWN)]
+    return [_scenario(each) for each in _shipped()]
 
-
-PLAYED: Final = re.compile(r"^\[(model|chat|engine|spans|\[step)\b", re.MULTILINE)
-"""Start of the part of a shipped file that a search of names skips."""
 
 SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MULTILINE)
 """Start of the part that a list skips, the symptom included."""
 
 
-def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
+def _shipped() -> list[dict[str, Any]]:
     texts = (file.read_text("utf-8") for file in shipped_files())
-    return [tomllib.loads(until.split(text, maxsplit=1)[0]) for text in texts]
+    return [tomllib.loads(SHOWN.split(text, maxsplit=1)[0]) for text in texts]
 
 
 def _with_symptom(words: str) -> list[Item]:
-    """The scenarios whose symptoms share most of these words."""
-    wanted = _stems(words)
-    if not wanted:
-        msg = f"no word to search for in {words!r}; describe what you see, as a user would"
-        raise InputError(msg)
-    found = []
-    for each in _shipped(until=PLAYED):
-        symptom = each.get("shows", {}).get("symptom", "")
-        own = len(wanted & _stems(symptom))
-        near = len(wanted & _stems(f"{symptom} {each['name']} {each.get('about', '')}"))
-        if 3 * near >= len(wanted):
-            item = _scenario(each)
-            found.append((-own, -near, item.name, replace(item, about=symptom or item.about)))
-    return [item for *_, item in sorted(found, key=lambda each: each[:3])]
+    """The scenarios whose reports sound like this."""
+    from cachesim.cli.symptoms import ranked
 
-
-STEM: Final = 5
-"""Letters compared as a word's stem: `reprocessed`, `reprocessing`."""
-
-COMMON: Final = frozenset(
-    {"a", "an", "and", "are", "as", "at", "but", "by", "every", "for", "from", "has", "in", "is"}
-    | {"it", "its", "my", "no", "not", "of", "on", "or", "so", "that", "the", "then", "there"}
-    | {"this", "to", "was", "when", "which", "with"}
-)
-"""Words of every symptom."""
-
-
-def _stems(text: str) -> set[str]:
-    """The stems of a text's words, so that `prompts` matches `prompt`."""
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return {word[:STEM] for word in words if word not in COMMON}
+    items = [(_scenario(each), each.get("shows", {})) for each in ranked(words)]
+    return [replace(item, about=shows.get("symptom", "") or item.about) for item, shows in items]
 
 
 def _scenario(content: Mapping[str, Any]) -> Item:

@@ -240,6 +240,7 @@ class Family(Generic[R, S]):
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature
     describes_model: tuple[str, ...] = ()  # options with the sizes of the model that it counts
+    vocabulary: str = ""  # words of its classes, flags and log lines that reports of it use
 
     def check(self, spec: "ModelSpec") -> None:
         """Refuse a model with layers that the server has no rules for."""

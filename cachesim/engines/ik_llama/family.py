@@ -110,6 +110,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     name="ik_llama.cpp",
     about="llama.cpp's sibling: tolerant matching, checkpoints while generating, companions",
     repository="ikawrakow/ik_llama.cpp",
+    vocabulary="ik",
     package=__package__,
     engine=f"{__package__}.server:IkLlama",
     releases=RELEASES,

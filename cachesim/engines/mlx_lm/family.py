@@ -510,6 +510,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
     repository="ml-explore/mlx-lm",
+    vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
     package=__package__,
     engine=f"{__package__}.engine:MlxLm",
     releases=RELEASES,

@@ -176,6 +176,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     name="sglang",
     about="SGLang: a radix tree whose nodes may hold states and window slots",
     repository="sgl-project/sglang",
+    vocabulary="sglang radix hicache himamba tombstoned tombstone bigram swa tier node nodes page",
     package=__package__,
     engine=f"{__package__}.server:Sglang",
     releases=RELEASES,

@@ -239,6 +239,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     name="vllm",
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
     repository="vllm-project/vllm",
+    vocabulary="vllm gdn connector align block eagle dflash schedule retention",
     package=__package__,
     engine=f"{__package__}.server:Vllm",
     releases=RELEASES,

@@ -1,0 +1,157 @@
+"""A text index of the shipped scenarios, for `cachesim list scenarios --symptom`."""
+
+import math
+import re
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from cachesim.engines import FAMILIES
+from cachesim.errors import InputError
+from cachesim.scenario.shipped import shipped_files
+
+STEM: Final = 5
+"""Letters compared as a word's stem: `reprocessed`, `reprocessing`."""
+
+COMMON: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "a after all also although an and any are as at be been but by can do does every for from"
+        " had has have how if in into is it its like may more most much my new no not of off on one"
+        " only or other out over own same so still than that the their them then there these they"
+        " this those though to too under up was were what when where which while who why will with"
+        " without would you your",
+    )
+)
+"""Words of every report."""
+
+SAME: Final[Mapping[str, str]] = {
+    word: meaning
+    for meaning, words in {
+        "state": "states ssm mamba mamba2 gdn deltanet delta recurrent rnn hybrid qwen nemotron"
+        " granite qwen3next kda arrayscache linear",
+        "window": "windows swa sliding rotating ring gemma gemma4 rotatingkvcache gpt",
+        "drafter": "draft drafts mtp eagle dflash spec speculative speculation ngram",
+        "adapter": "adapters lora loras",
+        "store": "connector lmcache offloading external",
+        "checkpoint": "checkpoints snapshot snapshots",
+        "reprocess": "reprocessed reprocessing reprefill prefill prefills recompute recomputes"
+        " recomputed processed evaluated",
+        "reuse": "reused hit hits cached cache caching",
+        "wrong": "garbage garbled corrupt corrupts corrupted corruption contaminated diverges"
+        " nonsense",
+        "crash": "crashes crashed crashing dies died kill kills killed assertion exception error"
+        " abort aborts ends fatal",
+        "erase": "erased evict evicts evicted eviction dropped discarded tombstone tombstoned"
+        " pruned removed removes",
+        "reasoning": "thinking think",
+        "park": "parked ram host",
+        "restore": "restores restored loadback load",
+    }.items()
+    for word in words.split()
+}
+"""Words of one meaning: reports name a thing after a model, a class of upstream's or a flag."""
+
+VOTE: Final = 0.5
+"""How much more a scenario counts if all words of a server in a symptom belong to its engine."""
+
+WEIGHTS: Final[Mapping[str, float]] = {
+    "symptom": 3,
+    "name": 2,
+    "about": 1,
+    "source": 1,
+    "played": 0.5,
+}
+"""Weight of a word by the part of a scenario in which it stands."""
+
+SATURATION: Final = 2.5
+"""BM25's k1: how much a word that is repeated adds."""
+
+LENGTH: Final = 0.6
+"""BM25's b: how much a long text counts less."""
+
+
+CLOSE: Final = 0.4
+"""Part of the best score that a scenario has which is named too."""
+
+
+def ranked(words: str) -> list[Mapping[str, Any]]:
+    """The shipped scenarios that sound like a symptom, the closest first; scored by BM25."""
+    said = _words(words)
+    if not said:
+        msg = f"no word to search for in {words!r}; describe what you see, as a user would"
+        raise InputError(msg)
+    wanted = set(terms(words))
+    contents, texts = _index()
+    rarity = _rarity(texts, wanted)
+    mean = sum(sum(text.values()) for text in texts) / max(len(texts), 1)
+    engine_of = {word: each.name for each in FAMILIES.values() for word in each.vocabulary.split()}
+    votes = Counter(engine_of[word] for word in said if word in engine_of)
+    found = []
+    for content, text in zip(contents, texts, strict=True):
+        share = votes[content["engine"]["name"]] / max(votes.total(), 1)
+        damped = SATURATION * (1 - LENGTH + LENGTH * sum(text.values()) / mean)
+        near = sum(
+            rarity[word] * text[word] / (text[word] + damped) for word in wanted & text.keys()
+        )
+        found.append((-near * (1 + VOTE * share), content["name"], content))
+    best = min((each[0] for each in found), default=0.0)
+    ordered = sorted(found, key=lambda each: each[:2])
+    return [content for score, _, content in ordered if score < 0 and score <= CLOSE * best]
+
+
+def terms(text: str) -> Iterator[str]:
+    """A text's words by stem and by meaning."""
+    for word in _words(text):
+        yield word if word[0].isdigit() else word[:STEM]
+        if word in SAME:
+            yield SAME[word]
+
+
+def _words(text: str) -> list[str]:
+    """The words and numbers of a text; parts of a class's or a flag's name are words too."""
+    whole = re.sub(r"\bre-(?=p)", "re", text)
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", " ", whole).lower()
+    found = re.findall(r"[a-z]+\d*|\d[\d,.]*\d|\d", parted)
+    return [word.replace(",", "") for word in found if word not in COMMON]
+
+
+@cache
+def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
+    """The shipped scenarios, and the words of each."""
+    contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
+    return contents, [_weighted(each) for each in contents]
+
+
+def _weighted(content: Mapping[str, Any]) -> Mapping[str, float]:
+    """Each word of a scenario with the weight of the places where it stands."""
+    source, shows = content.get("source", {}), content.get("shows", {})
+    engine, model = content["engine"], content["model"]
+    seen = [value for part in ("before", "after") for value in shows.get(part, {}).values()]
+    flags = engine.get("options", {}).items()
+    parts: Mapping[str, Sequence[object]] = {
+        "symptom": [shows.get("symptom", "")],
+        "name": [content["name"]],
+        "about": [content.get("about", "")],
+        "source": [source.get("note", ""), source.get("issue", ""), *source.get("also", [])],
+        "played": [
+            engine["name"],
+            content.get("class", ""),
+            model.get("preset", ""),
+            *flags,
+            *seen,
+        ],
+    }
+    found = defaultdict[str, float](float)
+    for part, pieces in parts.items():
+        for term in terms(" ".join(map(str, pieces))):
+            found[term] += WEIGHTS[part]
+    return dict(found)
+
+
+def _rarity(texts: Sequence[Mapping[str, float]], wanted: Iterable[str]) -> dict[str, float]:
+    """How much a word tells: the fewer scenarios have it, the more."""
+    have = {word: sum(word in text for text in texts) for word in wanted}
+    return {word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) for word, n in have.items()}
