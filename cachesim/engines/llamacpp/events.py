@@ -14,8 +14,8 @@ class SlotChosenById(Event):
 
 @event("plain")
 class SlotChosenBySimilarity(Event):
-    """slot {slot} is chosen: it shares {similarity} of the prompt (more than {threshold}) and keeps
-    {f_keep} of its tokens"""
+    """slot {slot} is chosen by LCP similarity {similarity} (threshold {threshold});
+    f_keep {f_keep}"""
 
     similarity: float
     threshold: float
@@ -387,7 +387,7 @@ class CacheEntryDropped(Event):
 
 @event("plain")
 class CacheSearchBegun(Event):
-    """the prompt cache is searched: an entry must beat keep {f_keep} and similarity {f_sim}"""
+    """the prompt cache is searched: an entry must exceed f_keep {f_keep} and similarity {f_sim}"""
 
     f_keep: float | None
     f_sim: float | None
