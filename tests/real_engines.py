@@ -72,8 +72,8 @@ AT_ONCE: Final = 16
 BETWEEN: Final = 4
 """Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
 
-BETWEEN_VLLM: Final = 4
-"""Releases of vLLM of which one is compared; `make nightly` compares all."""
+ONE_OF: Final = 4
+"""Releases of an engine of which one is compared; `make nightly` compares all."""
 
 AGENTS: Final = 5
 """Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
@@ -254,9 +254,15 @@ def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> 
     return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
 
 
+def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) -> list[str]:
+    """The newest release, those looked at closely, and one of four others; with `every`, all."""
+    chosen = {known[-1], *closely, *known[:-1:ONE_OF]}
+    return [release for release in known if every or release in chosen]
+
+
 def checks(*, every: bool = False) -> Iterator[Check]:
-    """Comparisons with real engines; with `every`, on each release of vLLM."""
-    for release in LLAMA_CPP.real():
+    """Comparisons with real engines; with `every`, on each release."""
+    for release in compared(LLAMA_CPP.real(), CLOSELY, every=every):
         closely = (weights_agree, answers_are_wrong_where_we_say) if release in CLOSELY else ()
         for what in (workloads_agree, *closely):
             yield Check(
@@ -270,7 +276,7 @@ def checks(*, every: bool = False) -> Iterator[Check]:
         environment=binding_environment_for(newest_binding),
         run=partial(binding_agrees, newest_binding),
     )
-    for version in MLX_LM.real():
+    for version in compared(MLX_LM.real(), MLX_CLOSELY, every=every):
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
         for mlx in (
             mlx_classes_agree,
@@ -282,14 +288,13 @@ def checks(*, every: bool = False) -> Iterator[Check]:
                 environment=mlx_environment_for(version),
                 run=partial(mlx, version),
             )
-    known = VLLM.real()
-    for version in known if every else (*known[:-1:BETWEEN_VLLM], known[-1]):
+    for version in compared(VLLM.real(), every=every):
         yield Check(
             name=f"vllm {version}: scheduler agrees",
             environment=VLLM_SCHEDULER.core_of(version),
             run=partial(vllm_scheduler_agrees, version),
         )
-    for version in SGLANG.real():
+    for version in compared(SGLANG.real(), every=every):
         yield Check(
             name=f"sglang {version}: scheduler agrees",
             environment=SGLANG_SCHEDULER.core_of(version),
@@ -311,7 +316,7 @@ def beside(*, every: bool = False) -> Iterator[Environment]:
     yield KERNELS
     if every:
         yield transformers_environment_for(TRANSFORMERS)
-    for version in SGLANG.real():
+    for version in compared(SGLANG.real(), every=every):
         yield configuration_of(SGLANG_SCHEDULER.core_of(version))
 
 
