@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import NamedTemporaryFile
@@ -20,8 +21,10 @@ from cachesim.cli.outputs import print_report, progress, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.files import Output
+from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, Measured, play, row_of
+from cachesim.lab.traces.replay import BOUND, Cell, Measured, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.lab.traces.verifying import Verified, verified
@@ -75,6 +78,35 @@ class TraceFlags:
         int | None, Parameter(help="Number of answers to compute, with the cache and without.")
     ] = None
 
+    replicas: Annotated[int | None, Parameter(help="Servers of each profile, with a router.")] = (
+        None
+    )
+    router: Annotated[
+        list[str] | None,
+        Parameter(
+            help=f"Of {', '.join(ROUTERS)}; rules after commas, as "
+            "cache-aware,cache_threshold=0.5. May be repeated. [default: round-robin]"
+        ),
+    ] = None
+    change: Annotated[
+        list[str] | None,
+        Parameter(help="die:2@600, drain:2@600 or join:2@600: replica 2 at 600 s of the trace."),
+    ] = None
+
+    def fleets(self) -> list[Fleet | None]:
+        """A fleet with each router; one server if none is asked for."""
+        if self.replicas is None:
+            if self.router or self.change:
+                name = "--router" if self.router else "--change"
+                msg = f"{name} is for a fleet: write --replicas N as well"
+                raise InputError(msg)
+            return [None]
+        if self.verify is not None:
+            msg = "--verify computes the answers of one server; leave out --replicas"
+            raise InputError(msg)
+        routers = self.router or ["round-robin"]
+        return [Fleet.of(self.replicas, router, self.change or ()) for router in routers]
+
     def given(self) -> list[str]:
         """Options with another value than the default, as written on the command line."""
         return [
@@ -124,9 +156,11 @@ def replay(
         source = flags.source(name, file)
         bound = Cell(source=source, profile=BOUND, model=flags.model)
         server = replace(bound, options=tuple(settings.items()), measured=measured)
-        cells = [bound, *(replace(server, profile=each) for each in profiles)]
+        fleets = flags.fleets()
+        pairs = product(profiles, fleets)
+        cells = [bound, *(replace(server, profile=each, fleet=fleet) for each, fleet in pairs)]
         for cell in cells:
-            cell.check()
+            check(cell)
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [row_of(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)

@@ -175,6 +175,14 @@ class Engine(ABC):
         """The amount of each kind of content, cheap enough for every step of a trace."""
         return Amounts()
 
+    def peek(self, prompt: Tokens) -> Count | None:
+        """Tokens that a request with this prompt would reuse now; None if the engine cannot say.
+
+        Changes nothing: a lookup of a real server counts as a use, this one does not.
+        """
+        del prompt
+        return None
+
     def after_each_event(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every event, also within a step."""
         if isinstance(self.events, EventLog):

@@ -27,6 +27,7 @@ from cachesim.report.charts import (
     stacked_bars,
 )
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
+from cachesim.report.fleet import fleet_report
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -270,6 +271,7 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
         parts += [Heading(title, level=2), Text(), table, Text()]
         for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
+        parts += fleet_report(members, server_of)
         if any(row["lost"] for row in members if row["profile"] != "bound"):
             bars = losses(members)
             drawn = (
@@ -374,7 +376,12 @@ def server_of(row: Mapping[str, Any]) -> str:
     if row["profile"] == "bound":
         return "upper bound (infinite cache)"
     text = f"{row['profile']}, {row['model']}"
-    return f"{text}, {settings_of(row)}" if row["settings"] else text
+    text = f"{text}, {settings_of(row)}" if row["settings"] else text
+    if "fleet" in row:
+        fleet = row["fleet"]
+        text = f"{fleet['replicas']} x {text}, router {fleet['router']}"
+        text += "".join(f", {change}" for change in fleet["changes"])
+    return text
 
 
 def _curves(rows: Rows, flag: str) -> Picture:

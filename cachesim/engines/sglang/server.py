@@ -551,6 +551,12 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             size = min(size, pool.windows.size)
         return min(self.options.context_length, size) - 1
 
+    def peek(self, prompt: Tokens) -> Count | None:
+        """The length of `init_next_round_input`'s match."""
+        tokens = np.array(prompt, np.int64)[: max(len(prompt) - 1, 0)]
+        found = self.tree.peek(self.tree.key_of(tokens))
+        return None if found is None else Count(found)
+
     def submit(self, request: base.Request) -> Ticket:
         cache_prompt = not request.cache_prompt
         self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)

@@ -222,6 +222,21 @@ class Tree(OneTier, ABC):
         plain = int(key[0]) if page == 1 else key[:page].tobytes()
         return plain if extra is None else (extra, plain)
 
+    def walk(self, key: Integers) -> Iterator[tuple[Node, int]]:
+        """The nodes along a key without extra keys, each with its matching length; nothing is
+        split or counted as used.
+        """
+        node = self.root
+        while len(key):
+            child = node.children.get(self.child_key(key, None))
+            if child is None:
+                return
+            length = matching(child, key, self.shape.page)
+            yield child, length
+            if length < len(child):
+                return
+            node, key = child, key[length:]
+
     def key_of(self, tokens: Integers, limit: int | None = None) -> Integers:
         """The key of some tokens: pairs with EAGLE, and whole pages."""
         key = as_key(tokens, bigrams=self.shape.bigrams)[:limit]
@@ -298,6 +313,11 @@ class Tree(OneTier, ABC):
     @abstractmethod
     def match(self, key: Integers, extra: Hashable) -> Match:
         """The longest usable prefix of a key."""
+
+    def peek(self, key: Integers) -> int | None:
+        """The length that a match of a key without extra keys would give; None if it is unknown."""
+        del key
+        return None
 
     def match_tokens(self, tokens: Integers, req: Req, *, copies: bool = True) -> Match:
         """Match a request; its state is copied where there is one."""

@@ -140,6 +140,22 @@ class UnifiedTreeCore(Tree):
             state_on_host=beyond.state is None and beyond.host_state is not None,
         )
 
+    def peek(self, key: Integers) -> int | None:
+        """The tokens to the deepest node that `match` would resume from.
+
+        | whole node | whole node | part of a node |     the upper half of a split has no state
+        """
+        if self.host is not None:
+            return None  # what the host would load is decided by the scheduler
+        total, usable, alive = 0, 0, inf
+        for node, length in self.walk(key):
+            total += length
+            alive = alive + length if node.window else 0.0
+            whole = length == len(node)
+            if self._legal(alive, has_state=whole and node.state is not None):
+                usable = total
+        return usable
+
     def _legal(self, alive: float, *, has_state: bool) -> bool:
         window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
         if self.has_windows and not window_fits:

@@ -59,6 +59,19 @@ class Prefixes:
             give(number)
             parent = number
 
+    def known(self, tokens: Sequence[int]) -> list[int]:
+        """The ids that the leading units of `tokens` have already; gives none."""
+        unit, ahead, parent = self.unit, self.lookahead, ROOT
+        found: list[int] = []
+        for end in range(unit, len(tokens) + 1 - ahead, unit):
+            key = (parent, tuple(tokens[end - unit : end + ahead]))
+            number = self._numbers.get(key, self._earlier.get(key))
+            if number is None:
+                break
+            found.append(number)
+            parent = number
+        return found
+
     def __len__(self) -> int:
         return len(self._numbers)
 

@@ -665,6 +665,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     # -- inspection --------------------------------------------------------------------------------
 
+    def peek(self, prompt: Tokens) -> Count | None:
+        """The hit of `get_computed_blocks`; what a store would add is not known before it loads."""
+        if self.connector is not None:
+            return None
+        if not self.options.enable_prefix_caching:
+            return Count(0)
+        hashes, coordinator = self.prefixes.known(prompt), self.manager.coordinator
+        return Count(coordinator.find_longest_cache_hit(hashes, len(prompt) - 1).length)
+
     def snapshot(self) -> dict[str, Any]:
         pool, count = self.manager.pool, len(self.manager.groups)
         return {

@@ -17,8 +17,13 @@
     model   = "dense"
     gguf    = "model.gguf"                 # or: sizes = {token = 131072}, bytes of a token
 
+    [[server]]
+    profile  = "vllm@0.33.0"
+    replicas = [4, 16]                     # a fleet of each size with each router
+    router   = ["round-robin", "cache-aware,cache_threshold=0.5"]
+
 Every trace is played on every server; where a key has a list, each of its values is a cell of its
-own. This plan has 13 cells.
+own. This plan has 17 cells.
 """
 
 import tomllib
@@ -29,6 +34,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachesim.errors import InputError
+from cachesim.lab.traces.fleet.fleet import Fleet
+from cachesim.lab.traces.playing import check
 from cachesim.lab.traces.replay import BOUND, Cell, Measured
 from cachesim.lab.traces.source import Source
 from cachesim.model.spec import Sizes
@@ -50,7 +57,10 @@ READ: Final[Mapping[str, int | None]] = {
 """Numeric settings for reading a trace, with their defaults."""
 
 TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
-SERVER_KEYS: Final = {"profile", "model", "set", "gguf", "sizes"}
+SERVER_KEYS: Final = {
+    *("profile", "model", "set", "gguf", "sizes"),
+    *("replicas", "router", "changes"),
+}
 
 
 class PlanError(InputError):
@@ -100,7 +110,7 @@ def plan_of(table: Mapping[str, Any], *, name: str = "plan", folder: Path = Path
     cells = tuple(replace(server, source=source) for source, server in product(sources, servers))
     for cell in dict.fromkeys(replace(each, source=sources[0]) for each in cells):
         try:
-            cell.check()
+            check(cell)
         except InputError as error:
             msg = f"{name}: {cell.profile}, {cell.model}, {cell.settings or 'no flags'}: {error}"
             raise PlanError(msg) from None
@@ -185,14 +195,39 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
         if any(isinstance(each, list | dict) for each in choices):
             msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
             raise PlanError(msg)
-    for profile, model, *values in product(profiles, models, *each_flag):
+    fleets = _fleets(table, place)
+    if BOUND in profiles and fleets != [None]:
+        msg = f'{place}: "{BOUND}" is no server: it has no replicas; leave them out'
+        raise PlanError(msg)
+    for profile, model, fleet, *values in product(profiles, models, fleets, *each_flag):
         yield Cell(
             source=Source(name=""),
             profile=profile,
             model=model,
             options=tuple(zip(flags, values, strict=True)),
             measured=measured,
+            fleet=fleet,
         )
+
+
+def _fleets(table: Mapping[str, Any], place: str) -> list[Fleet | None]:
+    """Each number of replicas with each router."""
+    if "replicas" not in table:
+        if given := sorted({"router", "changes"} & table.keys()):
+            msg = f"{place}: {given[0]} without replicas; write replicas = 8, or a list of numbers"
+            raise PlanError(msg)
+        return [None]
+    routers = _several(table.get("router", "round-robin"), f"{place}: router")
+    counts, changes = _numbers(table, "replicas", place, None), table.get("changes", [])
+    for key, values in (("router", routers), ("changes", changes)):
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            msg = f"{place}: {key} is {table[key]!r}; write a text in quotes, or a list of them"
+            raise PlanError(msg)
+    try:
+        return [Fleet.of(n or 0, str(each), changes) for n in counts for each in routers]
+    except InputError as error:
+        msg = f"{place}: {error}"
+        raise PlanError(msg) from None
 
 
 def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | None:

@@ -21,6 +21,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.sizes import sizes_of_gguf
+from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
@@ -283,6 +284,7 @@ class Cell:
     model: str = "hybrid"
     options: tuple[tuple[str, Any], ...] = ()
     measured: Measured | None = None  # bytes of the user's model; the small network's if None
+    fleet: Fleet | None = None  # replicas with a router; one server if None
 
     def check(self) -> None:
         """Raise for anything invalid, before the replay."""
@@ -407,19 +409,24 @@ def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[s
             over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
         if engine is not None and limits:
             evictions += sum(event.for_bytes for event in engine.events)
-    scale = cell.source.scaling(cell.source.open()[0])
-    bytes_ = None
-    if engine is not None:
-        bytes_ = bytes_of(cell.profile, limits, engine.network.spec, scale, cell.measured)
-        bytes_["evictions"] = evictions
-        bytes_["note"] = sentence_of(bytes_, scale)
     return {
-        "scale": scale,
+        "scale": cell.source.scaling(cell.source.open()[0]),
         **found.as_dict(),
         "held": over.as_dict(),
-        "bytes": bytes_,
+        "bytes": None if engine is None else bytes_counted(cell, evictions),
         "notes": list(found.notes(cell.source)),
     }
+
+
+def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
+    """What the limits in bytes count, and the evictions for them."""
+    scale, limits = (
+        cell.source.scaling(cell.source.open()[0]),
+        limits_of(cell.profile, dict(cell.options)),
+    )
+    found = bytes_of(cell.profile, limits, cell.spec(), scale, cell.measured)
+    found["evictions"] = evictions
+    return found | {"note": sentence_of(found, scale)}
 
 
 def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
@@ -477,13 +484,13 @@ def _fed(request: TraceRequest) -> Sequence[tuple[int, int]]:
 def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
     found = Replayed()
     for each in served:
-        _count(found, each.request, each.answer)
+        account(found, each.request, each.answer)
         if each.ended and not found.ended:
             found.ended = f"request {each.request.number + 1}: {each.ended}"
         yield found
 
 
-def _count(found: Replayed, request: PendingRequest, answer: Reply | None) -> None:
+def account(found: Replayed, request: PendingRequest, answer: Reply | None) -> None:
     """Add a reply: known tokens are reused, lost to a rule, or no longer held.
 
     |<---------------- known ---------------->|

@@ -21,8 +21,9 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.lab.traces.plan import plan_of, read_plan
+from cachesim.lab.traces.playing import play
 from cachesim.lab.traces.reading import TraceError
-from cachesim.lab.traces.replay import Cell, play, row_of
+from cachesim.lab.traces.replay import Cell, row_of
 
 # -- results in a file -----------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ def engines_digest() -> dict[str, str]:
 def key_of(cell: Cell, digest: str) -> str:
     """The key of a cell's result, independent of the trace file's place."""
     fields = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
-    code = [code_digest(), fields]
+    code = [code_digest(), fields, cell.fleet and cell.fleet.as_dict()]
     if foreign := engines_digest().get(cell.profile.partition("@")[0]):
         code.append(foreign)
     text = json.dumps(code, sort_keys=True, default=str)
@@ -168,7 +169,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Of what is held over time, what there was of each kind at most.
     """
-    tables = {"settings", "lost", "held", "bytes", "notes"}
+    tables = {"settings", "lost", "held", "bytes", "notes", "fleet"}
     plain = {name: value for name, value in row.items() if name not in tables}
     flags = {f"set.{name}": value for name, value in row["settings"].items()}
     lost = {f"lost.{name}": count for name, count in row["lost"].items()}
@@ -176,7 +177,12 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     most = {f"held.{name}": max(kinds[name]) for name in kinds}
     sizes = row["bytes"] or {}
     bytes_ = {f"bytes.{name}": value for name, value in sizes.items() if name != "limits"}
-    return plain | flags | lost | most | bytes_ | {"notes": "; ".join(row["notes"])}
+    fleet = {
+        f"fleet.{name}": value
+        for name, value in row.get("fleet", {}).items()
+        if not isinstance(value, list)
+    }
+    return plain | fleet | flags | lost | most | bytes_ | {"notes": "; ".join(row["notes"])}
 
 
 def play_cells(

@@ -1,0 +1,1 @@
+"""Several replicas of a server with a router."""

@@ -1,0 +1,99 @@
+"""A fleet as users write it: replicas, a router with its rules, changes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from cachesim.lab.traces.fleet.cache_aware import CacheAware
+from cachesim.lab.traces.fleet.changes import Change, changes_of
+from cachesim.lab.traces.fleet.dynamo import Dynamo
+from cachesim.lab.traces.fleet.gateway import Gateway
+from cachesim.lab.traces.fleet.plain import (
+    BoundedHash,
+    LeastLoaded,
+    Oracle,
+    Random,
+    RoundRobin,
+    Sticky,
+)
+from cachesim.lab.traces.fleet.router import Router, RouterError
+
+ROUTERS: Final[Mapping[str, type[Router]]] = {
+    each.name: each
+    for each in (
+        RoundRobin,
+        Random,
+        LeastLoaded,
+        Sticky,
+        BoundedHash,
+        CacheAware,
+        Dynamo,
+        Gateway,
+        Oracle,
+    )
+}
+"""All routers, by name."""
+
+MOST_REPLICAS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Replicas of one server with a router."""
+
+    replicas: int
+    router: Router
+    changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def of(cls, replicas: int, router: str, changes: Sequence[str] = ()) -> "Fleet":
+        """A fleet with checked parts."""
+        if isinstance(replicas, bool) or not 1 <= replicas <= MOST_REPLICAS:
+            msg = f"replicas is {replicas}; write a whole number from 1 to {MOST_REPLICAS:,}"
+            raise RouterError(msg)
+        return cls(
+            replicas=replicas,
+            router=router_of(router),
+            changes=changes_of(changes, replicas),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fleet as plain data."""
+        return {
+            "replicas": self.replicas,
+            "router": self.router.as_text(),
+            "follows": self.router.follows,
+            "changes": [each.as_text() for each in self.changes],
+        }
+
+
+def router_of(text: str) -> Router:
+    """Read a router as users write it: `cache-aware,cache_threshold=0.5`."""
+    name, *rules = (part.strip() for part in text.split(","))
+    if name not in ROUTERS:
+        msg = f"there is no router {name!r}; there are {', '.join(ROUTERS)}"
+        raise RouterError(msg)
+    kind = ROUTERS[name]
+    defaults = {each.name: each.default for each in fields(kind)}
+    given = {}
+    for rule in rules:
+        key, found, value = rule.partition("=")
+        if key not in defaults or not found:
+            has = f"it has {', '.join(defaults)}" if defaults else "it has none"
+            msg = f"router {name} has no rule {rule!r}; {has}; write one as NAME=VALUE"
+            raise RouterError(msg)
+        given[key] = _value(name, key, value, type(defaults[key]))
+    router = kind(**given)
+    router.check()
+    return router
+
+
+def _value(name: str, key: str, text: str, kind: type) -> object:
+    if kind is str:
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        msg = f"router {name}: {key} is {text!r}; write {what}"
+        raise RouterError(msg) from None

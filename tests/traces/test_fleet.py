@@ -1,0 +1,240 @@
+"""A trace on a fleet: its sums, its order, and what routers hear of the replicas."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.lab.traces.fleet.dynamo import KvRouter
+from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.lab.traces.fleet.kv_events import Server
+from cachesim.lab.traces.fleet.serving import FleetLoop
+from cachesim.lab.traces.plan import PlanError, plan_of
+from cachesim.lab.traces.playing import check, play
+from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.source import Source
+from cachesim.lab.traces.sweep import key_of, sweep
+
+VLLM = {"num_gpu_blocks_override": 300}
+SGLANG = {"max_total_tokens": 6000}
+
+
+def cell(
+    profile: str = "vllm@0.33.0",
+    router: str = "round-robin",
+    replicas: int = 3,
+    *changes: str,
+    turn: int = 0,
+    options: dict[str, Any] | None = None,
+    requests: int = 120,
+) -> Cell:
+    given = options or (VLLM if profile.startswith("vllm") else {})
+    return Cell(
+        source=Source(name=f"made:{requests}", turn=turn),
+        profile=profile,
+        model="dense",
+        options=tuple(given.items()),
+        fleet=Fleet.of(replicas, router, changes),
+    )
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "sglang@0.5.23", "mlx-lm@0.32.2"])
+def test_one_replica_is_a_server_without_a_router(profile: str, turn: int) -> None:
+    fleet = cell(profile, replicas=1, turn=turn, requests=60)
+    alone = play(replace(fleet, fleet=None))
+    found = play(fleet)
+    for name in ("requests", "refused", "prompt_tokens", "cached", "rate", "lost"):
+        assert alone[name] == found[name], name
+    assert (0 if profile[0] != "m" else None) == found["fleet"]["elsewhere"]
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_replicas_add_up_and_a_second_run_is_equal(router: str, turn: int) -> None:
+    found = play(cell(router=router, turn=turn))
+    parts, fleet = found["fleet"]["by_replica"], found["fleet"]
+    for name in ("requests", "prompt_tokens", "cached"):
+        assert found[name] == sum(each[name] for each in parts), name
+    assert found["cached"] + fleet["elsewhere"] == fleet["best"]
+    assert fleet["elsewhere"] >= found["lost"].get("on-another-replica", 0)
+    assert found == play(cell(router=router, turn=turn))
+
+
+def test_requests_overlap_only_with_turns() -> None:
+    assert {1} == {each["at_once"] for each in play(cell())["fleet"]["by_replica"]}
+    at_once = {each["at_once"] for each in play(cell(turn=3))["fleet"]["by_replica"]}
+    assert max(at_once) > 1
+
+
+def test_in_order_the_oracle_leaves_nothing_on_another_replica() -> None:
+    assert 0 == play(cell(router="oracle"))["fleet"]["elsewhere"]
+    assert 0 < play(cell(router="round-robin"))["fleet"]["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "options"), [("vllm@0.33.0", VLLM), ("sglang@0.5.23", SGLANG | {"page_size": 16})]
+)
+def test_a_router_without_delay_knows_what_each_replica_holds(
+    profile: str, options: dict[str, Any]
+) -> None:
+    fleet = cell(profile, "dynamo", options=options, turn=2)
+    servers = [Server(number, fleet.engine) for number in range(3)]
+    loop = FleetLoop(Fleet.of(3, "dynamo"), servers, None)
+    router = loop.router
+    assert isinstance(router, KvRouter)
+    choose, compared = router.choose, []
+
+    def compare(arrival: Any) -> int:
+        keys = arrival.keys(16)
+        for server in servers:
+            held = router.index.overlap(server.number, keys) * 16
+            reused = server.peek(arrival)
+            compared.append((min(held, (len(arrival.prompt) - 1) // 16 * 16), reused))
+        return choose(arrival)
+
+    router.choose = compare  # type: ignore[method-assign]
+    for _ in loop.on_time(fleet.requests(), 2):
+        pass
+    assert [said for said, _ in compared] == [held for _, held in compared]
+    assert 100 < sum(held > 0 for _, held in compared)
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def routed(fleet: Cell) -> Iterator[tuple[float, int | None, bool]]:
+    assert fleet.fleet is not None
+    servers = [Server(number, fleet.engine) for number in range(fleet.fleet.replicas)]
+    loop = FleetLoop(fleet.fleet, servers, None)
+    turn = fleet.source.turn
+    served = loop.on_time(fleet.requests(), turn) if turn else loop.in_order(fleet.requests())
+    for each in served:
+        yield each.request.time, each.replica, each.answer is not None
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_replica_takes_requests_only_while_it_is_there(router: str) -> None:
+    changes = ("die:0@0.04", "drain:1@0.06", "join:2@0.02", "join:1@0.1")
+    for time, replica, answered in routed(cell("vllm@0.33.0", router, 4, *changes)):
+        assert answered
+        assert not (replica == 0 and time >= 40)
+        assert not (replica == 1 and 60 <= time < 100)
+        assert not (replica == 2 and time < 20)
+
+
+def test_a_replica_that_dies_loses_its_requests_and_its_cache() -> None:
+    changes = ("die:0@0.05", "join:0@0.06")
+    found = play(cell("vllm@0.33.0", "round-robin", 2, *changes, turn=1))
+    kept = play(cell("vllm@0.33.0", "round-robin", 2, turn=1))
+    assert found["fleet"]["lost_requests"] > 0 == kept["fleet"]["lost_requests"]
+    assert found["refused"] == found["fleet"]["lost_requests"]
+    assert found["cached"] < kept["cached"]
+    assert 120 == found["requests"]
+
+
+def test_a_drained_replica_answers_what_it_has() -> None:
+    found = play(cell("vllm@0.33.0", "round-robin", 2, "drain:0@0.05", turn=1))
+    assert 0 == found["refused"]
+    first, second = found["fleet"]["by_replica"]
+    assert first["requests"] < second["requests"]
+
+
+def test_without_a_replica_requests_are_lost() -> None:
+    found = play(cell("vllm@0.33.0", "random", 1, "die:0@0.05"))
+    assert (70, 120) == (found["fleet"]["lost_requests"], found["requests"])
+
+
+# -- plans and commands ----------------------------------------------------------------------------
+
+
+def test_two_routers_with_equal_rules_are_two_cells() -> None:
+    keys = {key_of(cell(router=name), "made:120") for name in ("random", "least-loaded")}
+    assert 2 == len(keys)
+
+
+def test_a_plan_has_a_cell_for_each_number_of_replicas_and_router() -> None:
+    plan = {
+        "format": 1,
+        "trace": [{"made": 40}],
+        "server": [
+            {
+                "profile": "vllm@0.33.0",
+                "replicas": [2, 4],
+                "router": ["cache-aware", "random,seed=3"],
+            }
+        ],
+    }
+    rows = sweep(plan)
+    assert [(2, "cache-aware"), (2, "random,seed=3"), (4, "cache-aware"), (4, "random,seed=3")] == [
+        (row["fleet.replicas"], row["fleet.router"]) for row in rows
+    ]
+
+
+WRONG_PLANS = {
+    "server 1: router without replicas; write replicas = 8": {"router": "random"},
+    "server 1: there is no router 'best'": {"replicas": 2, "router": "best"},
+    "server 1: router is [1]; write a text in quotes": {"replicas": 2, "router": [1]},
+    "server 1: replicas is 'x'; write a whole number": {"replicas": "x"},
+    "server 1: replicas is 0; write a whole number from 1": {"replicas": 0},
+    "server 1: changes is 'die:0@1'; write a text in quotes": {
+        "replicas": 2,
+        "changes": "die:0@1",
+    },
+}
+
+
+@pytest.mark.parametrize("said", WRONG_PLANS)
+def test_a_wrong_fleet_of_a_plan_is_refused(said: str) -> None:
+    server = {"profile": "vllm@0.33.0", **WRONG_PLANS[said]}
+    with pytest.raises(PlanError) as raised:
+        plan_of({"format": 1, "trace": [{"made": 4}], "server": [server]})
+    assert said in str(raised.value)
+
+
+def test_events_are_asked_of_servers_that_give_them() -> None:
+    with pytest.raises(Exception, match="needs KV events, which mlx-lm does not give here"):
+        check(cell("mlx-lm@0.32.2", "dynamo"))
+
+
+def test_the_command_plays_each_router(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "compare made:30 -p vllm@0.33.0 --replicas 2 --router cache-aware --router oracle --jobs 1"
+    )
+    assert 0 == main([*line.split(), "--format", "json"])
+    bound, *fleets = json.loads(capsys.readouterr().out)
+    assert "fleet" not in bound
+    assert ["cache-aware", "oracle"] == [row["fleet"]["router"] for row in fleets]
+    assert 0 == main(line.split())
+    assert "2 x vllm@0.33.0, hybrid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--router random", "--router is for a fleet: write --replicas N as well"),
+        ("--change die:0@1", "--change is for a fleet: write --replicas N as well"),
+        ("--replicas 2 --verify 3", "--verify computes the answers of one server"),
+        ("--replicas 0", "replicas is 0; write a whole number from 1 to 1,024"),
+        ("--replicas 2 --router nobody", "there is no router 'nobody'"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["compare", "made:9", "-p", "vllm@0.33.0", *flags.split()])
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_scenario_has_no_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["compare", "llama.cpp-24143-hybrid", "--replicas", "2"])
+    assert "--replicas is not for it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_page_names_the_router(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    line = "compare made:20 -p vllm@0.33.0 --replicas 2 --router gateway --jobs 1 --report"
+    assert 0 == main([*line.split(), str(page)])
+    assert "router gateway" in page.read_text()
