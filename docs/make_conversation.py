@@ -24,17 +24,16 @@ Row = Mapping[str, Any]
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """A line for each server."""
-    yield "| server | model | flags | reused | share | largest losses, in tokens |"
-    yield "|---|---|---|--:|--:|---|"
+    yield "| server | model | flags | reused | share |"
+    yield "|---|---|---|--:|--:|"
     for row in rows:
         flags = ", ".join(f"`{name}={value}`" for name, value in row["settings"].items())
         if row["profile"] == "bound":
-            yield f"| the bound | | | {row['cached']:,} | {100 * row['rate']:.2f} % | |"
+            yield f"| the bound | | | {row['cached']:,} | {100 * row['rate']:.2f} % |"
             continue
-        lost = [f"{count:,} {cause}" for cause, count in row["lost"].items() if count > 0][:3]
         yield (
             f"| {row['profile']} | {row['model']} | {flags} | {row['cached']:,} | "
-            f"{100 * row['rate']:.2f} % | {', '.join(lost)} |"
+            f"{100 * row['rate']:.2f} % |"
         )
 
 

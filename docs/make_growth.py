@@ -54,21 +54,6 @@ def slope(row: Row) -> float:
     return log10(longer / seconds) / log10(larger / size)
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each row of one axis."""
-    sizes = list(rows[0]["seconds"])
-    yield f"| model | arithmetic | {' | '.join(f'{int(size):,}' for size in sizes)} | last power |"
-    yield f"|---|---|{'--:|' * len(sizes)}--:|"
-    for row in rows:
-        cells = (row["seconds"][size] for size in sizes)
-        told = " | ".join("left out" if each is None else _short(each) for each in cells)
-        yield f"| {row['model']} | {row['arithmetic']} | {told} | {slope(row):.2f} |"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.4f}" if seconds < 0.1 else f"{seconds:.2f}"
-
-
 def chart(axis: str, rows: Sequence[Row]) -> str:
     """Seconds over a size, both by powers of ten: linear growth is the slope of the thin line."""
     cells = [each for row in rows for each in points(row)]
@@ -185,12 +170,7 @@ def picture(told: Mapping[str, Any]) -> str:
 
 def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
-    lines: list[str] = []
-    for axis, unit in UNITS.items():
-        lines += [f"### {unit.capitalize()}", "", *table(of_axis(told, axis)), ""]
-    lines += ["### Growth in sentences", ""]
-    lines += [f"- {each}" for each in sentences(told)]
-    return "\n".join(lines)
+    return "\n".join(f"- {each}" for each in sentences(told))
 
 
 PAGE: Final = Measured(name="growth", maker="make_growth.py", written=written, picture=picture)

@@ -77,9 +77,26 @@ UNUSED_STDLIB: Final = frozenset(
 
 UNUSED_NUMPY: Final = (
     "f2py", "distutils", "testing", "tests", "doc", "fft", "ma", "polynomial",
-    "_pyinstaller", "char", "rec", "core",
+    "_pyinstaller", "char", "rec", "core", "_multiarray_tests", "lapack_lite", "recfunctions",
+    "mtrand", "_mt19937", "_philox", "_sfc64", "_pickle",
 )  # fmt: skip
-"""Packages of NumPy that load on first use, and are not used."""
+"""Packages and modules of NumPy that load on first use, and are not used."""
+
+NUMPY_STUBS: Final[Mapping[str, bytes]] = {
+    "numpy/_core/_add_newdocs.py": b"",
+    "numpy/_core/_add_newdocs_scalars.py": b"",
+    "numpy/linalg/_umath_linalg.py": b"",
+    "numpy/random/__init__.py": (
+        b"from .bit_generator import BitGenerator, SeedSequence\n"
+        b"from ._pcg64 import PCG64\n"
+        b"def __getattr__(name):\n"
+        b"    if name not in {'Generator', 'default_rng'}:\n"
+        b"        raise AttributeError(name)\n"
+        b"    from . import _generator\n"
+        b"    return getattr(_generator, name)\n"
+    ),
+}
+"""Modules of NumPy that are replaced: docstrings, linear algebra, all but one bit generator."""
 
 OPENINGS: Final = (
     ("Two codes", "llama.cpp-two-codes", "b11549"),
@@ -168,14 +185,14 @@ def engine(folder: Path) -> Iterator[dict[str, Any]]:
             yield _placed(folder, f"{name}.gz", gzip.compress(data, 9, mtime=0))
     with tarfile.open(fileobj=io.BytesIO(numpy)) as outer:
         inner = next(each for each in outer.getnames() if each.endswith(".tar.gz"))
-        data = _zipped(_compiled(_numpy(_member(outer, inner))))
-        yield _placed(folder, "numpy.zip", data, unpack="now")
+        data = _packed(_compiled(_numpy(_member(outer, inner))))
+        yield _placed(folder, "numpy.pack.gz", data, unpack="now")
     wheels = (_wheel(wanted, digest) for wanted, digest in PYPI.items())
-    pure = _zipped(_compiled(each for wheel in wheels for each in _members(wheel)))
-    yield _placed(folder, "packages.zip", pure, unpack="now")
-    yield _placed(folder, "cachesim.zip", _zipped(_compiled(_cachesim())), unpack="now")
-    later = [*_cachesim(logs=True), *_members(_wheel(*RICH))]
-    yield _placed(folder, "logs.zip", _zipped(_compiled(later)), unpack="later")
+    pure = _packed(_compiled(each for wheel in wheels for each in _modules(wheel)))
+    yield _placed(folder, "packages.pack.gz", pure, unpack="now")
+    yield _placed(folder, "cachesim.pack.gz", _packed(_compiled(_cachesim())), unpack="now")
+    later = [*_cachesim(logs=True), *_modules(_wheel(*RICH))]
+    yield _placed(folder, "logs.pack.gz", _packed(_compiled(later)), unpack="later")
 
 
 def _stdlib(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -233,6 +250,11 @@ def _members(packed: bytes) -> Iterator[tuple[str, bytes]]:
                 yield each.filename, archive.read(each)
 
 
+def _modules(wheel: bytes) -> Iterator[tuple[str, bytes]]:
+    """A wheel without the files about it."""
+    return (each for each in _members(wheel) if ".dist-info/" not in each[0])
+
+
 def _placed(folder: Path, name: str, data: bytes, *, unpack: str = "") -> dict[str, Any]:
     (folder / name).write_bytes(data)
     return {"name": name, "bytes": len(data), "unpack": unpack}
@@ -262,8 +284,15 @@ def _numpy(packed: bytes) -> Iterator[tuple[str, bytes]]:
         for each in inner:
             parts = each.name.removeprefix(prefix).split("/")
             used = parts[0] == "numpy" and not set(parts[1:-1]) & set(UNUSED_NUMPY)
-            if each.isfile() and used and each.name.endswith((".py", ".so")):
-                yield "/".join(parts), _member(inner, each.name)
+            used = used and parts[-1].partition(".")[0] not in UNUSED_NUMPY
+            name = "/".join(parts)
+            if each.isfile() and used and name.endswith((".py", ".so")) and not _stubbed(name):
+                yield name, _member(inner, each.name)
+    yield from NUMPY_STUBS.items()
+
+
+def _stubbed(name: str) -> bool:
+    return f"{name.partition('.')[0]}.py" in NUMPY_STUBS
 
 
 def _cachesim(*, logs: bool = False) -> Iterator[tuple[str, bytes]]:
@@ -281,13 +310,20 @@ def _cachesim(*, logs: bool = False) -> Iterator[tuple[str, bytes]]:
 
 
 def _zipped(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """The same bytes for the same files."""
+    """The same bytes for the same files; they are compressed as a whole, by the caller."""
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files:
-            entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
-            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data)
     return made.getvalue()
+
+
+def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Files as the worker writes them: a line of names and sizes, then their bytes; compressed."""
+    found = list(files)
+    names = json.dumps([(name, len(data)) for name, data in found], separators=(",", ":"))
+    whole = b"".join([names.encode(), b"\n", *(data for _, data in found)])
+    return gzip.compress(whole, 9, mtime=0)
 
 
 def _npm(name: str, wanted: str) -> bytes:

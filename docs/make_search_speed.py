@@ -33,17 +33,6 @@ def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
     )
 
 
-def table(told: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each profile, model and arithmetic."""
-    yield "| profile | model | arithmetic | all layers | as searched |"
-    yield "|---|---|---|--:|--:|"
-    for row in told["rows"]:
-        low, high = min(row["searched"]), max(row["searched"])
-        searched = f"**{median(row['searched']):.0f}** ({low:.0f} to {high:.0f})"
-        names = f"{row['profile']} | {row['model']} | {row['arithmetic']}"
-        yield f"| {names} | {median(row['whole']):.0f} | {searched} |"
-
-
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     """What the page concludes; a sentence that the turns do not bear out raises."""
     rates = {}
@@ -89,10 +78,9 @@ def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
     turns = len(told["rows"][0]["searched"])
     measured = (
-        f"Measured with Python {told['python']} and NumPy {told['numpy']}, {turns} turns each: the"
-        f" median turn, with the range over the turns in brackets."
+        f"Measured with Python {told['python']} and NumPy {told['numpy']}, {turns} turns each."
     )
-    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
+    lines = [measured, "", *(f"- {each}" for each in sentences(told))]
     return "\n".join(lines)
 
 

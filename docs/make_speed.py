@@ -49,13 +49,6 @@ class Column:
         times = [theirs / ours for theirs, ours in turns]
         return min(times), max(times)
 
-    def cells(self, preset: str) -> Iterator[str]:
-        """Tokens per second of both, and their relation."""
-        for side in (self.theirs, self.ours):
-            yield f"{self.tokens / median(side[preset]):,.0f}"
-        low, high = self.spread(preset)
-        yield f"**{self.times(preset):.2f}** ({low:.2f} to {high:.2f})"
-
 
 def columns(told: Mapping[str, Any]) -> tuple[Column, Column, Column]:
     """A prefill of 1,000, and decoding after 100 tokens and after 1,000."""
@@ -74,17 +67,6 @@ def columns(told: Mapping[str, Any]) -> tuple[Column, Column, Column]:
         for name, tokens, column in named
     )
     return prefill, short, long
-
-
-def table(told: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each preset and each thing that was measured."""
-    all_columns = columns(told)
-    yield "| preset | work | llama.cpp | float | times |"
-    yield "|---|---|--:|--:|--:|"
-    for preset in all_columns[0].ours:
-        for index, column in enumerate(all_columns):
-            first = "" if index else preset
-            yield f"| {first} | {column.name} | {' | '.join(column.cells(preset))} |"
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
@@ -146,10 +128,10 @@ def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
     measured = (
         f"Measured beside llama.cpp {told['release']}, with Python {told['python']} and NumPy"
-        f" {told['numpy']}, {len(told['rows'][0]['turns'])} runs each: tokens per second of the"
-        f" median run, and the ratio to llama.cpp, with the range over the runs in brackets."
+        f" {told['numpy']}, {len(told['rows'][0]['turns'])} runs each; the medians of the runs are"
+        f" compared."
     )
-    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
+    lines = [measured, "", *(f"- {each}" for each in sentences(told))]
     return "\n".join(lines)
 
 

@@ -60,7 +60,7 @@ def sweep_command(
     with open_store(path) as known, progress("playing", len(cells), "cells") as advance:
         outcomes = play_cells(cells, known, workers, advance)
     found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
-    parts = sweep_report(found, plan.name)
+    parts = sweep_report(found, f"cachesim sweep {plan.name}")
     print_report(parts, found, format=format, indent=2)
     if table is not None:
         table.write(as_csv([flat(each) for each in found]))

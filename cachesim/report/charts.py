@@ -4,7 +4,7 @@ Colours are distinguished by a mark or a pattern as well, so a plot reads in bla
 is left to reused tokens, red to wrong answers; bars of lost tokens are hatched, as in pictures.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count
 from math import log10
@@ -30,10 +30,10 @@ DASHES: Final = ("", "6 3", "2 3", "9 3 2 3")
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 84, 16, 14, 56
 
-ROW: Final = 46
+ROW: Final = 56
 """Height of a bar with its name above it, in letters readable on a phone."""
 
-BAR_AT, BAR_HIGH = 26, 12
+BAR_AT, BAR_HIGH = 32, 14
 
 STYLE: Final = """
 .chart { width: 100%; max-width: 45rem; height: auto; overflow: visible; }
@@ -89,7 +89,7 @@ def line_chart(
     parts += [
         f'<text x="{place(at):.1f}" y="{under}" text-anchor="{anchors.get(at, "middle")}">'
         f"{at:,g}</text>"
-        for at in _some(numbers)
+        for at in _apart(_some(numbers), place)
     ]
     parts.append(
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
@@ -180,7 +180,7 @@ def stacked_bars(
             )
             left += wide
         parts.append(
-            f'<text x="{left + 6:.1f}" y="{up + BAR_AT + 11}">{sum(bar.values()):,.0f}</text>'
+            f'<text x="{left + 6:.1f}" y="{up + BAR_AT + 12}">{sum(bar.values()):,.0f}</text>'
         )
     return svg_of(parts, height) + legend(fills, filled=True)
 
@@ -197,7 +197,7 @@ def _fills(bars: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> dic
 LETTERS: Final = 64
 """Letters in a line of a bar's label, on a phone."""
 
-LABEL_HIGH: Final = 20
+LABEL_HIGH: Final = 24
 
 
 def _labelled(names: Iterable[str]) -> tuple[int, list[tuple[int, list[str]]]]:
@@ -214,7 +214,7 @@ def _labelled(names: Iterable[str]) -> tuple[int, list[tuple[int, list[str]]]]:
 def _labels(rows: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
     for up, label in rows:
         for at, words in enumerate(reversed(label)):
-            yield f'<text x="0" y="{up + 18 - LABEL_HIGH * at}">{escape(words)}</text>'
+            yield f'<text x="0" y="{up + 22 - LABEL_HIGH * at}">{escape(words)}</text>'
 
 
 def svg_of(parts: Sequence[str], height: int, width: int = WIDTH) -> str:
@@ -235,6 +235,20 @@ def _some(numbers: Sequence[float]) -> Sequence[float]:
     if len(numbers) <= 8:
         return numbers
     return [numbers[round(at * (len(numbers) - 1) / 7)] for at in range(8)]
+
+
+NUMBER_WIDE: Final = 64
+"""Space for a number below an axis, on a phone."""
+
+
+def _apart(numbers: Sequence[float], place: Callable[[float], float]) -> list[float]:
+    """The first number, the last, and those between that do not touch another."""
+    shown = list(numbers[:1])
+    end = place(numbers[-1])
+    for at in numbers[1:-1]:
+        if place(at) - place(shown[-1]) >= NUMBER_WIDE and end - place(at) >= NUMBER_WIDE:
+            shown.append(at)
+    return [*shown, *numbers[1:][-1:]]
 
 
 def _pen(index: int, wide: float = 2) -> str:
@@ -321,7 +335,7 @@ def balance_bars(
                 f'<rect x="{at:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
                 f'fill="url(#p{fills[part]})">{tip}</rect>'
             )
-        text = up + BAR_AT + 11
+        text = up + BAR_AT + 12
         if grown:
             parts.append(f'<text x="{left - 6:.1f}" y="{text}" text-anchor="end">{grown:,}</text>')
         if shrunk:

@@ -22,7 +22,6 @@ from cachesim.report.charts import (
     balance_bars,
     legend,
     line_chart,
-    numbered,
     stacked_areas,
     stacked_bars,
 )
@@ -268,7 +267,11 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
                 Bar(row["rate"], BAR),
             ]
             table.add_row(*cells, *([f"{row['refused']:,}"] if refused else []))
-        parts += [Heading(title, level=2), Text(), table, Text()]
+        parts += [Heading(title, level=2), Text()]
+        for flag in swept(members):
+            heading = Heading(f"share of the prompts that is reused, over {flag}", level=3)
+            parts += [heading, _curves(members, flag), Text()]
+        parts += [table, Text()]
         for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
         parts += fleet_report(members, server_of)
@@ -281,9 +284,6 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
             )
             heading = Heading("computed before and not reused, by cause, in tokens", level=3)
             parts += [heading, Picture(_losses(members), drawn), Text()]
-        for flag in swept(members):
-            heading = Heading(f"share of the prompts that is reused, over {flag}", level=3)
-            parts += [heading, _curves(members, flag), Text()]
         parts += [*_upgrades(members), *_memory_report(members)]
     return parts
 
@@ -425,7 +425,7 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
         )
         title = "tokens lost more and less by cause, release by release"
         drawn = balance_bars(bars, title=title, order=causes_in(rows))
-        sides = "<p>To the right what is lost less than before, to the left what is lost more.</p>"
+        sides = "<p>Left of the line: tokens lost more than before. Right: tokens lost less.</p>"
         yield Picture(upgrades_table(changed), sides + drawn)
     yield Text()
 
@@ -460,7 +460,10 @@ def _memory_report(rows: Rows) -> Iterator[RenderableType]:
         figures.append(f"<figure>{areas}<figcaption>{escape(name)}</figcaption></figure>")
     drawn = f"<div class='small'>{''.join(figures)}</div>"
     yield Heading(f"bytes held by kind, over the requests ({whose_bytes(rows)})", level=3)
-    colours = legend(numbered(KINDS.values()), filled=True)
+    seen = {kind for _, _, columns in drawn_of for kind in columns}
+    colours = legend(
+        {words: at for at, (kind, words) in enumerate(KINDS.items()) if kind in seen}, filled=True
+    )
     yield Picture(memory_table(shown[:MOST_HELD]), drawn + colours)
     if len(shown) > MOST_HELD:
         yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")

@@ -377,12 +377,12 @@ SIGNS: Final = {NOW: "now", BEST: "recommended", BOTH: "now, and recommended", T
 
 
 def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
-    """The Pareto front, the plot, the recommended settings and their cost."""
+    """The recommended settings and their cost, the Pareto front, the plot."""
     own, best = found["own"], found["recommended"]
     title = f"{found['requests']:,} requests played with {len(found['tried'])} settings"
     front = found["front"]
     table = FittingTable()
-    table.add_column("settings", overflow="fold")
+    table.add_column("flags", overflow="fold")
     for head in ("prefill tokens", "change", "memory (MiB)", "change"):
         table.add_column(head, justify="right")
     for each in [*front, *([] if own in front else [own])]:
@@ -390,19 +390,26 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
         table.add_row(
             words_of(each["changes"]) + ("  *" if each == best else ""),
             f"{each['processed']:,}",
-            f"{tokens:+,}" if tokens else "",
+            "" if each == own else f"{tokens:+,}",
             mib(held(each)),
-            f"{size / MIB:+,.1f}" if mib(abs(size)) != mib(0) else "",
+            "" if each == own else _change(size),
         )
-    parts: list[RenderableType] = [Heading(f"{found['source']}: {title}"), Text(), table, Text()]
-    if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
-        parts += [Picture(_Plot(found["tried"], own, best), _scatter(found)), Text()]
+    parts: list[RenderableType] = [Heading(f"{found['source']}: {title}"), Text()]
     parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]
+    parts += [Text(), table]
+    if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
+        parts += [Text(), Picture(_Plot(found["tried"], own, best), _scatter(found))]
     if found["bytes_say"]:
         parts += [Text(), Text(found["bytes_say"], style="quiet")]
     if found["assumed"]:
         parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
     return parts
+
+
+def _change(size: int) -> str:
+    """Bytes more or less, in MiB; digits enough that a difference is not 0."""
+    digits = next((each for each in (1, 2, 3) if round(abs(size) / MIB, each)), 4)
+    return f"{size / MIB:+,.{digits}f}" if size else "+0"
 
 
 def _scatter(found: Mapping[str, Any]) -> str:
@@ -428,7 +435,7 @@ def _scatter(found: Mapping[str, Any]) -> str:
 
 def words_of(changes: Mapping[str, Any]) -> str:
     """The differences from the user's settings, as flags."""
-    return " ".join(flag(name, value) for name, value in changes.items()) or "as it is"
+    return " ".join(flag(name, value) for name, value in changes.items()) or "unchanged"
 
 
 def flag(name: str, value: object) -> str:

@@ -24,8 +24,13 @@ OUTPUT = """\
 
 `cachesim run FILE... --format json` prints one object. `cached`, `processed`, `checkpoints` and
 `prompt_cache` are what the real server has after that step. Keys may be added, never renamed.
-`cachesim list schema output` prints the JSON Schema.
+`cachesim list schema output` prints the JSON Schema, which also has what `--detail` adds: the tokens
+of each memory, and logits.
 """
+
+
+LEFT_OUT = {"detail"}
+"""Keys whose content only the schema describes."""
 
 
 def scenario_page() -> str:
@@ -58,7 +63,7 @@ def _tables(
     yield table(("key", "value", "meaning"), rows)
     for name, each in schema["properties"].items():
         inner = each.get("items", each)
-        if inner.get("properties"):
+        if inner.get("properties") and name not in LEFT_OUT:
             within = f"`{name}`" if title.startswith("The") else f"{title} `{name}`"
             yield from _tables(inner, within, known)
 

@@ -10,7 +10,24 @@ const say = (message) => self.postMessage(message);
 
 const unzipped = (data) => new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 
-const unpack = (files) => { for (const each of files) python.unpackArchive(each.data, "zip", { extractDir: "/lib/python3.11/site-packages" }); };
+const PACKAGES = "/lib/python3.11/site-packages";
+
+/** Files into Python's packages: a line of names and sizes, then their bytes. Python's own unpacking takes ten times as long. */
+function unpack(files) {
+  const folders = new Set();
+  for (const each of files) {
+    const bytes = new Uint8Array(each.data);
+    let at = bytes.indexOf(10) + 1;
+    for (const [name, size] of JSON.parse(new TextDecoder().decode(bytes.subarray(0, at)))) {
+      const path = `${PACKAGES}/${name}`;
+      const folder = path.slice(0, path.lastIndexOf("/"));
+      if (!folders.has(folder)) python.FS.mkdirTree(folder);
+      folders.add(folder);
+      python.FS.writeFile(path, bytes.subarray(at, at + size), { canOwn: true });
+      at += size;
+    }
+  }
+}
 
 /** Files of the page, each gzipped, under the names that Pyodide asks for. */
 async function load(files) {
@@ -31,7 +48,7 @@ async function load(files) {
   unpack(parts.filter((each) => each.unpack === "now"));
   later = parts.filter((each) => each.unpack === "later");
   say({ state: "Loading cachesim" });
-  python.runPython("from cachesim.report.playground import answer");
+  python.runPython("import gc; gc.disable(); from cachesim.report.playground import answer; gc.freeze(); gc.enable()");
   answer = python.globals.get("answer");
   self.fetch = fetchElsewhere;
   say({ ready: true });

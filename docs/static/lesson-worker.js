@@ -12,7 +12,7 @@ async function prepared() {
   if (typeof later !== "undefined" && later.length) { unpack(later); later = []; }
   const reply = await fetch("../lessons.zip");
   if (!reply.ok) throw new Error("lessons.zip is not in this build of the site");
-  python.unpackArchive(await reply.arrayBuffer(), "zip", { extractDir: "/lib/python3.11/site-packages" });
+  python.unpackArchive(await reply.arrayBuffer(), "zip", { extractDir: PACKAGES });
   python.runPython(`
 import contextlib, importlib, io, traceback
 importlib.invalidate_caches()

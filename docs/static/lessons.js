@@ -5,7 +5,7 @@
 for (const each of document.querySelectorAll("pre, .table-wrapper")) each.tabIndex = 0;
 for (const table of document.querySelectorAll("article table")) {
   const titles = [...table.querySelectorAll("thead th")].map((each) => each.textContent);
-  table.classList.toggle("stack", titles.length > 3);
+  table.classList.toggle("stack", titles.length > 2);
   for (const row of table.querySelectorAll("tbody tr")) [...row.children].forEach((cell, i) => { cell.dataset.title = titles[i] || ""; });
 }
 for (const [part, name] of [[".sidebar-drawer", "Contents of the site"], [".toc-drawer", "Contents of this page"]]) {

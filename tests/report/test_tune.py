@@ -72,7 +72,7 @@ def signs_of(page: RenderableType, *, width: int = 80) -> tuple[str, list[str]]:
     lines = plain_text(page, width=width).splitlines()
     rows = [line.partition("|")[2] for line in lines if "|" in line]
     at = next(i for i, line in enumerate(lines) if line.startswith(14 * " ") and "held" in line)
-    legend = [line.strip() for line in lines[at + 1 : lines.index("", at)]]
+    legend = [line.strip() for line in lines[at + 1 :]]
     return "".join(sorted("".join(rows).replace(" ", ""))), legend
 
 
