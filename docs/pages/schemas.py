@@ -24,8 +24,8 @@ OUTPUT = """\
 
 `cachesim run FILE... --format json` prints one object. `cached`, `processed`, `checkpoints` and
 `prompt_cache` are what the real server has after that step. Keys may be added, never renamed.
-`cachesim list schema output` prints the JSON Schema, which also has what `--detail` adds: the tokens
-of each memory, and logits.
+`cachesim list schema output` prints the JSON Schema, which also has what `--detail` adds: the
+tokens of each memory, and logits.
 """
 
 
