@@ -335,7 +335,10 @@ def _memory(
             if len(lanes) > MOST_LANES:
                 more = f"{prefix}{part.part}: {len(lanes) - MOST_LANES} more rows"
                 yield Row(kind=kind, label=more, bars=())
+    traced = {each.position for each in memory.rows if each.tokens is not None}
     for row in memory.rows:
+        if row.tokens is None and row.position in traced:
+            continue  # the state of another layer at the same position
         truths = [believed[each] for each in row.slots if each in believed]
         label = f"{prefix}recurrent state at {row.position}{_owner(row.slots, len(believed))}"
         bars_of = _folded(texts, row.tokens or (), truths[0] if truths else ())
@@ -414,8 +417,8 @@ def _block(texts: Texts, part: CellPart, block: BlockHeld) -> Iterator[Bar]:
 
 
 def _unknown(count: int) -> Bar:
-    tip = f"folded in {count} tokens; whose is not watched"
-    return Bar(start=0, end=count, step=None, kind="held", text="not watched", tip=tip)
+    tip = f"folded in {count} tokens; which ones is not recorded"
+    return Bar(start=0, end=count, step=None, kind="held", text="tokens not recorded", tip=tip)
 
 
 def _owner(owners: Sequence[int], slots: int) -> str:
