@@ -12,6 +12,7 @@ from cachesim.lab.real.environment import (
     EnvironmentUnavailableError,
     UnpackedWheel,
 )
+from cachesim.lab.real.vllm.scheduler import PACKAGES
 
 TORCH: Final = Environment(
     name="foreign-torch",
@@ -33,6 +34,13 @@ MLX: Final = Environment(
     ),
 )
 """mlx on the CPU."""
+
+
+VLLM: Final = Environment(
+    name="foreign-vllm-beside",
+    requirements=(*PACKAGES.requirements, "hypothesis", "cattrs", "rich", "cyclopts"),
+)
+"""What vLLM's own Python imports."""
 
 
 def wheel(project: str, version: str, package: str, packages: Environment = TORCH) -> UnpackedWheel:
