@@ -89,7 +89,7 @@ def compare_command(
 
     A trace has `input_length`, `output_length` and `hash_ids` in each line, as Mooncake and Bailian
     publish them. It is played in order; --turn keeps the distances in time. Limits in bytes, as
-    --cache-ram, count the bytes of a small network unless --gguf or --token-bytes is given.
+    --cache-ram, need the bytes of a model: --sizes, --gguf or --token-bytes.
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """

@@ -125,6 +125,27 @@ def presets(_: str = "") -> list[Item]:
     ]
 
 
+def models(_: str = "") -> list[Item]:
+    """Real models with the bytes of their memory, keys and values in 16 bits."""
+    from cachesim.lab.logs.model_memory import ENGINES, known_models, memory_of
+
+    found = []
+    for name, config in known_models().items():
+        memory = memory_of(name)
+        own = memory.sizes(ENGINES[0])
+        sizes = {"a token": own.token, "a token in windows": own.window}
+        about = ", ".join(f"{size:,} bytes {what}" for what, size in sizes.items() if size)
+        facts = [f"a window sees {memory.length:,} tokens"] if memory.length else []
+        if own.state:
+            states = {each: memory.sizes(each).state for each in ENGINES}
+            facts += [f"a recurrent state on {each}: {n:,} bytes" for each, n in states.items()]
+            about += f", {own.state:,} bytes a recurrent state ({ENGINES[0]})"
+        facts.append(f"values of the config by {config['source'].partition(':')[0]}")
+        upstream = config["source"].partition(": ")[2]
+        found.append(Item(name=name, about=about, upstream=upstream, facts=tuple(facts)))
+    return found
+
+
 ListFormat: TypeAlias = Literal["text", "json"]
 """Output format of a list."""
 
@@ -165,6 +186,7 @@ LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
     "releases": releases,
     "patches": patches,
     "presets": presets,
+    "models": models,
 }
 
 
@@ -179,8 +201,8 @@ def list_command(
     what: Annotated[
         str,
         Parameter(
-            help="scenarios, engines, releases, patches, presets; or the name of one of them, which"
-            " is then shown; or schema."
+            help="scenarios, engines, releases, patches, presets, models; or the name of one of "
+            "them, which is then shown; or schema."
         ),
     ] = "scenarios",
     part: Annotated[
@@ -308,7 +330,7 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
         msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
         raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
-    for items in (presets, engines, releases, patches):
+    for items in (presets, models, engines, releases, patches):
         found = [item for item in items(name) if name in aliases(item)]
         if found:
             parts = [*map(shown, found)]

@@ -41,6 +41,13 @@ Dask: TypeAlias = Annotated[
 Gguf: TypeAlias = Annotated[
     Path | None, Parameter(help="The model's file, for the bytes of its memory.")
 ]
+ModelSizes: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        help="The model whose memory limits in bytes count: its config.json, or a name of "
+        "`cachesim list models`."
+    ),
+]
 AnyFormat: TypeAlias = Annotated[Format, Parameter(name="--format", help="How to print.")]
 TextOrJson: TypeAlias = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="How to print.")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
-from cachesim.cli.options import Gguf
+from cachesim.cli.options import Gguf, ModelSizes
 from cachesim.cli.outputs import print_report, progress, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
@@ -42,8 +42,12 @@ class TraceFlags:
     """Options of a trace: model, part, scale, clock, and bytes of the user's model."""
 
     model: Annotated[
-        str, Parameter(help="A preset of `cachesim list presets`; a scenario has its own.")
-    ] = "hybrid"
+        str | None,
+        Parameter(
+            help="A preset of `cachesim list presets`; a scenario has its own. By default one with "
+            "the layers of --sizes or --gguf, or hybrid."
+        ),
+    ] = None
     scale: Annotated[
         int | None, Parameter(help="Trace tokens per simulated one; by default a block becomes 16.")
     ] = None
@@ -64,6 +68,7 @@ class TraceFlags:
     rank: Annotated[
         int | None, Parameter(help="Of KV events, one data-parallel rank; all by default.")
     ] = None
+    sizes: ModelSizes = None
     gguf: Gguf = None
     token_bytes: Annotated[
         int | None, Parameter(help="Bytes of a token in all layers with full attention.")
@@ -125,12 +130,19 @@ class TraceFlags:
         given = {"token": self.token_bytes, "window": self.window_bytes, "state": self.state_bytes}
         flags = {name: value for name, value in given.items() if value is not None}
         by = " ".join(f"--{name}-bytes {value}" for name, value in flags.items())
-        if self.gguf is None:
-            return Measured(sizes=Sizes(**flags), by=by) if flags else None
-        if flags:
-            msg = f"--gguf {self.gguf} and {by}: the sizes of one model; leave one of the two out"
+        files = [
+            *([f"--sizes {self.sizes}"] if self.sizes is not None else ()),
+            *([f"--gguf {self.gguf}"] if self.gguf is not None else ()),
+            *([by] if by else ()),
+        ]
+        if len(files) > 1:
+            msg = f"{' and '.join(files)}: the sizes of one model; leave one of the two out"
             raise InputError(msg)
-        return Measured.of_gguf(self.gguf)
+        if self.sizes is not None:
+            return Measured.of_model(self.sizes)
+        if self.gguf is not None:
+            return Measured.of_gguf(self.gguf)
+        return Measured(sizes=Sizes(**flags), by=by) if flags else None
 
 
 WHOLE: Final = TraceFlags()
@@ -154,7 +166,8 @@ def replay(
     measured = flags.measured()
     with _kept(trace) as (name, file):
         source = flags.source(name, file)
-        bound = Cell(source=source, profile=BOUND, model=flags.model)
+        model = flags.model or ("hybrid" if measured is None else measured.preset())
+        bound = Cell(source=source, profile=BOUND, model=model)
         server = replace(bound, options=tuple(settings.items()), measured=measured)
         fleets = flags.fleets()
         pairs = product(profiles, fleets)

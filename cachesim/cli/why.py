@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
-from cachesim.cli.options import Gguf, Page, Settings, TextOrJson
+from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson
 from cachesim.cli.outputs import (
     output_at,
     page_at,
@@ -21,6 +21,7 @@ from cachesim.cli.outputs import (
     write_page,
 )
 from cachesim.cli.workers import workers
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
@@ -28,6 +29,7 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.live import Live, report_of_dump
+from cachesim.lab.logs.model_memory import memory_of
 from cachesim.lab.logs.other import workload_of
 from cachesim.lab.logs.other_settings import add_other_settings, swept
 from cachesim.lab.logs.replay import Replay
@@ -47,6 +49,7 @@ from cachesim.lab.logs.tuning import (
 from cachesim.lab.logs.whole import Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.reading import line_of
+from cachesim.lab.traces.replay import limits_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import results, show
 from cachesim.report.recorded import dump_report, recorded_request
@@ -124,6 +127,7 @@ def why_command(
     tune: Annotated[
         bool, Parameter(help="Play the requests with other flags; print the best.")
     ] = False,
+    sizes: ModelSizes = None,
     gguf: Gguf = None,
     what_if: Annotated[
         list[str] | None,
@@ -169,9 +173,10 @@ def why_command(
                 "--trace": trace,
             },
         )
-        return tune_command(files, wanted, gguf, format=format, page=outputs.report)
-    if gguf is not None:
-        msg = "--gguf gives --tune the bytes of a model; add --tune, or leave --gguf out"
+        given_sizes = _sizes_of(sizes, gguf, wanted)
+        return tune_command(files, wanted, given_sizes, format=format, page=outputs.report)
+    for flag in (flag for flag, value in {"--sizes": sizes, "--gguf": gguf}.items() if value):
+        msg = f"{flag} gives --tune the bytes of a model; add --tune, or leave {flag} out"
         raise InputError(msg)
     if follow:
         _refuse("--follow", {"--scenario": scenario, "--trace": trace, "--report": report})
@@ -265,13 +270,14 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
 def tune_command(
     files: Sequence[str],
     wanted: UserSettings,
-    gguf: Path | None,
+    sizes: Sizes | None,
     *,
     format: str,
     page: Output | None,
 ) -> int:
     """Play requests with other settings, and recommend those that process the fewest tokens."""
-    tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
+    tuned = _tuned_of(files, wanted, sizes)
+    _refuse_limits(tuned, wanted)
     found = swept(tuned.runs, on_all_cores)
     source = ", ".join(files)
     run = tuned.runs[0]
@@ -289,6 +295,29 @@ def tune_command(
     write_page(page, "cachesim why --tune", parts)
     print_report(parts, result, format=format)
     return AS_EXPECTED
+
+
+def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Sizes | None:
+    """The bytes of the user's model, if given."""
+    if model is not None and gguf is not None:
+        msg = f"--sizes {model} and --gguf {gguf}: the sizes of one model; leave one of the two out"
+        raise InputError(msg)
+    if model is not None:
+        engine, named, _ = (wanted.profile or "").partition("@")
+        return memory_of(model).sizes(engine if named else FAMILY.name)
+    return None if gguf is None else sizes_of_gguf(gguf)[0]
+
+
+def _refuse_limits(tuned: Tuned, wanted: UserSettings) -> None:
+    """Raise for a flag that limits bytes where those of the model are not known."""
+    run = tuned.runs[0]
+    limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)
+    for name in (name for name in limits if name in wanted.options and tuned.sizes == ASSUMED):
+        msg = (
+            f"--set {name}={wanted.options[name]} limits bytes, and those of the model are not "
+            "known; write --sizes MODEL or --gguf FILE"
+        )
+        raise InputError(msg)
 
 
 def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:

@@ -1,6 +1,7 @@
 """Bytes of a real model: from the log's lines, from a file's fields, and in a scenario."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,56 @@ def test_a_file_with_windows() -> None:
 
     per_layer = 2 * 4 * 512
     assert sizes_of_fields(fields) == Sizes(token=2 * per_layer, window=10 * per_layer)
+
+
+def fields_of(name: str, **keys: Any) -> dict[str, Any]:
+    return {
+        "general.architecture": name,
+        **{f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        (  # MLA: the cache has no values
+            fields_of(
+                "deepseek2", block_count=62, nextn_predict_layers=1, attention__head_count=128,
+                attention__head_count_kv=1, attention__key_length=576, attention__value_length=512,
+                attention__key_length_mla=192, attention__value_length_mla=128,
+            ),
+            Sizes(token=61 * 2 * 576),
+        ),
+        (  # heads and widths differ by layer, the last layer reads another one's keys
+            fields_of(
+                "gemma4", block_count=4, attention__head_count=8, attention__shared_kv_layers=1,
+                attention__head_count_kv=[4, 4, 1, 4], attention__sliding_window=9,
+                attention__sliding_window_pattern=[True, True, False, True],
+                attention__key_length=512, attention__value_length=512,
+                attention__key_length_swa=256, attention__value_length_swa=256,
+            ),
+            Sizes(token=2 * 1024, window=2 * 2 * 4 * 512),
+        ),
+        (  # a layer that is an MLP alone keeps nothing
+            fields_of(
+                "nemotron_h", block_count=4, attention__head_count=8, embedding_length=64,
+                attention__head_count_kv=[0, 0, 2, 0], feed_forward_length=[0, 99, 0, 0],
+                ssm__inner_size=32, ssm__state_size=4, ssm__conv_kernel=4, ssm__group_count=2,
+            ),
+            Sizes(token=2 * 2 * 16, state=4 * 2 * (32 * 4 + 3 * (32 + 16))),
+        ),
+        (
+            fields_of(
+                "kimi-linear", block_count=2, attention__head_count=8, kda__head_dim=16,
+                attention__head_count_kv=[0, 1], attention__key_length=576, ssm__conv_kernel=4,
+                attention__key_length_mla=192,
+            ),
+            Sizes(token=2 * 576, state=4 * (8 * 16 * 16 + 3 * 3 * 8 * 16)),
+        ),
+    ],
+)  # fmt: skip
+def test_what_differs_by_layer_is_counted_by_layer(fields: dict[str, Any], sizes: Sizes) -> None:
+    assert sizes == sizes_of_fields(fields)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -151,7 +151,7 @@ def test_a_preset_of_other_layers_is_refused(sizes: Sizes, model: str, complaint
 def test_a_window_is_as_long_as_the_models_file_has_it() -> None:
     measured = Measured(sizes=Sizes(token=4, window=2), by="--gguf f", window=1024)
 
-    spec = measured.over(preset("swa"), 32)
+    spec = measured.over(preset("swa"), 32, "llama.cpp")
 
     assert (32, Sizes(token=128, window=64)) == (spec.window, spec.sizes)
 

@@ -40,6 +40,7 @@ PLAN: Final[dict[str, Any]] = {
             "profile": ["llama.cpp@b9538", "llama.cpp@b11549"],
             "model": "hybrid",
             "set": {"cache_ram": [1, 2]},
+            "sizes": {"token": 256 // 32, "state": 41_984},  # those of the preset
         }
     ],
 }

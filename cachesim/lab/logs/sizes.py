@@ -7,7 +7,7 @@ A recurrent model's checkpoint is its state; what a parked prompt takes beyond t
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -258,59 +258,89 @@ def _is_count(value: object) -> bool:
 
 
 def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
-    """Bytes from a file's metadata: keys and values are f16, states f32."""
+    """Bytes from a file's metadata, layer by layer: keys and values are f16, states f32.
+
+    Upstream: `n_embd_k_gqa`, `n_embd_v_gqa`, `n_embd_r`, `n_embd_s` and `has_kv` of the hparams; a
+    cache of MLA has no values.
+    """
     name = str(fields.get("general.architecture", ""))
 
-    def number(key: str, default: int = 0) -> int:
+    def number(key: str, default: int = 0, layer: int = 0) -> int:
         value = fields.get(f"{name}.{key}", default)
         if isinstance(value, list):
-            value = max((each for each in value if isinstance(each, int)), default=default)
+            value = value[layer] if layer < len(value) else default
         return value if isinstance(value, int) and 0 <= value < MOST else default
 
     layers = number("block_count") - number("nextn_predict_layers")
-    heads = number("attention.head_count", 1) or 1
-    kv_heads = number("attention.head_count_kv", heads)
-    width = number("embedding_length") // heads
-    per_layer = (
-        F16
-        * kv_heads
-        * (number("attention.key_length", width) + number("attention.value_length", width))
-    )
+    recurrent = _recurrent_layers(fields, name, layers)
+    attending = [layer for layer in range(layers) if layer not in recurrent]
+    windows = _window_layers(fields, name, attending)
+    own = layers - number("attention.shared_kv_layers", SHARED.get(name, 0))
+    latent = bool(number("attention.key_length_mla"))
+    token = window = 0
+    for layer in (layer for layer in attending if layer < own):
+        heads = number("attention.head_count", 1, layer) or 1
+        width, swa = number("embedding_length") // heads, "_swa" if layer in windows else ""
+        key, value = (
+            number(f"attention.{part}_length{swa}", number(f"attention.{part}_length", width))
+            for part in ("key", "value")
+        )
+        size = F16 * number("attention.head_count_kv", heads, layer)
+        size *= key + (0 if latent else value)
+        token, window = (token, window + size) if layer in windows else (token + size, window)
+    return Sizes(token=token, window=window, state=F32 * _row(number, recurrent))
+
+
+SHARED: Final = {"gemma3n": 15}
+"""Layers that read another layer's keys, where the file does not say and upstream's loader does."""
+
+
+def _row(number: Callable[..., int], recurrent: set[int]) -> int:
+    """Elements of a sequence's state in all recurrent layers."""
     inner, state = number("ssm.inner_size"), number("ssm.state_size")
-    short = number("shortconv.l_cache")
-    recurrent = _recurrent_layers(fields, name, layers) if inner or short else 0
-    groups = number("ssm.group_count", 1)
-    row = state * inner + max(0, number("ssm.conv_kernel") - 1) * (inner + 2 * groups * state)
-    row += max(0, short - 1) * number("embedding_length")
-    windowed = _window_layers(fields, name, layers - recurrent)
-    return Sizes(
-        token=per_layer * (layers - recurrent - windowed),
-        window=per_layer * windowed,
-        state=F32 * row * recurrent,
-    )
+    taps, groups = max(0, number("ssm.conv_kernel") - 1), number("ssm.group_count", 1)
+    row = state * inner + taps * (inner + 2 * groups * state)
+    if each := number("kda.head_dim"):
+        heads = number("attention.head_count", 1)
+        row = heads * each * (each + 3 * taps)
+    row += max(0, number("shortconv.l_cache") - 1) * number("embedding_length")
+    return row * len(recurrent)
 
 
-def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> int:
+def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> set[int]:
     """Layers without attention: those without key heads, or all but every n-th."""
-    heads = fields.get(f"{name}.attention.head_count_kv")
+    if not any(fields.get(f"{name}.{key}") for key in STATES):
+        return set()
+    heads, mlp = (
+        fields.get(f"{name}.{key}") for key in ("attention.head_count_kv", "feed_forward_length")
+    )
     if isinstance(heads, list):
-        return sum(each == 0 for each in heads[:layers])
+        alone = mlp if name in MLP_ALONE and isinstance(mlp, list) else []
+        return {at for at, n in enumerate(heads[:layers]) if not n and not any(alone[at : at + 1])}
     every = fields.get(f"{name}.full_attention_interval")
     if isinstance(every, int) and every > 0:
-        return layers - layers // every
-    return layers if not heads else 0
+        return {at for at in range(layers) if (at + 1) % every}
+    return set() if heads else set(range(layers))
 
 
-def _window_layers(fields: Mapping[str, Any], name: str, attending: int) -> int:
+STATES: Final = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim")
+"""Keys of models with recurrent layers."""
+
+MLP_ALONE: Final = ("nemotron_h", "nemotron_h_moe")
+"""Families with layers that are an MLP and nothing else."""
+
+
+def _window_layers(fields: Mapping[str, Any], name: str, attending: Sequence[int]) -> set[int]:
     """Layers with a sliding window, by the pattern; none without a window."""
     if not fields.get(f"{name}.attention.sliding_window"):
-        return 0
+        return set()
     pattern = fields.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        return sum(bool(each) for each in pattern)
+        return {layer for layer, each in enumerate(pattern) if each}
     if not isinstance(pattern, int):
         pattern = PATTERNS.get(name, 2)
-    return attending - attending // pattern if pattern > 1 else attending
+    full = attending[pattern - 1 :: pattern] if pattern > 1 else []
+    return set(attending) - set(full)
 
 
 PATTERNS: Final[Mapping[str, int]] = {

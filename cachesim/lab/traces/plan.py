@@ -15,7 +15,7 @@
     [[server]]
     profile = "llama.cpp@b11549"
     model   = "dense"
-    gguf    = "model.gguf"                 # or: sizes = {token = 131072}, bytes of a token
+    sizes   = "llama-3.1-8b"               # or a config.json, or {token = 131072}; or gguf = FILE
 
     [[server]]
     profile  = "vllm@0.33.0"
@@ -176,7 +176,8 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
     _known(table, SERVER_KEYS, place)
     measured = _measured(table, place, folder)
     profiles = _several(table.get("profile"), f"{place}: profile")
-    models = _several(table.get("model", "hybrid"), f"{place}: model")
+    preset = "hybrid" if measured is None or BOUND in profiles else measured.preset()
+    models = _several(table.get("model", preset), f"{place}: model")
     for key, values in (("profile", profiles), ("model", models)):
         if not all(isinstance(each, str) for each in values):
             msg = f"{place}: {key} is {table.get(key)!r}; write a name in quotes, or a list of them"
@@ -242,9 +243,14 @@ def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | 
         return Measured.of_gguf(folder / gguf)
     if sizes is None:
         return None
+    if isinstance(sizes, str):
+        return Measured.of_model(sizes, folder)
     known = {each.name for each in fields(Sizes)}
     if not isinstance(sizes, dict) or not sizes or not sizes.keys() <= known:
-        msg = f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}"
+        msg = (
+            f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}, "
+            "or a model"
+        )
         raise PlanError(msg)
     written = ", ".join(f"{name} = {value}" for name, value in sizes.items())
     return Measured(sizes=Sizes(**sizes), by=f"sizes = {{{written}}}")

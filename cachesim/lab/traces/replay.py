@@ -19,7 +19,8 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.held import sizes_of
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
-from cachesim.errors import ProfileError, SpecError, UpstreamAbort
+from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
+from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.reading import TraceRequest
@@ -55,7 +56,7 @@ KINDS: Final = {
 class Measured:
     """Bytes of the user's model per token of the trace, with their source."""
 
-    sizes: Sizes
+    sizes: Sizes | Memory  # of a memory each engine decides in how many bytes a state is kept
     by: str  # as --gguf model.gguf
     window: int = 0  # tokens of the trace that a window layer sees; 0: as the preset has it
 
@@ -67,22 +68,35 @@ class Measured:
         length = window if isinstance(window, int) and window > 0 else 0
         return cls(sizes=sizes, by=f"--gguf {path}", window=length)
 
-    def over(self, spec: ModelSpec, scale: int) -> ModelSpec:
+    @classmethod
+    def of_model(cls, model: str, folder: Path = Path()) -> "Measured":
+        """Sizes by a model's config.json, or by its name."""
+        memory = memory_of(model, folder)
+        return cls(sizes=memory, by=f"--sizes {model}", window=memory.length)
+
+    def preset(self) -> str:
+        """The first preset with layers of these kinds."""
+        fitting = self._fitting()
+        if not fitting:
+            kinds = " and ".join(KINDS[name] for name in KINDS if name in self._given())
+            msg = f"{self.by}: no preset has {kinds or 'no memory at all'}"
+            raise SpecError(msg)
+        return fitting[0]
+
+    def over(self, spec: ModelSpec, scale: int, engine: str) -> ModelSpec:
         """A preset with these bytes, where `scale` tokens of the trace are replayed as one."""
         self._check(spec)
-        sizes = replace(
-            self.sizes, token=self.sizes.token * scale, window=self.sizes.window * scale
-        )
+        sizes = self.sizes.sizes(engine) if isinstance(self.sizes, Memory) else self.sizes
+        sizes = replace(sizes, token=sizes.token * scale, window=sizes.window * scale)
         window = max(1, self.window // scale) if self.window and spec.window else spec.window
         return replace(spec, sizes=sizes, window=window)
 
     def _check(self, spec: ModelSpec) -> None:
         """Refuse a preset with other kinds of layers than the measured ones."""
-        given = {name for name in KINDS if getattr(self.sizes, name)}
+        given, fitting = self._given(), self._fitting()
         wrong = sorted(given ^ kinds_of(spec))
         if not wrong:
             return
-        fitting = [name for name, each in PRESETS.items() if kinds_of(each) == given]
         choice = f"--model {' or '.join(fitting)}" if fitting else "sizes of the preset's kinds"
         has = "has no" if wrong[0] in given else "has"
         but = "gives" if wrong[0] in given else "gives no"
@@ -91,6 +105,14 @@ class Measured:
             f"such layers; write {choice}"
         )
         raise SpecError(msg)
+
+    def _given(self) -> set[str]:
+        state = self.sizes.state or getattr(self.sizes, "conv", 0)
+        sizes = {"token": self.sizes.token, "window": self.sizes.window, "state": state}
+        return {name for name in KINDS if sizes[name]}
+
+    def _fitting(self) -> list[str]:
+        return [name for name, each in PRESETS.items() if kinds_of(each) == self._given()]
 
 
 def kinds_of(spec: ModelSpec) -> set[str]:
@@ -156,7 +178,7 @@ def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
         return f"{flags} counts {rates}, by {entry['by']}; {ends}"
     return (
         f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
-        f"write --gguf FILE or {_flags(entry)}; in a plan gguf or sizes"
+        f"write --sizes MODEL, --gguf FILE or {_flags(entry)}; in a plan gguf or sizes"
     )
 
 
@@ -290,7 +312,9 @@ class Cell:
         """Raise for anything invalid, before the replay."""
         spec = preset(self.model)
         if self.measured is not None and self.profile != BOUND:
-            self.measured.over(spec, 1)
+            self.measured.over(spec, 1, Profile.parse(self.profile).engine)
+        if self.measured is None and self.profile != BOUND:
+            self._refuse_limits()
         if self.profile == BOUND and self.options:
             msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
             raise ProfileError(msg)
@@ -300,6 +324,18 @@ class Cell:
             except UpstreamAbort as abort:
                 msg = f"{self.profile} with a {self.model} model does not start: {abort}"
                 raise ProfileError(msg) from None
+
+    def _refuse_limits(self) -> None:
+        """Raise for a flag that limits bytes where those of the model are not known."""
+        family, given = family_of(Profile.parse(self.profile).engine), dict(self.options)
+        limits = () if family.describes_model else limits_of(self.profile, given)
+        for name in (name for name in limits if name in given):
+            msg = (
+                f"{name} = {given[name]} ({family.option(name).flag}) limits bytes, and the preset "
+                f"{self.model!r} has those of a small network; write --sizes MODEL, --gguf FILE or "
+                '--token-bytes N, in a plan sizes = "MODEL"'
+            )
+            raise InputError(msg)
 
     def engine(
         self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
@@ -322,7 +358,8 @@ class Cell:
         spec = preset(self.model)
         if self.measured is None:
             return spec
-        return self.measured.over(spec, self.source.scaling(self.source.open()[0]))
+        scale = self.source.scaling(self.source.open()[0])
+        return self.measured.over(spec, scale, Profile.parse(self.profile).engine)
 
     def requests(self) -> Iterator[PendingRequest]:
         """The requests as clients send them."""
