@@ -3,6 +3,7 @@
 import importlib
 import zlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from io import BufferedReader, RawIOBase
 from typing import BinaryIO, Final, cast
 
@@ -18,11 +19,11 @@ UNPACKED_HERE: Final[Mapping[bytes, str]] = {
 HEAD_BYTES: Final = 6
 """Bytes of a file's head with the magic number."""
 
-UNPACKED_BY: Final[Mapping[bytes, str]] = {
-    b"PK\x03\x04": "unzip -p",
-    b"\x28\xb5\x2f\xfd": "zstd -dc",
-}
+UNPACKED_BY: Final[Mapping[bytes, str]] = {b"PK\x03\x04": "unzip -p"}
 """Magic bytes of other compressed files, and the programs that decompress them."""
+
+
+ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 
 
 def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
@@ -32,6 +33,18 @@ def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
             file.close()
             msg = f"{name}: is compressed: unpack it first, as `{program}` does"
             raise InputError(msg)
+    if head.startswith(ZSTANDARD):
+        if find_spec("pyarrow") is None:
+            file.close()
+            msg = (
+                f"{name}: is compressed: unpack it first, as `zstd -dc` does, or install pyarrow: "
+                "pip install 'cachesim[parquet]'"
+            )
+            raise InputError(msg)
+        arrow = importlib.import_module("pyarrow")
+        stream = arrow.CompressedInputStream(file, "zstd")
+        inner = _Unpacking(name, file, stream, (OSError, ValueError, arrow.ArrowException))
+        return cast("BinaryIO", BufferedReader(inner))
     for start, module in UNPACKED_HERE.items():
         if head.startswith(start):
             library = importlib.import_module(module)

@@ -173,7 +173,7 @@ def is_trace(name: str) -> bool:
     if name.startswith(MADE):
         return True
     if path.exists():
-        return path.suffix != ".toml" and not path.is_dir()
+        return not any(path.rglob("*.toml")) if path.is_dir() else path.suffix != ".toml"
     shipped = name in {each.stem for each in shipped_files()}
     return not shipped and path.suffix in {".jsonl", ".json", ".gz", ".zst", ".bz2", ".xz"}
 

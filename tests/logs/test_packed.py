@@ -73,8 +73,13 @@ def test_a_mark_of_byte_order_hides_no_recorded_requests(
     ("start", "program"), [(b"PK\x03\x04", "unzip -p"), (b"\x28\xb5\x2f\xfd", "zstd -dc")]
 )
 def test_of_other_kinds_the_program_is_named(
-    start: bytes, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: bytes,
+    program: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("cachesim.packed.find_spec", lambda _: None)
     file = tmp_path / "server.log"
     file.write_bytes(start + bytes(100))
 

@@ -16,6 +16,8 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
 from cachesim.engines.tokens import LONGEST, Run
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
+from cachesim.files import PARQUET
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.typed import Json
 
@@ -53,6 +56,7 @@ class TraceRequest:
     silent: bool = False  # the trace has no length for its reply: one token is assumed
     seconds: bool = False  # the trace's own timestamps count seconds
     rank: int = 0  # the data-parallel rank that computed it
+    assumed: str = ""  # what the form does not say, as a sentence
 
 
 # -- formats ---------------------------------------------------------------------------------------
@@ -97,7 +101,7 @@ def request_of(
         sizes=tuple(size for _, size in blocks),
         runs=prompt,
         reply=reply,
-        kept=chains.of(_joined([*prompt, *reply])),
+        kept=chains.of(joined([*prompt, *reply])),
         silent="reply" not in value,
         seconds=seconds,
     )
@@ -113,7 +117,7 @@ def _runs(value: object, place: str) -> tuple[Run, ...]:
     if not isinstance(value, list) or len(value) > MOST_RUNS:
         msg = f"{place} is no list of runs; write them as [[text, first, past the last], ...]"
         raise TraceError(msg)
-    return _joined(_run(each, place) for each in value)
+    return joined(_run(each, place) for each in value)
 
 
 def _run(run: object, place: str) -> Run:
@@ -125,7 +129,8 @@ def _run(run: object, place: str) -> Run:
     raise TraceError(msg)
 
 
-def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Runs of which no two neighbours continue each other."""
     found: list[Run] = []
     for text, first, last in runs:
         if found and found[-1][0] == text and found[-1][2] == first:
@@ -345,6 +350,9 @@ UNITS: Final = {"Mooncake": 512, "Bailian": 16}
 CHATS: Final = frozenset({"chat_id", "parent_chat_id"})
 """Keys of Bailian's lines only."""
 
+Line: TypeAlias = tuple[Json, str]
+"""A value of a file, with its place."""
+
 Clock: TypeAlias = Literal["s", "ms"]
 """Unit of timestamps."""
 
@@ -352,6 +360,9 @@ MOST_TOKENS: Final = 1 << 24
 MOST_ID: Final = 1 << 36
 MOST_CHARACTERS: Final = 1 << 26
 """Most characters of a line, which bounds files without line ends."""
+
+MOST_WHOLE: Final = 1 << 28
+"""Most characters of a JSON document of many lines."""
 
 
 def open_trace(
@@ -369,7 +380,7 @@ def open_trace(
     of events, `rank` keeps the requests of one data-parallel rank.
     """
     name = name or str(path)
-    lines = _lines(path, name)
+    lines = lines_of(path, name)
     head = next(lines, None)
     if head is None:
         msg = f"{name}: no request in it; write one JSON object a line"
@@ -383,7 +394,9 @@ def open_trace(
     if isinstance(head[0], dict) and "prompt" in head[0]:
         chains, seconds = Chains(), clock == "s"
         return 1, (
-            request_of(_object(t, p), _time(t, p, seconds=seconds), chains, p, seconds=seconds)
+            request_of(
+                _object(t, p), time_of_line(t, p, seconds=seconds), chains, p, seconds=seconds
+            )
             for t, p in lines
         )
     chats = isinstance(head[0], dict) and bool(head[0].keys() & CHATS)
@@ -423,17 +436,62 @@ def _unit_of(first: TraceRequest, name: str, *, chats: bool) -> int:
     return found[0]
 
 
-def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+def lines_of(path: Path, name: str) -> Iterator[Line]:
+    """The values of a file with their places: JSON Lines, one JSON document, or Parquet.
+
+    Of a folder, those of its files by name.
+    """
+    if path.is_dir():
+        for file in sorted(each for each in path.iterdir() if each.is_file()):
+            yield from lines_of(file, str(file))
+        return
+    if (rows := parquet_rows(path, name)) is not None:
+        yield from rows
+        return
+    lines = text_lines(path, name)
+    head = next(((text, place) for text, place in lines if text.strip()), None)
+    if head is None:
+        return
+    text, place = head
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _document(text, lines, place, name)
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        yield from ((each, f"{name}[{at}]") for at, each in enumerate(value))
+    else:
+        yield value, place
+    yield from ((_json(text, place), place) for text, place in lines if text.strip())
+
+
+def _document(head: str, lines: Iterator[tuple[str, str]], place: str, name: str) -> Json:
+    """A JSON document of many lines; a first line that begins none is no JSON."""
+    if head.strip() not in {"{", "["} and not head.rstrip().endswith(("{", "[", ",")):
+        return _json(head, place)
+    parts, length = [head], len(head)
+    for text, _ in lines:
+        parts.append(text)
+        length += len(text)
+        if length > MOST_WHOLE:
+            msg = f"{name}: more than {MOST_WHOLE:,} characters; write one object a line"
+            raise TraceError(msg)
+    try:
+        return json.loads("".join(parts))
+    except (ValueError, RecursionError):
+        return _json(head, place)
+
+
+def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The lines of a file with their places."""
     try:
         with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
-            whole = iter(partial(lines.readline, MOST_CHARACTERS), "")
-            for number, line in enumerate(whole, 1):
+            cut = iter(partial(lines.readline, MOST_CHARACTERS), "")
+            for number, line in enumerate(cut, 1):
                 place = f"{name}:{number}"
                 if len(line) >= MOST_CHARACTERS:
                     msg = f"{place}: more than {MOST_CHARACTERS:,} characters; write a request each"
                     raise TraceError(msg)
-                if line.strip():
-                    yield _json(line, place), place
+                yield line, place
     except InputError as error:  # of what unpacks it
         raise TraceError(str(error)) from None
     except OSError as error:
@@ -441,6 +499,35 @@ def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
         raise TraceError(msg) from None
     except UnicodeDecodeError as error:
         msg = f"{name}: not UTF-8: {error.reason} at byte {error.start}"
+        raise TraceError(msg) from None
+
+
+def parquet_rows(path: Path, name: str) -> Iterator[Line] | None:
+    """The rows of a Parquet file; None if it is none."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(PARQUET)) != PARQUET:
+                return None
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror or error}"
+        raise TraceError(msg) from None
+    if find_spec("pyarrow") is None:
+        msg = f"{name}: is Parquet, which needs pyarrow: pip install 'cachesim[parquet]'"
+        raise TraceError(msg)
+    return _rows(path, name)
+
+
+def _rows(path: Path, name: str) -> Iterator[Line]:
+    parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row, f"{name}: row {number}"
+    except (arrow.ArrowException, OSError) as error:
+        msg = f"{name}: is Parquet, and cut or damaged: {str(error)[:80]}"
         raise TraceError(msg) from None
 
 
@@ -473,25 +560,33 @@ def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
     output = value.get("output_length")
     silent = output is None
     return TraceRequest(
-        time=_time(value, place, seconds=seconds),
-        length=_whole(value.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
-        output=1 if silent else _whole(output, 0, MOST_TOKENS, f"{place}: output_length"),
-        blocks=tuple(_whole(each, 0, MOST_ID, f"{place}: hash_ids") for each in blocks),
+        time=time_of_line(value, place, seconds=seconds),
+        length=whole(value.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
+        output=1 if silent else whole(output, 0, MOST_TOKENS, f"{place}: output_length"),
+        blocks=tuple(whole(each, 0, MOST_ID, f"{place}: hash_ids") for each in blocks),
         silent=silent,
         seconds=seconds,
     )
 
 
-def _time(value: dict[str, Any], place: str, *, seconds: bool = False) -> float:
-    time = value.get("timestamp", 0)
+def time_of_line(value: dict[str, Any], place: str, *, seconds: bool = False) -> float:
+    """The milliseconds of a line's timestamp."""
+    unit = "seconds" if seconds else "milliseconds"
+    return time_of(value.get("timestamp", 0), f"{place}: timestamp", unit) * (
+        1000 if seconds else 1
+    )
+
+
+def time_of(time: object, place: str, unit: str = "seconds") -> float:
+    """A number of seconds or milliseconds."""
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1 << 50:
-        unit = "seconds" if seconds else "milliseconds"
-        msg = f"{place}: timestamp is {str(time)[:40]}; write {unit}, or leave it out"
+        msg = f"{place} is {str(time)[:40]}; write {unit}, or leave it out"
         raise TraceError(msg)
-    return float(time) * (1000 if seconds else 1)
+    return float(time)
 
 
-def _whole(value: object, low: int, high: int, place: str) -> int:
+def whole(value: object, low: int, high: int, place: str) -> int:
+    """A whole number between two limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         msg = f"{place} has {str(value)[:40]}; write a whole number from {low} to {high}"
         raise TraceError(msg)

@@ -385,6 +385,7 @@ class Replayed:
     seconds: bool = False  # the trace's timestamps count seconds
     ranks: set[int] = field(default_factory=set)  # data-parallel ranks of the requests
     ended: str = ""  # at which request the server ended, and why
+    assumed: set[str] = field(default_factory=set)  # what the form of the trace does not say
 
     @property
     def rate(self) -> float:
@@ -413,9 +414,12 @@ class Replayed:
         self.silent += request.silent
         self.seconds = request.seconds
         self.ranks.add(request.rank)
+        if request.assumed:
+            self.assumed.add(request.assumed)
 
     def notes(self, source: Source) -> Iterator[str]:
         """Assumptions made while the trace was read."""
+        yield from sorted(self.assumed)
         if self.silent and source.replies is None:
             has = "have" if self.silent > 1 else "has"
             yield (

@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
-from cachesim.lab.traces.reading import Clock, TraceError, TraceRequest, open_trace
+from cachesim.lab.traces.forms import open_form
+from cachesim.lab.traces.reading import Clock, TraceError, TraceRequest
 
 UNIT: Final = 512
 
@@ -107,7 +108,7 @@ class Source:
         if made:
             unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
         else:
-            unit, requests = open_trace(
+            unit, requests = open_form(
                 self.path, self.unit, name=self.name, clock=self.timestamps, rank=self.rank
             )
         if unit % self.scaling(unit):
@@ -129,8 +130,11 @@ class Source:
         if MADE.fullmatch(self.name):
             return self.name
         try:
-            with self.path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            digests = []
+            for path in sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]:
+                with path.open("rb") as file:
+                    digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+            return "-".join(digests)
         except OSError as error:
             msg = f"{self.name}: cannot be read: {error.strerror or error}"
             raise TraceError(msg) from None
