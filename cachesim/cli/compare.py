@@ -36,7 +36,8 @@ Workload: TypeAlias = Annotated[
     str,
     Parameter(
         help="A scenario: a file, or the name of a shipped one. Or a trace: a file of JSON Lines, "
-        "compressed or not, - for standard input, made:REQUESTS for a synthetic one.",
+        "compressed or not, - for standard input, made:REQUESTS for a synthetic one, "
+        "made:agents:REQUESTS for coding agents.",
         allow_leading_hyphen=True,
     ),
 ]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
+from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
 from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson
 from cachesim.cli.outputs import (
@@ -48,7 +49,8 @@ from cachesim.lab.logs.tuning import (
 )
 from cachesim.lab.logs.whole import Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
-from cachesim.lab.traces.reading import line_of
+from cachesim.lab.traces.audit import Audit, is_events
+from cachesim.lab.traces.reading import line_of, lines_of
 from cachesim.lab.traces.replay import limits_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import results, show
@@ -120,8 +122,8 @@ def why_command(
     *files: Annotated[
         str,
         Parameter(
-            help="Logs of one server, in order, or its recorded requests; - for standard input. "
-            "With --tune also one scenario."
+            help="Logs of one server, in order, its recorded requests, or its KV events; - for "
+            "standard input. With --tune also one scenario."
         ),
     ],
     tune: Annotated[
@@ -181,6 +183,8 @@ def why_command(
     if follow:
         _refuse("--follow", {"--scenario": scenario, "--trace": trace, "--report": report})
         return _follow_command(files, wanted)
+    if len(files) == 1 and is_events(Path(files[0])):
+        return _audit(Path(files[0]), format=format, page=outputs.report)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
@@ -209,6 +213,15 @@ def why_command(
         report_parts = [*map(request_text, _numbered(found, request, "log"))]
     print_report(report_parts, found, format=format)
     return AS_EXPECTED
+
+
+def _audit(path: Path, *, format: str, page: Output | None) -> int:
+    """Print whether a stream of KV events is consistent; 1 if it is not."""
+    audit = Audit.of(lines_of(path, str(path)))
+    parts = [Text(each) for each in audit.sentences()]
+    write_page(page, "cachesim why", parts)
+    print_report(parts, audit.as_dict(), format=format)
+    return AS_EXPECTED if audit.consistent else NOT_AS_EXPECTED
 
 
 def _refuse(flag: str, others: Mapping[str, object]) -> None:

@@ -194,12 +194,12 @@ class Stream:
 
     def add(self, value: Json, place: str) -> Iterator[TraceRequest]:
         """Add a batch; return ended requests, sorted by their start."""
-        time, events, rank = _batch_of(value, place)
+        time, events, rank = batch_of(value, place)
         self._batch += 1
         self._turns[rank] += 1
         chains: dict[int, tuple[int, list[int]]] = {}  # last block -> parent of the first, blocks
         for event in events:
-            name, fields = _event_of(event, place)
+            name, fields = event_of(event, place)
             if name == STORED and _is_main(fields):
                 self.ranks.add(rank)
                 if self.rank in {None, rank}:
@@ -236,12 +236,12 @@ class Stream:
         if size != self.unit:
             msg = f"{place}: blocks of {size} tokens among blocks of {self.unit}; give each a file"
             raise TraceError(msg)
-        space = (rank, *(_scalar(fields.get(key), key, place) for key in NAMESPACE))
+        space = namespace_of(fields, rank, place)
         before = fields.get("parent_block_hash")
-        parent = -1 if before is None else self._number((*space, _hash(before, place)))
+        parent = -1 if before is None else self._number((*space, hash_of(before, place)))
         numbers = []
         for each in hashes:
-            number = self._number((*space, _hash(each, place)))
+            number = self._number((*space, hash_of(each, place)))
             if number not in self._parents and number in self._chain(parent):
                 msg = f"{place}: block {each!r} comes after itself; give it the block before it"
                 raise TraceError(msg)
@@ -282,7 +282,7 @@ def is_batch(value: object) -> bool:
     return isinstance(value, dict) and "events" in value
 
 
-def _batch_of(value: Json, place: str) -> tuple[float, list[Json], int]:
+def batch_of(value: Json, place: str) -> tuple[float, list[Json], int]:
     """A batch's time, events and rank; the rank is 0 on a server with one cache."""
     if isinstance(value, dict):
         ranks = [value[key] for key in RANKS if value.get(key) is not None]
@@ -304,7 +304,8 @@ def _rank(value: object, place: str) -> int:
     return value
 
 
-def _event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
+def event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
+    """An event's name and its fields."""
     match value:
         case {"type": str(name)} if name in KNOWN:
             return name, value
@@ -315,7 +316,13 @@ def _event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
     raise TraceError(msg)
 
 
-def _hash(value: object, place: str) -> int | str:
+def namespace_of(fields: dict[str, Any], rank: int, place: str) -> Block:
+    """What separates a block from others with its hash."""
+    return (rank, *(_scalar(fields.get(key), key, place) for key in NAMESPACE))
+
+
+def hash_of(value: object, place: str) -> int | str:
+    """A block's hash."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         msg = f"{place}: a block's hash is {str(value)[:40]}; write a number or a text"
         raise TraceError(msg)

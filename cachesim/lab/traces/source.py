@@ -2,6 +2,7 @@
 
 conversation_trace.jsonl    a file as its publishers write it, or compressed
 made:100000, made:100000:7  so many requests that are made up, with a seed
+made:agents:5000            the same of coding agents
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
+from cachesim.lab.traces import agents
 from cachesim.lab.traces.forms import open_form
 from cachesim.lab.traces.reading import Clock, TraceError, TraceRequest
 
@@ -60,7 +62,7 @@ def made_requests(count: int, seed: int = 0) -> Iterator[TraceRequest]:
             chats.pop()
 
 
-MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
+MADE: Final = re.compile(r"made:(agents:)?(\d{1,10})(?::(\d{1,10}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +101,17 @@ class Source:
             msg = f"--timestamps is {self.timestamps!r}; write s for seconds or ms"
             raise TraceError(msg)
         if self.name.startswith("made:") and not _makes_some(self.name):
-            msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
+            forms = "made:REQUESTS, made:REQUESTS:SEED, or made:agents:REQUESTS"
+            msg = f"{self.name} is no trace; write {forms}"
             raise TraceError(msg)
 
     def open(self) -> tuple[int, Iterator[TraceRequest]]:
         """The block size, and the requests."""
         made = MADE.fullmatch(self.name)
         if made:
-            unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
+            count, seed = int(made[2]), int(made[3] or 0)
+            unit = agents.UNIT if made[1] else UNIT
+            requests = (agents.agent_requests if made[1] else made_requests)(count, seed)
         else:
             unit, requests = open_form(
                 self.path, self.unit, name=self.name, clock=self.timestamps, rank=self.rank
@@ -142,4 +147,4 @@ class Source:
 
 def _makes_some(name: str) -> bool:
     made = MADE.fullmatch(name)
-    return made is not None and int(made[1]) > 0
+    return made is not None and int(made[2]) > 0

@@ -1,0 +1,61 @@
+"""Generated agents have the statistics that they state."""
+
+import random
+from statistics import mean, quantiles
+
+import pytest
+
+from cachesim.lab.traces.agents import (
+    COMPUTED,
+    FIRST,
+    LAST,
+    MINUTES,
+    UNIT,
+    agent_requests,
+    conversation,
+)
+from cachesim.lab.traces.replay import Cell, play
+from cachesim.lab.traces.source import Source
+
+DRAWN = [conversation(draw) for draw in [random.Random(7)] for _ in range(4_000)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "values"),
+    [
+        (FIRST, [each.lengths[0] for each in DRAWN]),
+        (LAST, [each.lengths[-1] for each in DRAWN]),
+        (MINUTES, [each.pause * len(each.lengths) / 60_000 for each in DRAWN]),
+    ],
+)
+def test_quartiles_are_those_that_are_stated(
+    stated: tuple[float, ...], values: list[float]
+) -> None:
+    assert [*stated[1:4]] == pytest.approx(quantiles(values, n=4), rel=0.08)
+
+
+def test_the_share_of_a_conversation_that_is_computed_is_the_stated_one() -> None:
+    shares = [each.lengths[-1] / sum(each.lengths) for each in DRAWN]
+
+    below = [mean(each < quartile for each in shares) for quartile in COMPUTED[1:4]]
+    assert [0.25, 0.5, 0.75] == pytest.approx(below, abs=0.025)
+    assert 0.09 == pytest.approx(mean(shares), abs=0.01)
+
+
+def test_a_cache_of_everything_reuses_what_conversations_have_in_common() -> None:
+    found = play(Cell(source=Source(name="made:agents:600:3"), profile="bound"))
+
+    assert (600, UNIT // 16) == (found["requests"], found["scale"])
+    lengths: dict[int, int] = {}
+    for each in agent_requests(600, 3):
+        lengths[each.blocks[0]] = max(lengths.get(each.blocks[0], 0), each.length)
+    new = sum(lengths.values()) / sum(each.length for each in agent_requests(600, 3))
+    assert 1 - new == pytest.approx(found["rate"], abs=0.004)  # a partial block is computed again
+
+
+def test_requests_come_in_time_and_by_their_seed() -> None:
+    one, again, other = (list(agent_requests(200, seed)) for seed in (1, 1, 2))
+
+    assert one == again != other
+    assert sorted(each.time for each in one) == [each.time for each in one]
+    assert all(-(-each.length // UNIT) == len(each.blocks) for each in one)
