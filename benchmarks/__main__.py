@@ -13,7 +13,7 @@ from rich.console import Console
 
 MODULES: Final = (
     "profile", "model", "memory", "server", "search", "logs", "recorder", "vllm_manager",
-    "sglang_tree", "traces", "sweep", "growth", "probe", "bugs",
+    "sglang_tree", "traces", "sweep", "growth", "probe", "bugs", "fleet",
 )  # fmt: skip
 """Every table, in the order they are printed."""
 

@@ -80,12 +80,8 @@ class Tree:
         upper.children[child.text[0]] = child
         return upper
 
-    def prefix_match(self, text: Rope) -> tuple[int, int | None]:
-        """The length of the longest known prefix, and a tenant of its last node. Follows
-        `prefix_match_with_counts`.
-
-        Trap: a tenant of the node that matches in part may have been sent only this part, or all.
-        """
+    def peek(self, text: Rope) -> tuple[int, Node]:
+        """The length of the longest known prefix, and its last node."""
         node, rest, matched = self.root, text, 0
         while len(rest):
             child = node.children.get(rest[0])
@@ -97,6 +93,13 @@ class Tree:
             if shared < len(child.text):
                 break
             rest = rest[shared:]
+        return matched, node
+
+    def prefix_match(self, text: Rope) -> tuple[int, int | None]:
+        """The length of the longest known prefix, and a tenant of its last node. Follows
+        `prefix_match_with_counts`.
+        """
+        matched, node = self.peek(text)
         tenant = node.last_tenant
         if tenant not in node.tenants:  # upstream: the first in the order of a hash map
             tenant = node.last_tenant = next(iter(node.tenants), None)
@@ -173,10 +176,12 @@ class CacheAware(Router):
         in_range("max_tree_size", self.max_tree_size, 1)
 
     def start(self, replicas: Sequence[Replica]) -> Dispatcher:
-        return _Approximate(replicas, self)
+        return Approximate(replicas, self)
 
 
-class _Approximate(Dispatcher):
+class Approximate(Dispatcher):
+    """The router at work."""
+
     def __init__(self, replicas: Sequence[Replica], rules: CacheAware) -> None:
         super().__init__(replicas)
         self.rules = rules

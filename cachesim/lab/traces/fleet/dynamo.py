@@ -139,14 +139,22 @@ class KvRouter(Dispatcher):
 
     def choose(self, arrival: Arrival) -> int:
         """Follows `select_worker` and the booking after it; upstream draws among equal costs."""
+        chosen = one_of(self.cheapest(arrival), self.rng)
+        self.book(arrival, chosen)
+        return chosen
+
+    def cheapest(self, arrival: Arrival) -> list[int]:
+        """The replicas with the lowest cost."""
         costs = self.costs(arrival)
         least = min(costs.values())
-        chosen = one_of([number for number, cost in costs.items() if cost == least], self.rng)
+        return [number for number, cost in costs.items() if cost == least]
+
+    def book(self, arrival: Arrival, chosen: int) -> None:
+        """Count a request as at work on its replica."""
         unit = self.replicas[chosen].unit
         keys = arrival.keys(unit)
         cached = self.index.overlap(chosen, keys) * unit
         self.booked[chosen].add(arrival.number, keys, len(arrival.prompt) - cached)
-        return chosen
 
     def costs(self, arrival: Arrival) -> dict[int, float]:
         """The cost of each replica. Follows `worker_logit`."""
