@@ -19,7 +19,8 @@ from cachesim.cli import version
 from cachesim.report.consoles import results
 
 INTRODUCTION: Final = """\
-cachesim checks whether an LLM server's cached answer matches a cold recompute.
+cachesim simulates the prefix caches of LLM servers: what they reuse, why not
+more, and whether the answers are right.
 
   cachesim run llama.cpp-two-codes            tokens reused; right answers?
   cachesim run llama.cpp-two-codes --explain  the same, step by step
@@ -114,11 +115,11 @@ def shown_default(value: object) -> str | None:
 
 SETTINGS: Final[dict[str, Any]] = {
     "default_parameter": Parameter(negative=(), show_default=shown_default),
-    "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
+    "help": "Simulates the prefix caches of LLM servers: reuse, and whether answers are right.",
     "version": version,
     "help_format": "plaintext",
     "error_formatter": _usage,
-    "help_epilogue": "Exit status: 0 all as expected, 1 a check failed, as a wrong answer that"
+    "help_epilogue": "Exit status: 0 all as expected, 1 a check failed, such as a wrong answer that"
     " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 130 interrupted.",
 }
 

@@ -35,14 +35,14 @@ def bisect_command(
         Parameter(help="ring: exact 64-bit integers; float: a real network."),
     ] = "ring",
     real: Annotated[
-        bool, Parameter(help="Play the real servers, each release's own wheel.")
+        bool, Parameter(help="Run the real servers, each from its release's wheel.")
     ] = False,
     server: ServerFlags = UNSAID,
     report: Page = None,
 ) -> int:
     """Find the release that broke or fixed a scenario or a log's worst miss, and the change.
 
-    Every release is played. Of a log the worst miss is taken, as `cachesim why` finds it;
+    Every release is played. For a log, the worst miss that `cachesim why` finds is used;
     --profile, --model and --window are for logs. The exit status is 1 if a release is bad.
 
     Example: cachesim bisect llama.cpp-24411-first-turn-again

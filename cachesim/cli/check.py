@@ -385,11 +385,14 @@ def check_command(
         bool, Parameter("--all", help="Continue past findings, and group them by cause.")
     ] = False,
     require: Annotated[
-        list[str] | None, Parameter(help=f"Fail unless exercised; one of {', '.join(WORDS)}.")
+        list[str] | None,
+        Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
     ] = None,
-    emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
-    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
-    arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
+    emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
+    seed: Annotated[int, Parameter(help="The seed of the workloads.")] = 0,
+    arithmetic: Annotated[
+        ArithmeticName, Parameter(help="ring: exact 64-bit integers; float: a real network.")
+    ] = "ring",
     jobs: Jobs = None,
     dask: Dask = None,
     report: Page = None,

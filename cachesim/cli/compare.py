@@ -45,8 +45,8 @@ Sides: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
         name=["--profile", "-p"],
-        help="A release with its patches and flags, as b9538+24143 or sglang@0.5.23,page_size=16; "
-        "may be repeated. Two are compared step by step.",
+        help="A release with its patches and flags, such as b9538+24143 or "
+        "sglang@0.5.23,page_size=16; may be repeated. Two are compared step by step.",
     ),
 ]
 Rows: TypeAlias = Annotated[
@@ -65,7 +65,7 @@ def compare_command(
     profile: Sides = None,
     rows: Rows = None,
     row: Annotated[
-        list[str] | None, Parameter(help="One more of --rows, written as --profile.")
+        list[str] | None, Parameter(help="A row in addition to --rows, written like --profile.")
     ] = None,
     settings: Settings = None,
     seed: Seed = None,
@@ -89,7 +89,7 @@ def compare_command(
     the exit status is 1 if anything differs.
 
     A trace has `input_length`, `output_length` and `hash_ids` in each line, as Mooncake and Bailian
-    publish them. It is played in order; --turn keeps the distances in time. Limits in bytes, as
+    publish them. It is played in order; --turn keeps the arrival times. Limits in bytes, such as
     --cache-ram, need the bytes of a model: --sizes, --gguf or --token-bytes.
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143

@@ -24,16 +24,16 @@ from cachesim.report.consoles import notes, results, show
 
 
 def learn_command(
-    number: int | None = None,
-    *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
-    check: Annotated[bool, Parameter(help="Mark the exercises.")] = False,
+    number: Annotated[int | None, Parameter(help="The number of a lesson.")] = None,
+    *answers: Annotated[str, Parameter(help="With --check: your answers, in order.")],
+    check: Annotated[bool, Parameter(help="Ask the exercises, or mark the answers given.")] = False,
     whole: Annotated[
         bool, Parameter(name="--all", help="Print the whole lesson without questions.")
     ] = False,
 ) -> int:
     """Show a lesson: its code runs as you read, and asks you to predict the results.
 
-    Without a number the lessons are listed. In a pipe nothing is asked.
+    Without a number the lessons are listed. If the output is a pipe, no question is asked.
 
     Example: cachesim learn 4 --check 8 8 6
     """

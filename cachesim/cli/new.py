@@ -62,10 +62,11 @@ predict = 8
 
 
 def new_command(
-    name: str = "my-scenario",
+    name: Annotated[str, Parameter(help="The scenario's name.")] = "my-scenario",
     *,
     output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], help="The file; the folder of an engine.")
+        Path | None,
+        Parameter(name=["--output", "-o"], help="The file to write; with --engine, the folder."),
     ] = None,
     source: Annotated[
         str | None, Parameter("--from", help="A shipped scenario to copy instead.")

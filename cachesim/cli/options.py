@@ -12,16 +12,17 @@ Profiles: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
         name=["--profile", "-p"],
-        help="A release with its patches, as b9538+24143 or vllm@0.33.0; may be repeated.",
+        help="A release with its patches, such as b9538+24143 or vllm@0.33.0; may be repeated.",
     ),
 ]
 Profile: TypeAlias = Annotated[
-    str | None, Parameter(name=["--profile", "-p"], help="The server's release, as b9538.")
+    str | None, Parameter(name=["--profile", "-p"], help="The server's release, such as b9538.")
 ]
 Settings: TypeAlias = Annotated[
     list[str] | None,
     Parameter(
-        name=["--set", "-s"], help="A flag of the server, as ctx_checkpoints=0; may be repeated."
+        name=["--set", "-s"],
+        help="A flag of the server, such as ctx_checkpoints=0; may be repeated.",
     ),
 ]
 Arithmetic: TypeAlias = Annotated[
@@ -31,7 +32,7 @@ Arithmetic: TypeAlias = Annotated[
         "counts: no answers, not judged."
     ),
 ]
-Seed: TypeAlias = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
+Seed: TypeAlias = Annotated[int | None, Parameter(help="The seed of weights and spans.")]
 Jobs: TypeAlias = Annotated[
     int | None, Parameter(help="Number of processes; all processors by default.")
 ]

@@ -39,7 +39,7 @@ LOUDLY: Final = (
 
 def record_command(
     *,
-    upstream: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")],
+    upstream: Annotated[str, Parameter(help="The server, such as http://127.0.0.1:8080.")],
     listen: Annotated[str, Parameter(help="Where clients connect: a port, or host:port.")] = (
         "127.0.0.1:8081"
     ),
@@ -49,8 +49,10 @@ def record_command(
     keep_text: Annotated[
         bool, Parameter(help="Keep prompts and replies as text, not as hashes.")
     ] = False,
-    public: Annotated[bool, Parameter(help="Allow an address that other machines reach.")] = False,
-    quiet: Annotated[bool, Parameter(help="No table: for services.")] = False,
+    public: Annotated[
+        bool, Parameter(help="Allow an address that other machines can reach.")
+    ] = False,
+    quiet: Annotated[bool, Parameter(help="Print no table, as a service.")] = False,
     ask: Annotated[
         bool,
         Parameter(

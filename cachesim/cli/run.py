@@ -161,9 +161,12 @@ ENDLESS: Final = Deadline()
 
 
 def run_command(
-    *names: Annotated[str, Parameter(help="Files, folders, shipped scenarios, or -.")],
+    *names: Annotated[
+        str, Parameter(help="Files, folders, shipped scenarios, or - for standard input.")
+    ],
     explain: Annotated[
-        bool, Parameter(help="Step by step: tokens, checkpoints, caches, and the rule at work.")
+        bool,
+        Parameter(help="Step by step: tokens, checkpoints, caches, and the rule that decided."),
     ] = False,
     step: Annotated[
         str | None, Parameter(help="With --explain: one step, by its name or its number.")
@@ -180,7 +183,7 @@ def run_command(
     ] = True,
     brief: Annotated[bool, Parameter(help="A line per engine and class, not one per run.")] = False,
     detail: Annotated[
-        bool, Parameter(help="In JSON: what the server holds after every event.")
+        bool, Parameter(help="In JSON: the server's content after every event.")
     ] = False,
     jobs: Jobs = None,
     timeout: Annotated[
