@@ -58,6 +58,7 @@ nightly: $(VENV)/.check      ## each real engine, the same on a thousand new log
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.playground --every
+	@for each in lmcache mlx sglang vllm; do $(BIN)/python -m examples.$$each || exit 1; done
 
 hashes: $(VENV)/.test        ## digests of every run, 12,000 drawn workloads, lessons and pages: which ones a change alters
 	@$(BIN)/python -m tests.hashes

@@ -62,6 +62,6 @@ def inside(cache: UnpackedWheel, module: str, *given: str) -> None:
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join((str(cache.folder), str(root)))
     command = [str(python), "-m", module, *given]
-    subprocess.run(
-        command, check=True, env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-    )
+    variables = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    if status := subprocess.run(command, check=False, env=variables).returncode:
+        sys.exit(status)
