@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
+from cachesim.cli.inputs import given
 from cachesim.errors import InputError
 from cachesim.files import Output
+from cachesim.report.consoles import notes, show
 from cachesim.scenario.format import NAME_SHAPE
 from cachesim.scenario.readers import nearest
 from cachesim.scenario.shipped import shipped_files
@@ -71,6 +74,10 @@ def new_command(
     source: Annotated[
         str | None, Parameter("--from", help="A shipped scenario to copy instead.")
     ] = None,
+    from_report: Annotated[
+        str | None,
+        Parameter(help="A saved thread or pasted text, - for standard input: draft its scenario."),
+    ] = None,
     engine: Annotated[
         str | None, Parameter(help="Write the package of an engine of this name instead.")
     ] = None,
@@ -87,12 +94,28 @@ def new_command(
     if not re.fullmatch(NAME_SHAPE, name):
         msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
         raise InputError(msg)
-    text = TEMPLATE.format(name=name) if source is None else copied(source, name)
+    if from_report is not None:
+        text = drafted(from_report, name)
+    else:
+        text = TEMPLATE.format(name=name) if source is None else copied(source, name)
     if output is None:
         sys.stdout.write(text)
     else:
         Output.at(output, "--output").write(text)
     return AS_EXPECTED
+
+
+def drafted(report: str, name: str) -> str:
+    """A draft of a report's scenario; what the report does not say is asked for on the terminal."""
+    from cachesim.lab.logs.from_report import MOST, draft_of
+
+    with given([report], example="cachesim new --from-report thread.md") as (found,):
+        draft = draft_of(name, found.file.read(MOST + 1), source=found.name)
+    screen = notes()
+    for each in draft.missing:
+        show(screen, Text(f"to be asked for: {each}"))
+    show(screen, Text(draft.note))
+    return draft.text
 
 
 def copied(source: str, name: str) -> str:

@@ -9,8 +9,12 @@ from typing import Final
 
 DOCS: Final = Path(__file__).parents[1]
 
-COLLECTIONS: Final[Mapping[str, str]] = {"first": "first collection", "newer": "newer ones"}
-"""The two collections: one of September 2026, and what came after or was missed."""
+COLLECTIONS: Final[Mapping[str, str]] = {
+    "first": "first collection",
+    "newer": "newer ones",
+    "autumn": "autumn 2026",
+}
+"""One of September 2026; what came after or was missed; one made without a look at those."""
 
 READINGS: Final[Mapping[str, str]] = {
     "agrees": "a second reader agrees",
@@ -18,6 +22,13 @@ READINGS: Final[Mapping[str, str]] = {
     "unread": "not yet read by another",
 }
 """What a reader who did not write the scenario found, beside the report."""
+
+THREADS: Final[Mapping[str, str]] = {
+    "found": "read in a stored copy",
+    "not found": "searched for in vain",
+    "": "not looked for",
+}
+"""Whether the thread itself was found again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +39,9 @@ class Collected:
     collection: str
     scenario: str
     agrees: str
+    evidence: str  # of `evidence` and `checked`: see `report_rows.py`
+    checked: str
+    thread: str
     note: str
 
     @property
