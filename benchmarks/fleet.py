@@ -16,12 +16,14 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import fleet_pools
 from benchmarks.fleet_router import Loopback
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.lab.traces.fleet.cache_aware import Approximate, CacheAware
@@ -41,6 +43,7 @@ SGLANG: Final = Environment(name="routers-sglang-0.3.2", requirements=("sglang-r
 
 REPLICAS: Final = (4, 16)
 REQUESTS: Final = 600
+POOL_REQUESTS: Final = 300
 TURN: Final = 400  # milliseconds: as long as some requests are at work at once
 
 
@@ -247,6 +250,11 @@ def run(out: Console) -> None:
                 ", ".join(f"{n:,} {key}" for key, n in rest.items()),
             )
     out.print(table)
+    try:
+        with worker() as real:
+            fleet_pools.run(out, replace(source(), first=POOL_REQUESTS), real)
+    except EnvironmentUnavailableError as error:
+        out.print(f"DynoSim: not compared: {error}")
 
 
 def with_dynamo(replicas: int) -> Counter[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec  # type: ignore[import-not-found]
 import zmq  # type: ignore[import-not-found]
-from dynamo._core import SelectionService  # type: ignore[import-not-found]
+from dynamo._core import SelectionService, run_mocker_trace_replay  # type: ignore[import-not-found]
 
 MODEL = "m"
 MASK = (1 << 63) - 1
@@ -90,6 +90,17 @@ class Core:
         name = f"r{order['request']}"
         chosen = await self.service.select_and_reserve({**asked, "selection_id": name})
         return {"replica": chosen["worker_id"], "overlaps": overlaps}
+
+    async def replay(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Tokens that DynoSim's vLLM reuses of a trace."""
+        engine = {"backend": "vllm", "num_gpu_blocks": order["blocks"], "block_size": 16}
+        found = run_mocker_trace_replay(
+            [order["trace"]],
+            extra_engine_args={"engine": engine},
+            trace_block_size=16,
+            capture_per_request=True,
+        )
+        return {"reused": sum(each["reused_input_tokens"] for each in found.per_request)}
 
     async def prefilled(self, order: dict[str, Any]) -> dict[str, Any]:
         """A prompt has run."""
