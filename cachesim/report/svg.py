@@ -266,6 +266,11 @@ def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str
     return "".join(parts)
 
 
+def _cut(text: str, most: int) -> str:
+    """At most so many letters; where some are left out, the last one says so."""
+    return text if len(text) <= most or most == 1 else f"{text[: most - 1]}…"
+
+
 def _words(
     bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
 ) -> Iterator[str]:
@@ -282,7 +287,7 @@ def _words(
     for i, text in enumerate(texts):
         x = f"{100 * (i + 0.5) / size:.4g}%"
         shown = {
-            screen: text[: max(1, int(pixels / wide / LETTER))]
+            screen: _cut(text, max(1, int(pixels / wide / LETTER)))
             for screen, pixels in SCREENS.items()
             if screen not in narrow
         }
