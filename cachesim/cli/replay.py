@@ -17,11 +17,12 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
 from cachesim.cli.options import Gguf, ModelSizes
-from cachesim.cli.outputs import print_report, progress, write_page
+from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.lab.traces.fleet.recording import record_events
 from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
 from cachesim.lab.traces.replay import BOUND, Cell, Measured, row_of
@@ -78,6 +79,10 @@ class TraceFlags:
     ] = None
     state_bytes: Annotated[
         int | None, Parameter(help="Bytes of a sequence's recurrent state, all layers.")
+    ] = None
+    events: Annotated[
+        Path | None,
+        Parameter(help="Write the KV events of the servers, as JSON Lines; replicas are ranks."),
     ] = None
     verify: Annotated[
         int | None, Parameter(help="Number of answers to compute, with the cache and without.")
@@ -164,6 +169,7 @@ def replay(
         msg = f"{trace} is a trace: name a profile to play it on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
     measured = flags.measured()
+    events = output_at(flags.events, "--events")
     with _kept(trace) as (name, file):
         source = flags.source(name, file)
         model = flags.model or ("hybrid" if measured is None else measured.preset())
@@ -174,9 +180,14 @@ def replay(
         cells = [bound, *(replace(server, profile=each, fleet=fleet) for each, fleet in pairs)]
         for cell in cells:
             check(cell)
+        if events is not None and len(cells) > 2:
+            msg = f"--events {flags.events}: the events of one server or fleet; name one profile"
+            raise InputError(msg)
         count = min(processes_wanted(jobs) or processors(), len(cells))
         found = [row_of(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
+        if events is not None:
+            events.fill(partial(record_events, cells[1]))
     parts = [*sweep_report(found, f"cachesim compare {trace}"), *_notes(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)
     for row, each in zip(found[1:], held, strict=False):
