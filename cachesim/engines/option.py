@@ -79,7 +79,7 @@ class Option:
         if value is None and self.may_be_silent:
             return None
         if self.kind == "size":
-            value = _bytes(value)
+            value = bytes_of_text(value)
         if self.kind == "texts" and isinstance(value, str):
             value = (value,)
         if not self._accepts(value):
@@ -106,7 +106,7 @@ class Option:
         return isfinite(value) and low <= value <= high
 
 
-def _bytes(value: object) -> object:
+def bytes_of_text(value: object) -> object:
     """`8GB` as 8000000000; other values unchanged."""
     if not isinstance(value, str) or len(value) > 40:
         return value

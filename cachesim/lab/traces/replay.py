@@ -23,6 +23,7 @@ from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
+from cachesim.lab.traces.memory import MEMORY, memory_in, pools
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
@@ -328,10 +329,13 @@ class Cell:
     def _refuse_limits(self) -> None:
         """Raise for a flag that limits bytes where those of the model are not known."""
         family, given = family_of(Profile.parse(self.profile).engine), dict(self.options)
-        limits = () if family.describes_model else limits_of(self.profile, given)
+        limits: Iterable[str] = () if family.describes_model else limits_of(self.profile, self.own)
+        if MEMORY in given:
+            limits = [MEMORY, *limits]
         for name in (name for name in limits if name in given):
+            flag = "" if name == MEMORY else f" ({family.option(name).flag})"
             msg = (
-                f"{name} = {given[name]} ({family.option(name).flag}) limits bytes, and the preset "
+                f"{name} = {given[name]}{flag} limits bytes, and the preset "
                 f"{self.model!r} has those of a small network; write --sizes MODEL, --gguf FILE or "
                 '--token-bytes N, in a plan sizes = "MODEL"'
             )
@@ -344,7 +348,7 @@ class Cell:
         profile = Profile.parse(self.profile)
         family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
-        options = {**dict(self.options), **quiet}
+        options = {**self.own, **self.pools(), **quiet}
         model = self.spec()
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
@@ -352,6 +356,21 @@ class Cell:
         if self.source.remember is not None:
             made.remember(self.source.remember)
         return made
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The flags of the server itself."""
+        return {name: value for name, value in self.options if name != MEMORY}
+
+    def pools(self) -> dict[str, int]:
+        """The flags that follow from the memory of the device, if that is given."""
+        memory = memory_in(dict(self.options))
+        if memory is None:
+            return {}
+        engine = Engine.create(
+            self.profile, model=self.spec(), options=self.own, arithmetic="counts"
+        )
+        return pools(engine, memory)
 
     def spec(self) -> ModelSpec:
         """The model, with the user's bytes if given."""
@@ -442,7 +461,7 @@ class Replayed:
 def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """Replay a cell; `progress` is called with the number of finished requests."""
     engine = None if cell.profile == BOUND else cell.engine()
-    limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
+    limits = {} if engine is None else limits_of(cell.profile, cell.own)
     found, over, evictions = Replayed(), Timeline(), 0
     for found in replay(cell, engine):
         progress(found.requests)
@@ -455,7 +474,7 @@ def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[s
         **found.as_dict(),
         "held": over.as_dict(),
         "bytes": None if engine is None else bytes_counted(cell, evictions),
-        "notes": list(found.notes(cell.source)),
+        "notes": [*found.notes(cell.source), *pool_notes(cell)],
     }
 
 
@@ -463,7 +482,7 @@ def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
     """What the limits in bytes count, and the evictions for them."""
     scale, limits = (
         cell.source.scaling(cell.source.open()[0]),
-        limits_of(cell.profile, dict(cell.options)),
+        limits_of(cell.profile, cell.own),
     )
     found = bytes_of(cell.profile, limits, cell.spec(), scale, cell.measured)
     found["evictions"] = evictions
@@ -589,6 +608,15 @@ def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Itera
         found.cached += min(equal, length - 1)
         found.lost["last-token"] += equal - min(equal, length - 1)
         yield found
+
+
+def pool_notes(cell: Cell) -> Iterator[str]:
+    """The pools that follow from the memory of the device."""
+    found = {} if cell.profile == BOUND else cell.pools()
+    if found:
+        flags = " and ".join(f"{name} = {value:,}" for name, value in found.items())
+        memory, by = memory_in(dict(cell.options)), cell.measured.by if cell.measured else ""
+        yield f"{cell.profile}: memory = {memory:,} bytes is {flags}, as played, by {by}"
 
 
 def row_of(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:

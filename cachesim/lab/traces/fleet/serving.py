@@ -20,7 +20,14 @@ from cachesim.lab.traces.fleet.changes import Change
 from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.fleet.kv_events import Server
 from cachesim.lab.traces.fleet.router import Arrival, Sessions
-from cachesim.lab.traces.replay import Cell, PendingRequest, Replayed, account, bytes_counted
+from cachesim.lab.traces.replay import (
+    Cell,
+    PendingRequest,
+    Replayed,
+    account,
+    bytes_counted,
+    pool_notes,
+)
 
 MOST_SESSIONS: Final = 1 << 16
 """Conversations that are told apart, those that went on last."""
@@ -256,7 +263,7 @@ def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> 
         **found.total.as_dict(),
         "held": {"requests": []},
         "bytes": bytes_counted(cell, sum(each.evictions for each in servers)),
-        "notes": [*found.total.notes(source), *_notes(cell, fleet, found)],
+        "notes": [*found.total.notes(source), *pool_notes(cell), *_notes(cell, fleet, found)],
         "fleet": {**fleet.as_dict(), **found.as_dict(servers)},
     }
 

@@ -1,0 +1,128 @@
+"""Pools from the bytes of a device: each engine's own rule, and never more than the device has."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.errors import InputError
+from cachesim.lab.traces.fleet.fleet import Fleet
+from cachesim.lab.traces.plan import plan_of
+from cachesim.lab.traces.playing import play
+from cachesim.lab.traces.replay import Cell, Measured
+from cachesim.lab.traces.source import Source
+from cachesim.model.spec import Sizes
+
+SCALE = 32
+MEMORY = 40 * 10**9
+VLLM, SGLANG, LLAMA = "vllm@0.33.0", "sglang@0.5.23", "llama.cpp@b11549"
+
+
+def cell(profile: str, model: str, sizes: Sizes, **options: Any) -> Cell:
+    return Cell(
+        source=Source(name="made:150", scale=SCALE),
+        profile=profile,
+        model=model,
+        options=tuple(options.items()),
+        measured=Measured(sizes=sizes, by="--sizes x"),
+    )
+
+
+DENSE, HYBRID = Sizes(token=131_072), Sizes(token=24_576, state=79_036_416)
+WINDOWS = Sizes(token=20_480, window=204_800)
+BLOCK = 16 * SCALE  # tokens of the trace
+
+
+@pytest.mark.parametrize(
+    ("profile", "model", "sizes", "flags"),
+    [
+        (VLLM, "dense", DENSE, {"num_gpu_blocks_override": MEMORY // (BLOCK * 131_072)}),
+        (  # three groups of two layers; the page of a state is the larger one
+            *(VLLM, "hybrid", HYBRID),
+            {"num_gpu_blocks_override": MEMORY // (2 * 79_036_416 // 4)},
+        ),
+        (
+            *(VLLM, "swa", WINDOWS),
+            {"num_gpu_blocks_override": MEMORY // (2 * BLOCK * 204_800 // 2)},
+        ),
+        (SGLANG, "dense", DENSE, {"max_total_tokens": MEMORY // (SCALE * 131_072)}),
+        (
+            *(SGLANG, "hybrid", HYBRID),
+            {
+                "max_mamba_cache_size": (states := int(MEMORY * 0.9 / 1.9 / 79_036_416 - 1)),
+                "max_total_tokens": (MEMORY - (states + 1) * 79_036_416) // (SCALE * 24_576),
+            },
+        ),
+        (
+            *(SGLANG, "swa", WINDOWS),
+            {"max_total_tokens": int(MEMORY // (SCALE * (20_480 + 0.8 * 204_800)))},
+        ),
+        (LLAMA, "dense", DENSE, {"ctx_size": MEMORY // (SCALE * 131_072) // 256 * 256}),
+        (
+            *(LLAMA, "hybrid", HYBRID),
+            {"ctx_size": (MEMORY - 79_036_416) // (SCALE * 24_576) // 256 * 256},
+        ),
+    ],
+)
+def test_the_pools_are_those_of_the_engines_rule(
+    profile: str, model: str, sizes: Sizes, flags: dict[str, int]
+) -> None:
+    assert flags == cell(profile, model, sizes, memory="40GB").pools()
+
+
+@pytest.mark.parametrize("profile", [VLLM, SGLANG])
+@pytest.mark.parametrize(("model", "sizes"), [("dense", DENSE), ("hybrid", HYBRID)])
+def test_what_is_held_fits_into_the_memory(profile: str, model: str, sizes: Sizes) -> None:
+    memory = 4 * 10**9
+
+    found = play(cell(profile, model, sizes, memory=memory))
+
+    held = [each for kind, each in found["held"].items() if kind in {"attention", "states"}]
+    most = max(map(sum, zip(*held, strict=True)))
+    assert memory / 10 < most <= memory
+    (note,) = found["notes"]
+    assert note.startswith(f"{profile}: memory = 4,000,000,000 bytes is ")
+    assert note.endswith("as played, by --sizes x")
+
+
+def test_each_replica_has_the_memory() -> None:
+    one = cell(VLLM, "dense", DENSE, memory=8 * 10**9)
+    many = Cell(
+        source=one.source, profile=VLLM, model="dense", options=one.options,
+        measured=one.measured, fleet=Fleet.of(2, "round-robin"),
+    )  # fmt: skip
+
+    assert one.pools() == many.pools()
+    assert "num_gpu_blocks_override = 119" in " ".join(play(many)["notes"])
+
+
+def test_memory_is_an_axis_of_a_plan() -> None:
+    server = {"profile": VLLM, "sizes": "llama-3.1-8b", "set": {"memory": [10**10, 2 * 10**10]}}
+
+    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]}).cells
+
+    assert [149, 298] == [each.pools()["num_gpu_blocks_override"] for each in cells]
+    assert [10**10, 2 * 10**10] == [dict(each.options)["memory"] for each in cells]
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "complaint"),
+    [
+        (VLLM, {"memory": "much"}, "memory is much; write a number of bytes"),
+        (VLLM, {"memory": 0}, "memory is 0; write a number of bytes"),
+        (VLLM, {"memory": 9, "num_gpu_blocks_override": 9}, "both size the pools; leave one out"),
+        (VLLM, {"memory": "1M"}, "too little for vllm: num_gpu_blocks_override would be 0"),
+        ("mlx-lm@0.32.2", {"memory": "1GB"}, "mlx-lm takes the limits of its own flags"),
+    ],
+)
+def test_a_memory_that_sizes_nothing_is_refused(
+    profile: str, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        cell(profile, "dense", DENSE, **options).check()
+
+
+def test_memory_needs_the_bytes_of_a_model() -> None:
+    bare = Cell(source=Source(name="made:3"), profile=VLLM, options=(("memory", "1GB"),))
+
+    with pytest.raises(InputError, match=r"memory = 1GB limits bytes.*write --sizes MODEL"):
+        bare.check()
