@@ -77,17 +77,26 @@ def test_in_order_the_oracle_leaves_nothing_on_another_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "options"), [("vllm@0.33.0", VLLM), ("sglang@0.5.23", SGLANG | {"page_size": 16})]
+    ("profile", "options"),
+    [
+        ("vllm@0.33.0", {"num_gpu_blocks_override": 100}),
+        ("sglang@0.5.23", {"max_total_tokens": 1600, "page_size": 16}),
+    ],
 )
 def test_a_router_without_delay_knows_what_each_replica_holds(
     profile: str, options: dict[str, Any]
 ) -> None:
-    fleet = cell(profile, "dynamo", options=options, turn=2)
+    fleet = cell(profile, "dynamo", options=options, turn=2, requests=400)
     servers = [Server(number, fleet.engine) for number in range(3)]
     loop = FleetLoop(Fleet.of(3, "dynamo"), servers, None)
     router = loop.router
     assert isinstance(router, KvRouter)
-    choose, compared = router.choose, []
+    choose, compared, remove, removed = router.choose, [], router.removed, 0
+
+    def count(replica: int, keys: Any, time: float) -> None:
+        nonlocal removed
+        removed += len(keys)
+        remove(replica, keys, time)
 
     def compare(arrival: Any) -> int:
         keys = arrival.keys(16)
@@ -98,10 +107,12 @@ def test_a_router_without_delay_knows_what_each_replica_holds(
         return choose(arrival)
 
     router.choose = compare  # type: ignore[method-assign]
+    router.removed = count  # type: ignore[method-assign]
     for _ in loop.on_time(fleet.requests(), 2):
         pass
     assert [said for said, _ in compared] == [held for _, held in compared]
     assert 100 < sum(held > 0 for _, held in compared)
+    assert removed > 100
 
 
 # -- changes ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from cachesim.lab.traces.fleet.cache_aware import Tree
 from cachesim.lab.traces.fleet.dynamo import Dynamo, KvRouter
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet, router_of
 from cachesim.lab.traces.fleet.gateway import Indexer
+from cachesim.lab.traces.fleet.plain import place_of
 from cachesim.lab.traces.fleet.router import (
     Arrival,
     Dispatcher,
@@ -150,6 +151,19 @@ def test_a_conversation_passes_on_only_from_a_replica_above_the_bound(arrival: R
     assert home == router.choose(arrival(text((1, 8))))
     replicas[home].load = 4  # mean 7/3, bound 3.5
     assert home != router.choose(arrival(text((1, 8))))
+
+
+def test_a_conversation_goes_clockwise_to_the_next_place(arrival: Requests) -> None:
+    router, replicas = started("bounded-hash,virtual_nodes=1")
+    places = {place_of(f"replica {number} 0"): number for number in range(3)}
+    for session in range(20):
+        own = place_of(f"conversation {session}")
+        clockwise = sorted(places, key=lambda place: (place < own, place))
+        order = [places[place] for place in clockwise]
+        assert order[0] == router.choose(arrival(text((1, 8)), session=session))
+        replicas[order[0]].load = 9
+        assert order[1] == router.choose(arrival(text((1, 8)), session=session))
+        replicas[order[0]].load = 0
 
 
 def test_the_oracle_takes_what_holds_most_then_the_fewest_requests(arrival: Requests) -> None:

@@ -185,7 +185,7 @@ class _Ring(Dispatcher):
         super().__init__(replicas)
         self.rules = rules
         self.ring = sorted(
-            (_place(f"replica {each.number} {node}"), each.number)
+            (place_of(f"replica {each.number} {node}"), each.number)
             for each in replicas
             for node in range(rules.virtual_nodes)
         )
@@ -193,7 +193,7 @@ class _Ring(Dispatcher):
 
     def choose(self, arrival: Arrival) -> int:
         """Follows `find_bounded_by_consistent_hash`: clockwise from the conversation's place."""
-        at = bisect_left(self.places, _place(f"conversation {arrival.session}"))
+        at = bisect_left(self.places, place_of(f"conversation {arrival.session}"))
         order = (self.ring[(at + step) % len(self.ring)][1] for step in range(len(self.ring)))
         alive = {each.number: each for each in self.alive()}
         clockwise = [number for number in dict.fromkeys(order) if number in alive]
@@ -203,7 +203,8 @@ class _Ring(Dispatcher):
         return next(fitting, clockwise[0])
 
 
-def _place(name: str) -> int:
+def place_of(name: str) -> int:
+    """A place on the ring."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
