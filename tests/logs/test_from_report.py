@@ -83,6 +83,14 @@ def test_numbers_are_read_as_people_write_them(text: str, counts: Counts) -> Non
     assert counts == counts_in(text)
 
 
+def test_short_flags_are_read_in_command_lines_alone() -> None:
+    command = "`llama-server -m Qwen3-8B.gguf -c 8192 -np 2 \\\n  --ctx-checkpoints 8`"
+    report = f"version: 9538. {command}, and then curl -N -ub 9 fails."
+
+    expected = {"ctx_size": 8192, "parallel": 2, "ctx_checkpoints": 8}
+    assert expected == dict(drafted(report).engine.options)
+
+
 def test_a_thread_is_named_by_its_address_or_its_number() -> None:
     assert "a/b#12" == issue_in("see https://github.com/a/b/pull/12")
     assert "a/b#12" == issue_in("a/b · issue #12 · open")

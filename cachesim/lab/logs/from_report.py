@@ -57,6 +57,9 @@ BUILD: Final = r"\bb(\d{4,5})\b|\bbuild:? (\d{4,5})\b|\bversion: (\d{4,5})\b"
 VERSION: Final = r"\bv?(\d+\.\d+\.\d+)"
 """How releases are written: a number of a build, or three numbers."""
 
+COMMAND: Final = r"[^\n`]*\b(?:server|llama-cli|serve|--model|-m)\b[^\n`\\]*(?:\\\n[^\n`\\]*)*"
+"""A command line of a server, over continued lines."""
+
 LIMITS: Final = ("ctx_size", "max_model_len", "n_ctx")
 """Options with the most tokens of a conversation."""
 
@@ -98,8 +101,8 @@ def draft_of(name: str, data: bytes, *, source: str) -> Draft:
         msg = f"{source}: has {len(data)} bytes; a report has at most {MOST}: save the thread alone"
         raise InputError(msg)
     text = data.decode("utf-8", "replace")
-    if not re.search(r"\w", text):
-        msg = f"{source}: has no words; save the thread as text or Markdown, with its log lines"
+    if b"\0" in data or not re.search(r"\w", text):
+        msg = f"{source}: has no text; save the thread as text or Markdown, with its log lines"
         raise InputError(msg)
     return _from_log(name, data, text) or _from_words(name, text)
 
@@ -279,23 +282,29 @@ def _flags(family: Family[Any, Any], release: str, text: str) -> Iterator[tuple[
         drafter = json.loads(speculation[1]) if speculation else {}
     except ValueError:
         drafter = {}
+    commands = "\n".join(re.findall(COMMAND, text))
     for each in family.declared:
         if not each.flag or release not in family.having(each):
             continue
         key = each.flag.rsplit(".", 1)[-1].replace("-", "_")
         value = drafter.get(key) if each.flag.startswith("--speculative-config.") else None
-        found = re.search(
-            rf"(?<![\w-]){re.escape(each.flag)}(?![\w.-])(?:[= ]+([^\s`'\"\\]+))?", text
-        )
+        names = each.flag.split(", ")
+        found = next(filter(None, (_argument(name, commands, text) for name in names)), None)
         if value is None and found:
             value = True if each.kind == "yes or no" else _plain(found[1])
         if value is None and each.kind == "yes or no":
-            value = False if f"--no-{each.flag.removeprefix('--')}" in text else None
+            value = False if f"--no-{names[-1].removeprefix('--')}" in text else None
         try:
             if value is not None and value != family.default(each, release):
                 yield each.name, each.read(value)
         except OptionError:
             continue
+
+
+def _argument(flag: str, commands: str, text: str) -> re.Match[str] | None:
+    """A flag and what follows it; a short one is read in command lines alone."""
+    shape = rf"(?<![\w-]){re.escape(flag)}(?![\w.-])(?:[= ]+([^\s`'\"\\]+))?"
+    return re.search(shape, text if flag.startswith("--") else commands)
 
 
 def _plain(text: str | None) -> object:
