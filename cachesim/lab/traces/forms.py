@@ -4,6 +4,7 @@
     chats     {"conversation": [{"role": "user", "content": "..."}, ...]}, "messages", "history"
     calls     {"body": {"messages": [...]}, "response": {...}}, or the body alone
     tokens    {"prompt_token_ids": [1, 2], "output_token_ids": [3]}, SGLang's "input_ids"
+    log       Request cmpl-1 details: prompt: 'x', prompt_token_ids: [1, 2], ...    (vLLM's, DEBUG)
     lengths   TIMESTAMP,ContextTokens,GeneratedTokens    (CSV: Azure, BurstGPT)
 
 A text is cut into pieces of four characters, which stand for a token each: texts with a common
@@ -22,7 +23,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -393,6 +394,33 @@ def read_tokens(lines: Iterator[Line]) -> Iterator[TraceRequest]:
 RECEIVED, FINISHED = "request.received", "request.finished"
 
 
+ASKED: Final = re.compile(r"Request (\S+) details: prompt: .*prompt_token_ids: \[([\d, ]*)\]")
+ANSWERED: Final = re.compile(r"Generated response (\S+).* details: output_token_ids: \[([\d, ]*)\]")
+"""Lines of vLLM's log with `--enable-log-requests` and the level DEBUG."""
+
+
+def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
+    """The requests of a log of vLLM, where they were received; see `RequestLogger`."""
+    requests = Requests()
+    waiting: dict[str, tuple[list[int], list[int] | None]] = {}
+
+    def of(prompt: list[int], reply: list[int] | None) -> TraceRequest:
+        runs, answer = requests.texts.runs(prompt), requests.texts.runs(reply or ())
+        return requests.of(runs, answer, 0.0, silent=not reply)
+
+    for text, _ in lines:
+        if found := ASKED.search(text):
+            waiting[found[1]] = [int(each) for each in found[2].split(",") if each.strip()], None
+        elif (found := ANSWERED.search(text)) and found[1] in waiting:
+            reply = [int(each) for each in found[2].split(",") if each.strip()]
+            waiting[found[1]] = waiting[found[1]][0], reply
+        while waiting and (first := next(iter(waiting.values())))[1] is not None:
+            del waiting[next(iter(waiting))]
+            if first[0]:
+                yield of(*first)
+    yield from (of(*each) for each in waiting.values() if each[0])
+
+
 def _of_tokens(
     requests: Requests, body: JsonObject, answer: JsonObject, time: float, place: str
 ) -> TraceRequest:
@@ -557,9 +585,16 @@ def open_form(
 ) -> tuple[int, Iterator[TraceRequest]]:
     """A trace's block size and its requests, in any form; see `open_trace`."""
     name = name or str(path)
-    if not path.is_dir() and (table := _table(path, name)) is not None:
-        head, rows = table
-        return LENGTHS, read_lengths(rows, head, LENGTHS)
+    if not path.is_dir() and parquet_rows(path, name) is None:
+        head = next((text for text, _ in text_lines(path, name) if text.strip()), "")
+        columns = columns_of(head)
+        if columns is not None:
+            rows = islice(text_lines(path, name), 1, None)
+            cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
+            return LENGTHS, read_lengths(cells, columns, LENGTHS)
+        is_json = head.lstrip().startswith(("{", "["))
+        if not is_json and any(ASKED.search(text) for text, _ in text_lines(path, name)):
+            return 1, read_vllm_log(text_lines(path, name))
     lines = lines_of(path, name)
     first = next(lines, None)
     reader = None if first is None or is_batch(first[0]) else reader_of(first[0])
@@ -577,17 +612,3 @@ def open_form(
 
 LENGTHS: Final = 16
 """Tokens of the blocks of requests of which only lengths are known."""
-
-
-def _table(
-    path: Path, name: str
-) -> tuple[Mapping[str, int], Iterator[tuple[Sequence[str], str]]] | None:
-    """The columns and rows of a CSV file; None if it is none."""
-    if parquet_rows(path, name) is not None:
-        return None
-    lines = text_lines(path, name)
-    head = next(lines, None)
-    columns = None if head is None else columns_of(head[0])
-    if columns is None:
-        return None
-    return columns, ((next(csv.reader([text])), place) for text, place in lines if text.strip())
