@@ -95,6 +95,15 @@ def test_each_replica_has_the_memory() -> None:
     assert "num_gpu_blocks_override = 119" in " ".join(play(many)["notes"])
 
 
+def test_a_prompt_may_be_as_long_as_the_memory_allows() -> None:
+    found = cell(VLLM, "dense", DENSE, memory="80GB", max_model_len=18_000)
+
+    assert 1192 == found.pools()["num_gpu_blocks_override"]  # 1,024 blocks hold 16,368 tokens
+    found.check()
+    with pytest.raises(InputError, match="holds no request of max_model_len = 20000 tokens"):
+        cell(VLLM, "dense", DENSE, memory="80GB", max_model_len=20_000).check()
+
+
 def test_memory_is_an_axis_of_a_plan() -> None:
     server = {"profile": VLLM, "sizes": "llama-3.1-8b", "set": {"memory": [10**10, 2 * 10**10]}}
 

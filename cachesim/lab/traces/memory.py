@@ -35,6 +35,9 @@ SET: Final = frozenset(
 )
 """Flags that the memory decides."""
 
+LONGEST: Final = frozenset({"max_model_len", "context_length"})
+"""Flags that are checked against the pools, and do not size them."""
+
 
 def memory_in(options: Mapping[str, Any]) -> int | None:
     """The bytes that are given, if any."""

@@ -23,7 +23,7 @@ from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.memory import MEMORY, memory_in, pools
+from cachesim.lab.traces.memory import LONGEST, MEMORY, memory_in, pools
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
@@ -367,9 +367,8 @@ class Cell:
         memory = memory_in(dict(self.options))
         if memory is None:
             return {}
-        engine = Engine.create(
-            self.profile, model=self.spec(), options=self.own, arithmetic="counts"
-        )
+        flags = {name: value for name, value in self.own.items() if name not in LONGEST}
+        engine = Engine.create(self.profile, model=self.spec(), options=flags, arithmetic="counts")
         return pools(engine, memory)
 
     def spec(self) -> ModelSpec:
