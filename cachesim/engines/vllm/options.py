@@ -46,6 +46,15 @@ class VllmOptions:
         unit="tokens",
         tried=(0, 32),
     )
+    window_block_size: int = option(
+        "",
+        "tokens in a block of window layers, where a page of theirs holds fewer than one of"
+        " attention's, as in Gemma 4; 0: as many",
+        default=0,
+        high=MOST,
+        unit="tokens",
+        since="0.20.2",
+    )
     drafter_block_size: int = option(
         "",
         "tokens in a block of the drafter's own layer, where a model of its own attends in others;"
@@ -262,7 +271,8 @@ class VllmOptions:
         if kind == "window" and spec.chunked:
             return self._chunks(spec)
         if kind == "window":
-            return GroupSpec(kind="window", block=self.block_size, window=spec.window)
+            block = self.window_block_size or self.block_size
+            return GroupSpec(kind="window", block=block, window=spec.window)
         return self._states(spec)
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
@@ -275,6 +285,7 @@ class VllmOptions:
             raise OptionError(msg)
         self._check_retention(groups, rules)
         self._check_states(groups, rules)
+        self._check_windows(groups)
         unit, block = self.prefix_match_unit, groups[0].block
         if unit and any(each.block % unit for each in groups):
             sizes = " and ".join(map(str, sorted({each.block for each in groups})))
@@ -288,6 +299,24 @@ class VllmOptions:
             msg = (
                 f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
                 f"its blocks of {block} tokens: leave it out, or write {block}"
+            )
+            raise OptionError(msg)
+
+    def _check_windows(self, groups: Sequence[GroupSpec]) -> None:
+        """Follows `unify_kv_cache_spec_page_size`: the smaller pages hold a multiple of tokens."""
+        size, kinds = self.window_block_size, {each.kind for each in groups}
+        if not size:
+            return
+        if "mamba" in kinds or not {"full", "window"} <= kinds:
+            msg = (
+                f"option 'window_block_size' is {size}; it is for models with full attention and "
+                "windows, and without states: leave it out"
+            )
+            raise OptionError(msg)
+        if max(size, self.block_size) % min(size, self.block_size):
+            msg = (
+                f"option 'window_block_size' is {size}; it and block_size, which is "
+                f"{self.block_size}, must divide one another"
             )
             raise OptionError(msg)
 

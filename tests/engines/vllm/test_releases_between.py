@@ -242,3 +242,24 @@ def test_a_windows_run_ends_where_the_blocks_of_all_groups_end() -> None:
     assert manager.allocate_slots(first, 80) is not None
 
     assert 64 == manager.get_computed_blocks(again).length
+
+
+def test_windows_have_blocks_of_their_own() -> None:
+    groups = groups_of("0.33.0", "swa", block_size=32, window_block_size=16)
+
+    assert {("full", 32), ("window", 16)} == {(each.kind, each.block) for each in groups}
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "problem"),
+    [
+        ("hybrid", 8, "without states: leave it out"),
+        ("dense", 8, "full attention and windows"),
+        ("swa", 12, "must divide one another"),
+    ],
+)
+def test_blocks_of_windows_that_no_release_makes_are_refused(
+    model: str, size: int, problem: str
+) -> None:
+    with pytest.raises(OptionError, match=problem):
+        groups_of("0.33.0", model, block_size=16, window_block_size=size)

@@ -47,6 +47,10 @@ class Workload(Conversations):
         mixed = retention and spec.recurrent_layers and attends and rng.random() < 0.5
         if mixed:
             states = options["block_size"] = block * rng.choice([2, 4])
+        full = spec.attention_layers and spec.window_layers and not spec.recurrent_layers
+        if full and retention and not spec.chunked and rng.random() < 0.4:
+            options["window_block_size"] = block
+            states = options["block_size"] = block * rng.choice([2, 4])
         options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], states)
         if retention and (spec.recurrent_layers or (spec.window_layers and not spec.chunked)):
             interval = rng.choice([-1, 0, 2 * states])
