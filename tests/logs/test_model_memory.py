@@ -258,6 +258,10 @@ def test_the_preset_follows_the_model_and_its_window_the_scale(
     assert "no preset has layers with a window" in capsys.readouterr().err
 
 
+def test_a_models_name_is_found_in_any_case() -> None:
+    assert memory_of("qwen3-next-80b-a3b") == memory_of("Qwen3-Next-80B-A3B")
+
+
 def test_a_plan_names_a_model() -> None:
     server = {"profile": ["vllm@0.33.0", "sglang@0.5.23"], "sizes": "qwen3-next-80b-a3b"}
 

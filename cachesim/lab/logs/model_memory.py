@@ -91,7 +91,7 @@ class Memory:
 
 def memory_of(model: str, folder: Path = Path()) -> Memory:
     """The memory of a model by the path of its config.json, or by a name of the table."""
-    found = known_models().get(model)
+    found = known_models().get(model.lower())
     if found is not None:
         return memory_of_config(found, model)
     path = folder / model
