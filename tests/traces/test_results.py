@@ -1,11 +1,13 @@
 """What one looks at: knees of a curve, what a release changed, what is held over the requests."""
 
+import json
 import re
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from cachesim.cli.main import main
 from cachesim.engines.held import Held, sizes_of
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import MOMENTS, Cell, Timeline, play, row_of
@@ -241,3 +243,12 @@ def test_page_and_screen_tell_knees_releases_and_bytes() -> None:
     screen = plain_text(*sweep_report(found))
     for part in ("reused, over cache_ram", "difference between releases", "bytes held by kind"):
         assert part in screen
+
+
+def test_a_server_that_refuses_requests_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["compare", "made:20", "-p", "vllm@0.33.0", "--set", "max_model_len=40"]
+
+    assert 0 == main([*flags, "--format", "json"])
+    (row,) = (each for each in json.loads(capsys.readouterr().out) if each["refused"])
+    said = "vllm@0.33.0 refused requests; the first one: the maximum context length is 40 tokens"
+    assert any(note.startswith(said) for note in row["notes"])

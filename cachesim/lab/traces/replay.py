@@ -396,6 +396,7 @@ class Replayed:
 
     requests: int = 0
     refused: int = 0
+    refusal: str = ""  # the server's words to the first request that it refused
     prompt_tokens: int = 0
     cached: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # by cause: tokens that were equal once
@@ -435,8 +436,10 @@ class Replayed:
         if request.assumed:
             self.assumed.add(request.assumed)
 
-    def notes(self, source: Source) -> Iterator[str]:
-        """Assumptions made while the trace was read."""
+    def notes(self, source: Source, profile: str = "") -> Iterator[str]:
+        """Assumptions made while the trace was read, and why a server refused a request."""
+        if self.refusal:
+            yield f"{profile} refused requests; the first one: {self.refusal}"
         yield from sorted(self.assumed)
         if self.silent and source.replies is None:
             has = "have" if self.silent > 1 else "has"
@@ -473,7 +476,7 @@ def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[s
         **found.as_dict(),
         "held": over.as_dict(),
         "bytes": None if engine is None else bytes_counted(cell, evictions),
-        "notes": [*found.notes(cell.source), *pool_notes(cell)],
+        "notes": [*found.notes(cell.source, cell.profile), *pool_notes(cell)],
     }
 
 
@@ -561,6 +564,7 @@ def account(found: Replayed, request: PendingRequest, answer: Reply | None) -> N
     found.add_trace(request.trace)
     if answer is None or answer.cached is None:
         found.refused += 1
+        found.refusal = found.refusal or (answer.message or answer.error or "" if answer else "")
         return
     found.prompt_tokens += len(request.prompt)
     found.cached += answer.cached

@@ -263,7 +263,11 @@ def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> 
         **found.total.as_dict(),
         "held": {"requests": []},
         "bytes": bytes_counted(cell, sum(each.evictions for each in servers)),
-        "notes": [*found.total.notes(source), *pool_notes(cell), *_notes(cell, fleet, found)],
+        "notes": [
+            *found.total.notes(source, cell.profile),
+            *pool_notes(cell),
+            *_notes(cell, fleet, found),
+        ],
         "fleet": {**fleet.as_dict(), **found.as_dict(servers)},
     }
 
