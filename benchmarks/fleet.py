@@ -252,7 +252,7 @@ def run(out: Console) -> None:
     out.print(table)
     try:
         with worker() as real:
-            fleet_pools.run(out, replace(source(), first=POOL_REQUESTS), real)
+            fleet_pools.compare_pools(out, replace(source(), first=POOL_REQUESTS), real)
     except EnvironmentUnavailableError as error:
         out.print(f"DynoSim: not compared: {error}")
 

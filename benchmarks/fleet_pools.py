@@ -76,7 +76,7 @@ def cached(results: Sequence[Mapping[str, Any]]) -> int:
     return sum(request["cached"] for each in results for request in each.get("requests", ()))
 
 
-def run(out: Console, source: Source, worker: Worker) -> None:
+def compare_pools(out: Console, source: Source, worker: Worker) -> None:
     """Both tables."""
     steps, lines = requests_of(source)
     table = Table(title=f"tokens reused of {source.name}, vLLM {RELEASE}", title_style="")

@@ -49,7 +49,7 @@ def test_at_a_terminal_it_waits_before_each_run(
 
     assert 0 == main(["learn", "5"])
     said = capsys.readouterr()
-    assert "The server stops a little before the end" in said.err
+    assert "How many of\nthem are folded into the checkpoint" in said.err
     assert "10: right" in said.out
     assert "Not yet. Hint: Which checkpoint is inside the matching part?" in said.err
     assert "6: the run says 10" in said.out

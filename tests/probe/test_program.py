@@ -85,6 +85,7 @@ def probing(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         port = free.getsockname()[1]
     command = SERVER.replace("{port}", str(port)) + f" '' --port {port}"
     words = [*PROGRAM, "--start", command, "--emit", str(folder)]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below nohup it would be ignored
     with subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
