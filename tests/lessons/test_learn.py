@@ -49,9 +49,10 @@ def test_at_a_terminal_it_waits_before_each_run(
 
     assert 0 == main(["learn", "5"])
     said = capsys.readouterr()
-    assert "How many of\nthem are folded into the checkpoint" in said.err
+    asked = " ".join(said.err.split())
+    assert "The server takes it four letters before the end" in asked
     assert "10: right" in said.out
-    assert "Not yet. Hint: Which checkpoint is inside the matching part?" in said.err
+    assert "Not yet. Hint: It matches `the cat sat `." in asked
     assert "6: the run says 10" in said.out
     assert "diverged: right" in said.out
     assert "3 of 4 predicted" in said.out
