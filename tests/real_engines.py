@@ -42,8 +42,10 @@ from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.sglang.scheduler import configuration_of, with_rust
-from cachesim.lab.real.transformers.commands import NEWEST as TRANSFORMERS
-from cachesim.lab.real.transformers.commands import environment_for as transformers_environment_for
+from cachesim.lab.real.transformers.environments import NEWEST as TRANSFORMERS
+from cachesim.lab.real.transformers.environments import (
+    environment_for as transformers_environment_for,
+)
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER

@@ -30,6 +30,7 @@ from cachesim.lab.real.llama_cpp_python.compare import play_scenario as play_on_
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.lab.real.transformers.scenarios import play_scenario as play_on_transformers
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.play import run
@@ -56,6 +57,7 @@ PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
     "mlx-lm": lambda scenario, release, **_: play_mlx_scenario(scenario, release),
     "vllm": lambda scenario, release, **_: VLLM_SCHEDULER.play_scenario(scenario, release),
     "sglang": lambda scenario, release, **_: SGLANG_SCHEDULER.play_scenario(scenario, release),
+    "transformers": lambda scenario, release, **_: play_on_transformers(scenario, release),
 }
 """How a scenario is played for real; `proves` is true where an answer is in question."""
 

@@ -4,7 +4,7 @@ import json
 
 import make_transformers
 
-from cachesim.lab.real.transformers.commands import NEWEST
+from cachesim.lab.real.transformers.environments import NEWEST
 from cachesim.lab.real.transformers.scripts import OPERATIONS
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}

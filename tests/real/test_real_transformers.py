@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.real.transformers.commands import (
-    NEWEST,
-    environment_for,
-    play_family,
-)
+from cachesim.lab.real.transformers.commands import play_family
+from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Found

@@ -10,7 +10,7 @@ import pytest
 from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands, one_family, reports
 from cachesim.lab.real.transformers.causes import cause_of
-from cachesim.lab.real.transformers.commands import environment_for
+from cachesim.lab.real.transformers.environments import environment_for
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of

@@ -25,6 +25,7 @@ RELEASES: Final = (
     _release("5.20.2", "", about="as 5.18.0"),
     _release("5.22.2", "", about="as 5.18.0"),
     _release("5.23.0", "", about="as 5.18.0"),
+    _release("5.24.0", "", about="as 5.18.0"),
 )
 """Oldest first."""
 

@@ -1,14 +1,13 @@
 """A release's own scheduler, cache and batch processor beside the simulated ones, batch by batch.
 
 Both get the same requests, cancellations and replies. After each batch the requests in it, block
-tables, references, hashes, cached and free blocks must be the same, in the same order. Not as on
-a server: no fast decode path, no batches that overlap and no CUDA graphs, which a CPU does not
-have; the free memory is a given number, so that other processes change nothing.
+tables, references, hashes, cached and free blocks must be the same, in the same order. OVERRIDES
+and PRETENDED name what is not as on a server.
 """
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,17 +15,70 @@ from cachesim.engines.events import Event
 from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.processor import Processor
-from cachesim.engines.transformers.requests import RequestState
+from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, first_difference
-from cachesim.lab.real.playing import console, watched
+from cachesim.lab.real.playing import Override, console, overrides_of, watched
 from cachesim.lab.real.worker_process import JsonProcess
 from cachesim.typed import Json
 
 WORKER: Final = Path(__file__).with_name("batches_worker.py")
 KINDS: Final = {"full_attention": "attention", "sliding_attention": "window"}
 F16_BYTES: Final = 2
+
+
+OVERRIDES: Final[Mapping[str, str]] = {
+    "max_memory_percent": "decides alone whether the given blocks are refused",
+    "simulator: num_blocks": "a real server takes the blocks that free memory holds",
+    "simulator: max_batch_tokens": "a real server takes what free memory holds; workloads set it",
+    "simulator: max_requests_per_batch": "what the release resolves its default to",
+    "simulator: safety_margin": "-1 is the release's default, by scheduler",
+}
+"""Fields that differ, of the release's configuration and of the simulator's -> why."""
+
+PRETENDED: Final = {
+    "the device": (
+        "an accelerator: fast decode path, CUDA graphs, batches that overlap",
+        "a CPU, for which the release resolves all three to off",
+        "not compared on an accelerator: overlapping batches may be scheduled otherwise there",
+    ),
+    "get_device_and_memory_breakdown": (
+        "the machine's free memory",
+        "4 GiB",
+        "other processes would decide whether a cache is refused",
+    ),
+    "the model": (
+        "that of the command line",
+        "none: a configuration with the workload's layers, float16",
+        "scheduler, cache and batch processor read shapes and tokens alone",
+    ),
+    "prepare_batch_update": (
+        "tokens that the model samples",
+        "the replies of the workload",
+        "a workload does not depend on weights",
+    ),
+    "the generation thread": (
+        "batches as fast as they are computed",
+        "as many batches after a step as the workload names",
+        "which batch a request is in would be chance",
+    ),
+}
+"""Settings without a field: a server's, ours, why."""
+
+
+def overrides(python: Path, release: str, seed: int) -> list[Override]:
+    """Fields in which drawn workloads, and the simulator's defaults, differ from a server's."""
+    rows: list[Sequence[str]] = []
+    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+        for number in range(12):
+            answer = process.order({"settings": draw(seed, number)})
+            rows += answer["rows"]
+    for option in FAMILY.declared:
+        ours, theirs = str(FAMILY.default(option, release)), answer["defaults"].get(option.name)
+        if theirs is not None and theirs != ours:
+            rows.append((f"simulator: {option.name}", theirs, ours))
+    return overrides_of(rows, OVERRIDES, PRETENDED)
 
 
 def compare(python: Path, release: str, seed: int, workloads: int) -> int:
@@ -168,8 +220,8 @@ class Played:
         if not batch:
             stuck = self.scheduler.has_pending_requests()
             self.seen["batches of nothing while requests wait"] += stuck
-            return {"idle": stuck, **self._content()}
-        taken = [[each.state.id, each.start, each.query, each.has_new_token] for each in batch]
+            return {"idle": stuck, **content_of(self.cache, self.scheduler)}
+        taken = taken_of(batch)
         replies = self.workload["replies"]
         tokens = [
             replies[each.state.id][len(each.state.initial) + len(each.state.generated)]
@@ -177,22 +229,35 @@ class Played:
             if each.has_new_token
         ]
         self.processor.update_batch(batch, tokens)
-        return {"batch": taken, **self._content()}
+        return {"batch": taken, **content_of(self.cache, self.scheduler)}
 
-    def _content(self) -> Json:
-        pool = self.cache.pool
-        return {
-            "active": [[each, int(state.status)] for each, state in self.scheduler.active.items()],
-            "waiting": list(self.scheduler.order),
-            "sectors": list(pool.free_sectors),
-            "allocators": [
-                {
-                    "tables": sorted([name, table[:]] for name, table in each.tables.items()),
-                    "shared": sorted(each.ledger.shared.items()),
-                    "hashes": sorted(each.ledger.block_to_hash.items()),
-                    "cached": list(each.ledger.cached),
-                    "free": [[root, tree[:]] for root, tree in pool.free[each.index].trees.items()],
-                }
-                for each in self.cache.allocators.values()
-            ],
-        }
+
+def taken_of(batch: Sequence[FutureRequestState]) -> Json:
+    """Number, start, length of each chunk of a batch, and whether it samples."""
+    return [[each.state.id, each.start, each.query, each.has_new_token] for each in batch]
+
+
+def content_of(cache: PagedAttentionCache, scheduler: Scheduler) -> Json:
+    """Tables, references, hashes and free blocks of every allocator."""
+    pool = cache.pool
+    return {
+        "active": [[each, int(state.status)] for each, state in scheduler.active.items()],
+        "waiting": list(scheduler.order),
+        "sectors": list(pool.free_sectors),
+        "allocators": [
+            {
+                "tables": sorted([name, table[:]] for name, table in each.tables.items()),
+                "shared": sorted(each.ledger.shared.items()),
+                "hashes": sorted(each.ledger.block_to_hash.items()),
+                "cached": list(each.ledger.cached),
+                "free": [[root, tree[:]] for root, tree in pool.free[each.index].trees.items()],
+            }
+            for each in cache.allocators.values()
+        ],
+    }
+
+
+def real_batches(python: Path, workload: Json) -> Json:
+    """What each batch of one workload did on the release's own classes."""
+    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+        return process.order(workload)

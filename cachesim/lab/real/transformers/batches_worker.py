@@ -36,6 +36,82 @@ class _NoProcessors:
         """Nothing to fill."""
 
 
+SERVER = {
+    "num_blocks": "num_blocks",
+    "page_size": "page",
+    "max_batch_tokens": "max_batch_tokens",
+    "max_requests_per_batch": "max_requests",
+    "allow_block_sharing": "sharing",
+    "scheduler_type": "scheduler",
+    "safety_margin": "margin",
+}
+"""Flags of a server, by the workload's names."""
+
+COMPARED = {
+    "max_memory_percent": 0.9,
+    "max_blocks_per_request": 0,
+    "use_async_batching": False,
+    "use_cuda_graph": False,
+}
+"""Fields that are given here beside those flags."""
+
+
+def settings_of(transformers: Real, workload: Json, **given: Json) -> Real:
+    """A server's configuration, with the flags of a workload."""
+    flags = {name: workload[each] for name, each in SERVER.items()}
+    return transformers.ContinuousBatchingConfig(**flags, **given)
+
+
+def resolved(config: Real, settings: Real) -> Real:
+    """A configuration as the release resolves it on a CPU."""
+    torch: Any = importlib.import_module("torch")
+    initialization: Any = importlib.import_module(f"{HOME}.initialization")
+    return _given(
+        initialization.resolve_continuous_batching_config,
+        config=config,
+        cb_config=settings,
+        workload_hints=None,
+        has_logit_processors=False,
+        device=torch.device("cpu"),
+    )
+
+
+def differences(workload: Json) -> Json:
+    """The release's defaults, and what differs from a server's start: field, started, compared."""
+    transformers: Any = importlib.import_module("transformers")
+    config = config_of(transformers, workload)
+    started, used = (
+        vars(resolved(config, settings_of(transformers, workload, **given)))
+        for given in ({}, COMPARED)
+    )
+    rows = [
+        [name, str(value), str(used[name])]
+        for name, value in started.items()
+        if value != used[name]
+    ]
+    defaults = {
+        name: str(each) for name, each in vars(transformers.ContinuousBatchingConfig()).items()
+    }
+    return {"rows": rows, "defaults": defaults}
+
+
+def config_of(transformers: Real, workload: Json) -> Real:
+    """The configuration of the model."""
+    config = transformers.LlamaConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=workload["head_dim"],
+        num_hidden_layers=len(workload["layers"]),
+        vocab_size=64,
+    )
+    config.layer_types = workload["layers"]
+    config.sliding_window = workload["window"]
+    config._attn_implementation = "eager"
+    return config
+
+
 def _given(function: Real, **given: Real) -> Real:
     """Call with the arguments that this release takes."""
     taken = inspect.signature(function).parameters
@@ -57,40 +133,9 @@ class Player:
         cache_module.get_device_and_memory_breakdown = lambda: (None, MEMORY, 0, 0)
         self.requests: Any = importlib.import_module(f"{HOME}.requests")
         self.replies = workload["replies"]
-        config = transformers.LlamaConfig(
-            hidden_size=8,
-            intermediate_size=8,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=workload["head_dim"],
-            num_hidden_layers=len(workload["layers"]),
-            vocab_size=64,
-        )
-        config.layer_types = workload["layers"]
-        config.sliding_window = workload["window"]
-        config._attn_implementation = "eager"
-        settings = transformers.ContinuousBatchingConfig(
-            page_size=workload["page"],
-            num_blocks=workload["num_blocks"],
-            max_batch_tokens=workload["max_batch_tokens"],
-            max_requests_per_batch=workload["max_requests"],
-            allow_block_sharing=workload["sharing"],
-            scheduler_type=workload["scheduler"],
-            safety_margin=workload["margin"],
-            max_memory_percent=0.9,
-            max_blocks_per_request=0,
-            use_async_batching=False,
-            use_cuda_graph=False,
-        )
+        config = config_of(transformers, workload)
+        settings = resolved(config, settings_of(transformers, workload, **COMPARED))
         device = torch.device("cpu")
-        settings = _given(
-            initialization.resolve_continuous_batching_config,
-            config=config,
-            cb_config=settings,
-            workload_hints=None,
-            has_logit_processors=False,
-            device=device,
-        )
         helper = _given(
             distributed.DistributedHelper, device_mesh=None, cpu_group_timeout=None, tp_plan=None
         )
@@ -206,7 +251,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
-        answers.write(json.dumps(play(json.loads(line))) + "\n")
+        order = json.loads(line)
+        found = differences(order["settings"]) if "settings" in order else play(order)
+        answers.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

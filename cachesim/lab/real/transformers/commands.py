@@ -1,7 +1,6 @@
 """`cachesim real transformers`: each family's cache beside cold runs of the same model."""
 
 import json
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,33 +12,20 @@ from cyclopts import Parameter
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
-from cachesim.lab.real.environment import Environment, package_of, versions_of
-from cachesim.lab.real.playing import comparing, console, watched
-from cachesim.lab.real.transformers.batches import compare
+from cachesim.lab.real.environment import package_of, versions_of
+from cachesim.lab.real.playing import comparing, console, show_overrides, watched
+from cachesim.lab.real.transformers.batches import compare, overrides
+from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
+from cachesim.lab.real.transformers.scenarios import STAGE
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
-NEWEST: Final = "5.23.0"
 ROWS: Final = b'{"release"'
-RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
-
-OLDER_HUB: Final = ("huggingface_hub<2",)
-"""What releases before 5.15 need beside them."""
-
-
-def environment_for(release: str) -> Environment:
-    """The environment of a release."""
-    if not RELEASE.fullmatch(release):
-        msg = f"--release {release!r} is no release of transformers; write one as {NEWEST}"
-        raise OptionError(msg)
-    older = tuple(map(int, release.split("."))) < (5, 15, 0)
-    packages = ("torch==2.13.0", f"transformers=={release}", *(OLDER_HUB if older else ()))
-    return Environment(name=f"transformers-{release}", requirements=packages)
 
 
 @comparing
@@ -52,6 +38,8 @@ def real_transformers(
     seed: int = 0,
     shrink: int = 0,
     batches: int = 0,
+    settings: bool = False,
+    scenario: str = "",
     reports: Path | None = None,
     newest: bool = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -79,6 +67,12 @@ def real_transformers(
         How many wrong results to reduce to their shortest script.
     batches
         How many workloads of continuous batching to play instead, beside the simulated server.
+    settings
+        Print in which settings `--batches` differs from a server as users start it, and why no
+        result depends on them, instead.
+    scenario
+        A scenario of continuous batching to play instead, on the scheduler and cache of each
+        release that it names, or of `--release`.
     reports
         A folder for a report of each cause, of the last release.
     newest
@@ -87,6 +81,9 @@ def real_transformers(
         A file for all results, as lines of JSON.
 
     """
+    if scenario:
+        named = release if release != (NEWEST,) else ("",)
+        return max(STAGE.play_named(scenario, each) for each in named)
     unknown = [each for each in operation if each not in OPERATIONS]
     if unknown:
         msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
@@ -101,10 +98,18 @@ def real_transformers(
             return 0
         release = (NEWEST, found_there)
     environments = {name: environment_for(name) for name in release}
-    if batches:
+    if batches or settings:
         for name in environments:
             package_of(FAMILY, name)
         ready = {name: each.ready() for name, each in environments.items()}
+        if settings:
+            return max(
+                show_overrides(
+                    f"transformers {name}: settings that differ from a server's start",
+                    overrides(python, name, seed),
+                )
+                for name, python in ready.items()
+            )
         return max(compare(python, name, seed, batches) for name, python in ready.items())
     results = None if output is None else Output.at(output, "--output", ROWS)
     releases: list[Found] = []

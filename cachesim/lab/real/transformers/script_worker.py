@@ -69,6 +69,8 @@ SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
 CHANGES = ("crop", "try", "reset", "fork", "reorder", "select", "repeat")
+KEYS = ("past_key_values", "cache_params", "cache")  # the last since 5.24
+
 METHODS = {
     "record": "activate_past_recording",
     "crop": "crop",
@@ -633,10 +635,8 @@ class Family:
         self.pristine = copy.deepcopy(self.model)  # before any module holds a state
         inspect: Any = importlib.import_module("inspect")
         names = inspect.signature(self.model.forward).parameters
-        keys = ("past_key_values", "cache_params")
-        self.key = next((each for each in keys if each in names), "")
-        if not self.key and self._fills("past_key_values"):
-            self.key = "past_key_values"
+        self.key = next((each for each in KEYS if each in names), "")
+        self.key = self.key or next((each for each in KEYS if self._fills(each)), "")
         self.positions = "position_ids" in names
         self.own_cache = False
         if self.key:
