@@ -11,6 +11,7 @@ from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands, one_family, reports
 from cachesim.lab.real.transformers.causes import cause_of
 from cachesim.lab.real.transformers.environments import environment_for
+from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
@@ -287,3 +288,32 @@ def test_a_cause_is_given_to_families_whose_source_was_read(
 ) -> None:
     found = cause_of(cell(family, "crop-twice", "wrong", cause=cause, place=place))
     assert titled == ("" if found is None else found.title[: len(titled)])
+
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_program_is_valid_and_has_at_most_25_lines(operation: str) -> None:
+    program = program_of(Model("llama", LLAMA, positions=True), drawn(operation, "llama", 0))
+
+    compile(program, operation, "exec")
+    assert len(program.splitlines()) <= 25
+
+
+def test_most_operations_have_a_program() -> None:
+    model = Model("llama", LLAMA, positions=True)
+    without = [each for each in OPERATIONS if not program_of(model, drawn(each, "llama", 0))]
+
+    assert 37 == len(OPERATIONS) - len(without)

@@ -1,7 +1,8 @@
 """Causes of wrong answers in Transformers: the line at fault, and what upstream's threads say.
 
 A cause is assigned by the remedy that makes a result right, the class of the first layer that
-differs, and the families whose source was read. The lines are those of 5.23.0.
+differs, and the families whose source was read. The lines are those of 5.24.0, or of 5.23.0 where
+5.24.0 has another result.
 """
 
 from typing import Final, NamedTuple
@@ -59,6 +60,23 @@ CAUSES: Final = (
         "#40906 leaves the case as a TODO; #36151 is about positions that are guessed.",
     ),
     Cause(
+        CALLS,
+        "`generate` feeds a prompt again whose tokens are all in the cache",
+        "generation/utils.py, _prefill: `input_ids[:, -next_sequence_length:]`",
+        "As with other families. `generate` gives these other logits than calls of the model do, "
+        "without a cache too.",
+        "#40906 leaves the case as a TODO.",
+        operations=("generate-cached", "generate-shorter"),
+        families=(
+            "camembert",
+            "data2vec-text",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+        ),
+    ),
+    Cause(
         SINGLY,
         "Mamba-1 starts from a state of zeros in each call of several tokens",
         "models/mamba/modeling_mamba.py, selective scan: `ssm_state = torch.zeros(...)`",
@@ -69,7 +87,7 @@ CAUSES: Final = (
     ),
     Cause(
         CALLS,
-        "`generate` with `cache_params` feeds the whole conversation again",
+        "`generate` with a cache of states alone feeds the whole conversation again",
         "generation/utils.py, _prefill: `cache.get_seq_length()` is 0 for states alone",
         "A cache of states has no length, so no token of the prompt counts as cached.",
         families=("mamba", "mamba2", "falcon_mamba"),
@@ -77,7 +95,7 @@ CAUSES: Final = (
     Cause(
         POSITIONS,
         "Bamba counts positions from 0 in each call",
-        "models/bamba/modeling_bamba.py:971: `torch.arange(hidden_states.shape[1])`",
+        "models/bamba/modeling_bamba.py:973: `torch.arange(hidden_states.shape[1])`",
         "Without `position_ids` the cached length is not added, as other models do.",
         "#44330 took `cache_position` away.",
         families=("bamba",),
@@ -99,14 +117,14 @@ CAUSES: Final = (
     Cause(
         APART,
         "RecurrentGemma keeps its state in the module: two conversations mix",
-        "models/recurrent_gemma/modeling_recurrent_gemma.py:337: `self.recurrent_states = ...`",
+        "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
         "The cache that a caller gives holds the keys of the attention layers only.",
         families=("recurrent_gemma",),
     ),
     Cause(
         DYNAMIC,
         "GPT-Neo takes its causal mask from the end of a static cache's buffer",
-        "models/gpt_neo/modeling_gpt_neo.py:115: `key_length - query_length :`",
+        "models/gpt_neo/modeling_gpt_neo.py:116: `key_length - query_length :`",
         "`key_length` is the size of the buffer, not the number of tokens in it.",
         operations=("static", "generate-static"),
         families=("gpt_neo",),
@@ -122,14 +140,14 @@ CAUSES: Final = (
     Cause(
         NEW_MASK,
         "Mamba-1 multiplies its input by the mask of the whole batch",
-        "models/mamba/modeling_mamba.py:55: `hidden_states * attention_mask[:, :, None]`",
+        "models/mamba/modeling_mamba.py:56: `hidden_states * attention_mask[:, :, None]`",
         "For a single new token the product has a column for each earlier one.",
         families=("mamba", "falcon_mamba"),
     ),
     Cause(
         REBUILT,
         "A refused `crop` has cropped the layers before the one that refuses",
-        "cache_utils.py:1831, Cache.crop: layers are cropped one after another",
+        "cache_utils.py:1873, Cache.crop: layers are cropped one after another",
         "The error says that nothing can be rolled back, and the cache is of two lengths.",
         operations=("crop-refused",),
     ),
@@ -144,7 +162,7 @@ CAUSES: Final = (
     Cause(
         REBUILT,
         "A second `crop` goes back further than a convolution's states were recorded",
-        "cache_utils.py:1152, LinearAttentionCacheLayerMixin.crop",
+        "cache_utils.py:1178, LinearAttentionCacheLayerMixin.crop",
         "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
         "and padded with zeros later. The docstring says that states are dropped, not that a "
         "further crop is wrong.",
@@ -154,23 +172,32 @@ CAUSES: Final = (
     Cause(
         REBUILT,
         "A second `crop` goes back further than a window's keys were recorded",
-        "cache_utils.py:305, DynamicSlidingWindowLayer.crop",
+        "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
         "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
         layer="SlidingWindow",
         operations=("crop",),
     ),
     Cause(
+        UNLIMITED,
+        "A second `crop` goes back further than a window's keys were recorded",
+        "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
+        "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
+        layer="SlidingWindow",
+        operations=("crop-twice", "crop-deep"),
+        families=("doge",),
+    ),
+    Cause(
         REBUILT,
         "`reset` leaves MiniMax's linear states",
-        "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reset`",
+        "models/minimax/modeling_minimax.py:73, MiniMaxCache: no `reset`",
         "`Cache.reset` walks over `layers`; the states are in `linear_cache`.",
         families=("minimax",),
-        operations=("reset",),
+        operations=("reset", "static-reset", "fp8-reset", "grouped-reset"),
     ),
     Cause(
         SELECTED,
         "`reorder_cache` leaves MiniMax's linear states: beams mix",
-        "models/minimax/modeling_minimax.py:72, MiniMaxCache: no `reorder_cache`",
+        "models/minimax/modeling_minimax.py:73, MiniMaxCache: no `reorder_cache`",
         "`batch_select_indices` is overridden, and beam search calls `reorder_cache`.",
         "#46612 and #46639 are about caches of another name, not about this class.",
         families=("minimax",),
@@ -178,7 +205,7 @@ CAUSES: Final = (
     Cause(
         WHOLE_MASK,
         "GIT widens a padding mask by image tokens that the cache does not hold",
-        "models/git/modeling_git.py:847: `extended_attention_mask = torch.ones(...)`",
+        "models/git/modeling_git.py:843: `extended_attention_mask = torch.ones(...)`",
         "Each call after the first is taken for one after an image, also after text alone.",
         families=("git",),
     ),
@@ -186,20 +213,20 @@ CAUSES: Final = (
         PER_CALL,
         "Continuous batching: DiffLlama's second attention overwrites the first one's values",
         "models/diffllama/modeling_diffllama.py:272: two calls of `attention_interface` a layer",
-        "Each call writes its half of the values to the same blocks.",
+        "Each call writes its half of the values to the same blocks. Right in 5.24.0.",
         families=("diffllama",),
     ),
     Cause(
         PER_CYCLE,
         "Continuous batching: HRM-Text's cycles write to the same layers",
         "integrations/eager_paged.py: `layer_idx=module.layer_idx`",
-        "The model's own cache is given `layer_idx + cycle_offset`.",
+        "The model's own cache is given `layer_idx + cycle_offset`. 5.24.0 raises AttributeError.",
         families=("hrm_text",),
     ),
     Cause(
         UNLIMITED,
         "Moshi's mask has no window, its cache has one",
-        "models/moshi/modeling_moshi.py:775: `create_causal_mask`",
+        "models/moshi/modeling_moshi.py:778: `create_causal_mask`",
         "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
         "a cache attends to.",
         families=("moshi",),
@@ -209,14 +236,15 @@ CAUSES: Final = (
         "Continuous batching takes models whose attention it does not replace",
         "generation/continuous_batching/continuous_api.py: no check of the model",
         "`set_attn_implementation` changes nothing where a model does not look its attention up: "
-        "no earlier token is seen.",
+        "no earlier token is seen. GPT-J and CodeGen are right in 5.24.0, others raise there.",
     ),
     Cause(
         "positions of its own, which do not follow those of the packed prompts",
         "Continuous batching takes models that count positions themselves",
         "generation/continuous_batching/continuous_api.py: no check of the model",
         "Prompts are packed into one row; a model without `position_ids` counts on from one prompt "
-        "to the next.",
+        "to the next. 5.24.0 raises AttributeError, since they ask the paged cache for its length; "
+        "also for ten families that were right before.",
     ),
 )
 

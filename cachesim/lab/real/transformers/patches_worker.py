@@ -117,6 +117,15 @@ def quantised(config: Real, kind: str) -> Real:
     return cache
 
 
+def whole_mask(mask: Real, count: int) -> Real:
+    """What each of the last tokens of a batch may attend to, added to its scores."""
+    torch: Any = importlib.import_module("torch")
+    end = mask.shape[1]
+    seen = torch.arange(end)[None] <= torch.arange(end - count, end)[:, None]
+    allowed = seen[None, None] & mask[:, None, None].bool()
+    return torch.where(allowed, 0.0, torch.finfo(torch.float64).min)
+
+
 class _NoStream(nullcontext[None]):
     def wait_stream(self, _: Real) -> None:
         """Nothing runs beside."""

@@ -1,6 +1,7 @@
 """A wrong script as a program that needs transformers and torch alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
@@ -14,37 +15,45 @@ torch.manual_seed(0), torch.set_grad_enabled(False), torch.set_default_dtype(tor
 config = CONFIG_MAPPING[{family!r}]({fields})
 config._attn_implementation = config._experts_implementation = "eager"
 model = AutoModelForCausalLM.from_config(config).double().eval()
-for weight in [each for each in model.parameters() if each.dim() == 2]:
-    weight.normal_(0, 1.5 / weight.shape[1] ** 0.5)
-cache, held = {cache}, torch.zeros(1, 0, dtype=torch.long)"""
+[each.normal_(0, 1.5 / each.shape[1] ** 0.5) for each in model.parameters() if each.dim() == 2]"""
+
+START: Final = "cache, held = {cache}, torch.zeros({rows}, 0, dtype=torch.long)"
+
+FEED: Final = """\
+def feed(count):
+    global cache, held
+    held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
+    out = model(held[:, -count:], {key}=cache, use_cache=True)
+    cache = out.{key}; return out.logits"""
+
+PADDED_FEED: Final = """\
+def feed(count):
+    global cache, held
+    held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
+    mask = (torch.arange(held.shape[1]) >= pads[:, None]).long()
+    out = model(held[:, -count:], {key}=cache, use_cache=True, attention_mask=mask{positions})
+    cache = out.{key}; return out.logits"""
+
+POSITIONS: Final = ",\n                position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]"
+
+TURN: Final = """\
+def turn(more):
+    new = torch.randint(3, 100, (1, max(more, 0)))
+    ids = torch.cat([held, new], 1)[:, : held.shape[1] + more]
+    out = model.generate(ids, {key}=cache, max_new_tokens=6, do_sample=False,
+                         output_logits=True, return_dict_in_generate=True)
+    return out.sequences[:, :-1], torch.stack(out.logits, 1)"""
 
 STEPS: Final[Mapping[str, str]] = {
-    "rows": "held = held.repeat({0}, 1)",
-    "feed": (
-        "held = torch.cat([held, torch.randint(3, 100, (len(held), {0}))], 1)\n"
-        "out = model(held[:, -{0}:], {key}=cache, use_cache=True)\n"
-        "got, cache = out.logits, out.{key}"
-    ),
+    "feed": "got = feed({0})",
     "cache static": (
         "from transformers import StaticCache; cache = StaticCache(config, max_cache_len=64)"
     ),
     "cache grouped": (
         "from transformers.cache_utils import QuantizedLayer\n"
         "class Whole(QuantizedLayer):  # a backend that loses no precision\n"
-        "    def _quantize(self, tensor, axis): return tensor\n"
-        "    def _dequantize(self, stored): return stored\n"
+        "    _quantize, _dequantize = lambda self, whole, axis: whole, lambda self, whole: whole\n"
         "cache.layers = [Whole(residual_length=4) for _ in cache.layers]"
-    ),
-    "pad": (
-        "pads = torch.tensor({pads}); rows, width = len(pads), {width}\n"
-        "held = torch.randint(3, 100, (rows, 0))\n"
-        "def mask(): return (torch.arange(held.shape[1])[None] >= pads[:, None]).long()"
-    ),
-    "padded": (
-        "held = torch.cat([held, torch.randint(3, 100, (rows, {0}))], 1)\n"
-        "given = {{'attention_mask': mask()}}{positions}\n"
-        "out = model(held[:, -{0}:], {key}=cache, use_cache=True, **given)\n"
-        "got, cache = out.logits{last}, out.{key}"
     ),
     "try": (
         "try: cache.crop({0})\nexcept RuntimeError as error: print('refused:', str(error)[:60])"
@@ -57,27 +66,31 @@ STEPS: Final[Mapping[str, str]] = {
         "order = {given}; cache.batch_select_indices(torch.tensor(order)); held = held[order]"
     ),
     "repeat": "cache.batch_repeat_interleave({0}); held = held.repeat_interleave({0}, 0)",
-    "generate": (
-        "size, more = held.shape[1] + {0}, torch.randint(3, 100, (1, {more}))\n"
-        "held = torch.cat([held, more], 1)[:, :size]\n"
-        "out = model.generate(held, {key}=cache, max_new_tokens=6, do_sample=False,\n"
-        "                     output_logits=True, return_dict_in_generate=True)\n"
-        "held, got = out.sequences[:, :-1], torch.stack(out.logits, 1)"
-    ),
+    "generate": "held, got = turn({0})",
 }
-"""Lines of a step; those of others are in no program."""
-
-POSITIONS: Final = " | {{'position_ids': (mask().cumsum(-1) - 1).clamp(min=0)[:, -{0}:]}}"
+"""The line of a step; those of others are in no program."""
 
 PADDED: Final = """\
 cold = torch.cat([model(row[None, pad:], use_cache=False).logits[:, -got.shape[1]:]
-                  for row, pad in zip(held, pads.tolist())])
-print(f"off by {(got - cold).abs().max():.2g}; deviation of the cold logits: {cold.std():.2g}")"""
+                  for row, pad in zip(held, pads)])
+{printed}"""
 """The end of a program with padding on the left."""
 
+PRINTED: Final = (
+    'print(f"off by {(got - cold).abs().max():.2g}; '
+    'deviation of the cold logits: {cold.std():.2g}")'
+)
 TAIL: Final = """\
 cold = model(held, use_cache=False).logits[:, -got.shape[1]:]
-print(f"off by {(got - cold).abs().max():.2g}; deviation of the cold logits: {cold.std():.2g}")"""
+{printed}"""
+
+BEAMS: Final = """\
+ids = torch.randint(3, 100, (1, {0}))
+given = dict(num_beams=3, max_new_tokens=6, do_sample=False, output_scores=True)
+got, cold = (model.generate(ids, use_cache=each, return_dict_in_generate=True, **given)
+             .sequences_scores.item() for each in (True, False))
+print(f"off by {{abs(got - cold):.2g}}; the cold score: {{abs(cold):.2g}}")"""
+"""The end of a program of beam search."""
 
 PAGED: Final = """\
 import transformers
@@ -97,7 +110,7 @@ for expected, got in zip(cold, batch.values()):
 BETWEEN: Final = "model(torch.randint(3, 100, (1, 9)), use_cache=False)"
 """A line for another conversation."""
 
-WIDTH: Final = 100
+WIDTH: Final = 110
 
 
 class Model(NamedTuple):
@@ -121,35 +134,55 @@ def program_of(model: Model, script: Script, *, between: bool = False) -> str:
     if not has_program(script):
         return ""
     named = ", ".join(f"{name}={value!r}" for name, value in model.fields.items())
-    cache = "None" if model.own else "DynamicCache(config=config)"
-    head = HEAD.format(family=model.family, fields=named, cache=cache)
+    head = HEAD.format(family=model.family, fields=named)
     lines = [part for line in head.splitlines() for part in _wrapped(line)]
-    if script[0][0] == "paged":
-        return "\n".join([*lines[:-1], PAGED.format(max(script[0][1:]))])
-    padded = script[0][0] == "pad"
-    steps = [
-        line
-        for step in script
-        for line in (*_lines(step, model, padded=padded), *([BETWEEN] * between))
-    ]
-    return "\n".join([*lines, *steps, PADDED if padded else TAIL])
+    first, *given = script[0]
+    if first in ("paged", "packed"):
+        return "\n".join([*lines, PAGED.format(max(given))])
+    if is_beams(script):
+        return "\n".join([*lines, BEAMS.format(given[0])])
+    padded = first == "pad"
+    steps = [["feed", max(given)], *script[1:]] if padded else script
+    rows = len(given) if padded else next((each[1] for each in script if each[0] == "rows"), 1)
+    steps = [each for each in steps if each[0] != "rows"]
+    cache = "None" if model.own else "DynamicCache(config=config)"
+    lines.append(START.format(cache=cache, rows=rows))
+    if padded:
+        lines.append(f"pads = torch.tensor({[max(given) - each for each in given]})")
+    names = {name for name, *_ in steps}
+    if "feed" in names:
+        positions = POSITIONS if model.positions else ""
+        form = PADDED_FEED if padded else FEED
+        lines += form.format(key=model.key, positions=positions).splitlines()
+    if "generate" in names:
+        lines += TURN.format(key=model.key).splitlines()
+    for name, group in groupby(steps, key=lambda each: each[0]):
+        lines += _lines(name, list(group), between=between)
+    if padded and len(steps) == 1:
+        lines.append("got = got[:, -1:]")
+    return "\n".join([*lines, (PADDED if padded else TAIL).format(printed=PRINTED)])
+
+
+def is_beams(script: Script) -> bool:
+    """True for a beam search, and nothing else."""
+    return len(script) == 1 and script[0][0] == "generate" and script[0][2:] == ["beams"]
 
 
 def has_program(script: Script) -> bool:
     """False where a step has no lines, or where nothing is compared in the end."""
-    padded = script[0][0] == "pad"
+    first, last = script[0], script[-1]
+    if first[0] in ("paged", "packed") or is_beams(script):
+        return True
+    padded = first[0] == "pad"
+    if padded:
+        return all(name in ("reorder", "select", "feed") for name, *_ in script[1:])
     simple = all(
-        name in ("reorder", "select") or (name == "pad" and at == 0)
-        if padded
-        else name in ("reorder", "select")
+        name in ("rows", "reorder", "select")
         or " ".join([name, *map(str, given[:1])]) in STEPS
-        or (name in STEPS and name != "pad" and given[1:] in ([], ["plain"]))
-        for at, (name, *given) in enumerate(script)
-        if not (padded and name == "feed")
+        or (name in STEPS and given[1:] in ([], ["plain"]))
+        for name, *given in script
     )
-    return script[0][0] == "paged" or (
-        simple and (script[-1][0] in ("feed", "generate") or (script == script[:1] and padded))
-    )
+    return simple and last[0] in ("feed", "generate")
 
 
 def _wrapped(line: str) -> Iterator[str]:
@@ -160,19 +193,13 @@ def _wrapped(line: str) -> Iterator[str]:
         yield from wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False)
 
 
-def _lines(step: Step, model: Model, *, padded: bool) -> Iterator[str]:
-    name, *given = step
-    more = max(0, given[0]) if name == "generate" else 0
-    more_of: dict[str, Any] = {"given": given, "key": model.key, "more": more}
-    if name == "pad":
-        width = max(given)
-        more_of |= {"pads": [width - each for each in given], "width": width}
-        yield from STEPS["pad"].format(*given, **more_of).splitlines()
-        name, given = "feed", [width]
-    if padded and name == "feed":
-        more_of["positions"] = POSITIONS.format(*given) if model.positions else ""
-        more_of["last"] = "[:, -1:]" if step[0] == "pad" else ""
-        name = "padded"
-    elif name == "cache":
-        name = f"cache {given[0]}"
-    yield from STEPS[name].format(*given, **more_of).splitlines()
+def _lines(name: str, group: Sequence[Step], *, between: bool) -> Iterator[str]:
+    """Lines of equal steps; feeds are one loop."""
+    if name == "feed" and len(group) > 1 and not between:
+        yield f"for count in {tuple(each[1] for each in group)}: got = feed(count)"
+        return
+    for _, *given in group:
+        form = f"cache {given[0]}" if name == "cache" else name
+        yield from STEPS[form].format(*given, given=given).splitlines()
+        if between:
+            yield BETWEEN

@@ -18,8 +18,8 @@ from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
-OFF: Final = re.compile(r"off by (\S+); deviation of the cold logits: (\S+)")
-AT_FAULT: Final = "Line at fault, read in the source of 5.23.0"
+OFF: Final = re.compile(r"off by (\S+); [^:]+: (\S+)")
+AT_FAULT: Final = "Line at fault, read in the source of 5.24.0"
 SECONDS: Final = 120
 """Time of a program."""
 

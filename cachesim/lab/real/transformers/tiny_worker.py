@@ -143,6 +143,13 @@ def settable(cls: Real, key: str) -> bool:
     return not isinstance(held, property) or held.fset is not None
 
 
+def default_of(cls: Real) -> Real:
+    """The default configuration, with values that differ by layer readable (since 5.24)."""
+    default = cls()
+    default.allow_global_per_layer_attribute_access = True
+    return default
+
+
 def fields_of(kind: str) -> dict[str, Any]:
     """The fields of a family's tiny configuration."""
     return _fields_for(importlib.import_module("transformers").CONFIG_MAPPING[kind], kind)
@@ -150,7 +157,7 @@ def fields_of(kind: str) -> dict[str, Any]:
 
 def _fields_for(cls: Real, kind: str) -> dict[str, Any]:
     """The fields of a class, and of each configuration in it."""
-    default, aliases = cls(), getattr(cls, "attribute_map", {})
+    default, aliases = default_of(cls), getattr(cls, "attribute_map", {})
     known = set(default.to_dict()) | set(getattr(cls, "__dataclass_fields__", {})) | set(aliases)
     given = {key: value for key, value in FIELDS.items() if key in known}
     for alias, target in aliases.items():  # never both names of one field
@@ -191,7 +198,7 @@ def _layers_of(cls: Real, default: Real) -> dict[str, Any]:
 
 def without_defaults(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields that are not those of a default configuration, for a short program."""
-    default: Real = importlib.import_module("transformers").CONFIG_MAPPING[kind]()
+    default = default_of(importlib.import_module("transformers").CONFIG_MAPPING[kind])
     missing = object()
     return {key: value for key, value in fields.items() if getattr(default, key, missing) != value}
 
