@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
-from cachesim.lab.real.environment import package_of, versions_of
+from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.batches import compare, overrides
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
@@ -99,18 +99,7 @@ def real_transformers(
         release = (NEWEST, found_there)
     environments = {name: environment_for(name) for name in release}
     if batches or settings:
-        for name in environments:
-            package_of(FAMILY, name)
-        ready = {name: each.ready() for name, each in environments.items()}
-        if settings:
-            return max(
-                show_overrides(
-                    f"transformers {name}: settings that differ from a server's start",
-                    overrides(python, name, seed),
-                )
-                for name, python in ready.items()
-            )
-        return max(compare(python, name, seed, batches) for name, python in ready.items())
+        return beside_simulated(environments, seed, 0 if settings else batches)
     results = None if output is None else Output.at(output, "--output", ROWS)
     releases: list[Found] = []
     for name, environment in environments.items():
@@ -139,6 +128,22 @@ def real_transformers(
     if newest:
         return int(changed)
     return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
+
+
+def beside_simulated(environments: Mapping[str, Environment], seed: int, batches: int) -> int:
+    """Batches beside the simulated server, or without any the settings; the exit status."""
+    for name in environments:
+        package_of(FAMILY, name)
+    pythons = {name: each.ready() for name, each in environments.items()}
+    if batches:
+        return max(compare(python, name, seed, batches) for name, python in pythons.items())
+    return max(
+        show_overrides(
+            f"transformers {name}: settings that differ from a server's start",
+            overrides(python, name, seed),
+        )
+        for name, python in pythons.items()
+    )
 
 
 def families_of(worker: Worker, found: Found, wanted: Sequence[str]) -> Iterable[str]:
