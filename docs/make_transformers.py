@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from cachesim.lab.real.transformers.scripts import OPERATIONS
+
 FOLDER: Final = Path(__file__).parent / "measurements"
 VERDICTS: Final = FOLDER / "transformers.json"
 PICTURE: Final = FOLDER / "transformers.html"
@@ -39,7 +41,8 @@ STYLE: Final = """<style>
 def compact(lines: list[str]) -> dict[str, object]:
     """Release, operations, and a letter for each family and operation."""
     cells = [json.loads(line) for line in lines]
-    operations = list(dict.fromkeys(each["operation"] for each in cells))
+    played = {each["operation"] for each in cells}
+    operations = [each for each in OPERATIONS if each in played]
     families: dict[str, dict[str, str]] = defaultdict(dict)
     for each in cells:
         families[each["family"]][each["operation"]] = CODES.get(each["verdict"], CRASH)

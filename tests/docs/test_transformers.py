@@ -1,10 +1,13 @@
 """The picture of Transformers' families is that of the verdicts beside it."""
 
 import json
+import re
+import subprocess
 
 import make_transformers
+import pytest
 
-from cachesim.lab.real.transformers.environments import NEWEST
+from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.scripts import OPERATIONS
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}
@@ -13,11 +16,7 @@ CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wro
 def test_the_picture_has_the_verdicts_of_its_operations_in_the_newest_release() -> None:
     kept = json.loads(make_transformers.VERDICTS.read_text(encoding="utf-8"))
 
-    # The run of the picture is older than the operations on these caches.
-    later = ("static-re", "offloaded", "fp8", "grouped", "crossed", "generate-offloaded")
-    later += ("generate-mtp", "paged-together")
-    played = [each for each in OPERATIONS if not each.startswith(later)]
-    assert (NEWEST, played) == (kept["release"], kept["operations"])
+    assert (NEWEST, list(OPERATIONS)) == (kept["release"], kept["operations"])
     assert make_transformers.drawn() == make_transformers.PICTURE.read_text(encoding="utf-8")
 
 
@@ -39,3 +38,15 @@ def test_families_with_the_same_verdicts_have_one_row() -> None:
     assert "<title>a, b</title>" in text
     assert ">a and 1 more</text>" in text
     assert 2 == text.count('class="w"')  # a cell, and one of the legend
+
+
+@pytest.mark.wheel
+@pytest.mark.skipif(not environment_for(NEWEST).is_ready(), reason="torch is not installed")
+def test_the_program_of_the_page_prints_what_the_page_says() -> None:
+    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    printed = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)[-1]
+    command = [environment_for(NEWEST).python, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert printed == done.stdout

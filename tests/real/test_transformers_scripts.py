@@ -9,6 +9,7 @@ import pytest
 
 from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands, one_family, reports
+from cachesim.lab.real.transformers import worker as worker_module
 from cachesim.lab.real.transformers.causes import cause_of
 from cachesim.lab.real.transformers.environments import environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
@@ -161,6 +162,7 @@ def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
     [
         ("off by 0.5; deviation of the cold logits: 1.5", True),
         ("off by 1e-15; deviation of the cold logits: 1.5", False),
+        ("AttributeError: 'Output' object has no attribute 'cache'", False),
     ],
 )
 def test_a_report_has_a_program_that_shows_the_cause(
@@ -317,3 +319,27 @@ def test_most_operations_have_a_program() -> None:
     without = [each for each in OPERATIONS if not program_of(model, drawn(each, "llama", 0))]
 
     assert 37 == len(OPERATIONS) - len(without)
+
+
+def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An import that was ended would be missing there."""
+    started: list[str] = []
+
+    class Process:
+        def __init__(self, name: str, _: list[str]) -> None:
+            started.append(name)
+
+        def order(self, wanted: Mapping[str, Any]) -> Any:
+            return {"unbuilt": wanted["reason"]}
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to end."""
+
+    monkeypatch.setattr(worker_module, "JsonProcess", Process)
+    worker = worker_module.Worker(Path("python"))
+    for reason in ("KeyError: 'x'", "Timeout: not done after 25 seconds", "KeyError: 'x'"):
+        worker.order({"family": "a", "reason": reason})
+
+    assert 2 == len(started)

@@ -83,7 +83,7 @@ CAUSES: Final = (
         "The state of the cache is read for a single token only, so chunks, a further turn and "
         "speculative tokens forget what came before.",
         "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
-        families=("mamba", "falcon_mamba"),
+        families=("mamba", "falcon_mamba", "jamba"),
     ),
     Cause(
         CALLS,
@@ -110,15 +110,29 @@ CAUSES: Final = (
     Cause(
         REORDER,
         "`batch_select_indices` moves keys of hybrid layers, and not their states",
-        "cache_utils.py, LinearAttentionAndFullAttentionLayer: only `reorder_cache` is overridden",
+        "cache_utils.py:1301, 1340, LinearAttentionAnd...Layer: only `reorder_cache` is there",
         "`batch_select_indices` is inherited from DynamicLayer, which knows keys and values alone.",
-        families=("falcon_h1", "zaya", "inkling"),
+        families=(
+            "falcon_h1",
+            "zaya",
+            "inkling_text",
+            "inkling2_text",
+            "inkling2_loop_text",
+        ),
     ),
     Cause(
         APART,
         "RecurrentGemma keeps its state in the module: two conversations mix",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
         "The cache that a caller gives holds the keys of the attention layers only.",
+        families=("recurrent_gemma",),
+    ),
+    Cause(
+        REBUILT,
+        "RecurrentGemma keeps its state in the module: two conversations mix",
+        "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
+        "`reorder_cache` moves the keys of the cache, not the state of the module.",
+        operations=("pad-reorder", "reorder", "select"),
         families=("recurrent_gemma",),
     ),
     Cause(
@@ -166,8 +180,8 @@ CAUSES: Final = (
         "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
         "and padded with zeros later. The docstring says that states are dropped, not that a "
         "further crop is wrong.",
-        layer="LinearAttention",
-        operations=("crop",),
+        families=("lfm2", "lfm2_moe"),
+        operations=("crop-twice", "crop-deep"),
     ),
     Cause(
         REBUILT,
@@ -244,7 +258,7 @@ CAUSES: Final = (
         "generation/continuous_batching/continuous_api.py: no check of the model",
         "Prompts are packed into one row; a model without `position_ids` counts on from one prompt "
         "to the next. 5.24.0 raises AttributeError, since they ask the paged cache for its length; "
-        "also for ten families that were right before.",
+        "also for twelve families that were right before.",
     ),
 )
 

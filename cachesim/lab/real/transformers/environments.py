@@ -6,7 +6,7 @@ from typing import Final
 from cachesim.errors import OptionError
 from cachesim.lab.real.environment import Environment
 
-NEWEST: Final = "5.23.0"
+NEWEST: Final = "5.24.0"
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
 
 OLDER_HUB: Final = ("huggingface_hub<2",)

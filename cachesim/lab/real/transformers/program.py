@@ -24,7 +24,7 @@ def feed(count):
     global cache, held
     held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
     out = model(held[:, -count:], {key}=cache, use_cache=True)
-    cache = out.{key}; return out.logits"""
+    {kept}return out.logits"""
 
 PADDED_FEED: Final = """\
 def feed(count):
@@ -32,7 +32,7 @@ def feed(count):
     held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
     mask = (torch.arange(held.shape[1]) >= pads[:, None]).long()
     out = model(held[:, -count:], {key}=cache, use_cache=True, attention_mask=mask{positions})
-    cache = out.{key}; return out.logits"""
+    {kept}return out.logits"""
 
 POSITIONS: Final = ",\n                position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]"
 
@@ -152,8 +152,9 @@ def program_of(model: Model, script: Script, *, between: bool = False) -> str:
     names = {name for name, *_ in steps}
     if "feed" in names:
         positions = POSITIONS if model.positions else ""
+        kept = f"cache = out.{model.key}; " if model.own else ""  # others are filled in place
         form = PADDED_FEED if padded else FEED
-        lines += form.format(key=model.key, positions=positions).splitlines()
+        lines += form.format(key=model.key, positions=positions, kept=kept).splitlines()
     if "generate" in names:
         lines += TURN.format(key=model.key).splitlines()
     for name, group in groupby(steps, key=lambda each: each[0]):

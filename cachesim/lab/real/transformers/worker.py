@@ -22,10 +22,13 @@ class Worker:
         if self._process is None:
             self._process = JsonProcess("transformers", self._command)
         try:
-            return self._process.order(wanted)
+            answer = self._process.order(wanted)
         except WorkerError:
             self.close()
             raise
+        if isinstance(answer, dict) and answer.get("unbuilt", "").startswith("Timeout"):
+            self.close()  # the time may have ended an import, which other families share
+        return answer
 
     def close(self) -> None:
         """End the process."""
