@@ -44,7 +44,7 @@ def test_families_with_the_same_verdicts_have_one_row() -> None:
 @pytest.mark.skipif(not environment_for(NEWEST).is_ready(), reason="torch is not installed")
 def test_the_program_of_the_page_prints_what_the_page_says() -> None:
     page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
-    [program] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    [program] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     printed = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)[-1]
     command = [environment_for(NEWEST).python, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
