@@ -28,7 +28,9 @@ PLACEHOLDERS: Final = (
     (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
     (r"(llama.cpp --scenario) NAME\b", r"\1 llama.cpp-three-requests-window"),
     (r"(llama-cpp-python --release) R\b", r"\1 0.3.36"),
+    (r"(real llama\.cpp --release) R\b", r"\1 b9538"),
     (r"--release R\b", "--release 0.31.3"),
+    (r"(--from-report) thread\.md", r"\1 docs/examples/hybrid.log"),
     (r"\bFILE\.\.\.", "tests/vectors/mlx-caches.jsonl.gz"),
 )
 """What stands for something of the reader's own."""

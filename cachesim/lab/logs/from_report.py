@@ -61,7 +61,7 @@ COMMAND: Final = r"[^\n`]*\b(?:server|llama-cli|serve|--model|-m)\b[^\n`\\]*(?:\
 """A command line of a server, over continued lines."""
 
 LIMITS: Final = ("ctx_size", "max_model_len", "n_ctx")
-"""Options with the most tokens of a conversation."""
+"""Options with the maximum tokens of a conversation."""
 
 CACHED: Final = rf"cached[_ ]?tokens?[\"'`:= ]+{NUMBER}"
 
@@ -156,7 +156,7 @@ def _from_words(name: str, text: str) -> Draft:
         if last.error is None or not limit or limit in options:
             break
         options[limit] = 2 * max(counts.whole or 0, counts.held or 0, UNKNOWN_PROMPT)
-        missing.append(f"{limit}, the most tokens of a conversation; {options[limit]} is assumed")
+        missing.append(f"{limit}, the maximum tokens; {options[limit]} is assumed")
     said = "" if counts.cached is None else f"; the report says {counts.cached}"
     note = f"the second request reuses {last.cached or 0} tokens in {server.release}{said}"
     written = _written(name, text, server, counts, missing)
