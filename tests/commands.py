@@ -27,7 +27,7 @@ LEFT_OUT: Final = {"real", "record", "probe"}
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")
 VERSIONS: Final = Path.home() / ".pyenv" / "versions"
 OUTSIDE: Final = re.compile(
-    r"(?<![\w/.-])(scenarios|tests|docs)/|server\.log|my-(report|chat)\.toml"
+    r"(?<![\w/.-])(scenarios|tests|docs)/|server\.log|why events\.jsonl|my-(report|chat)\.toml"
 )
 """Paths of the repository and of the guides, which a user elsewhere has not.
 

@@ -129,6 +129,8 @@ def guide_folder(folder: Path, line: str) -> Path:
         (folder / name).mkdir(parents=True)
     if "my-report.toml" in line and "cachesim new" not in line:
         by_a_shell("cachesim new my-report -o my-report.toml", folder)
+    if "why events.jsonl" in line:
+        by_a_shell("cachesim compare made:60 -p vllm@0.33.0 --events events.jsonl", folder)
     shutil.copy(ROOT / "docs" / "examples" / "hybrid.log", folder / "server.log")
     return folder
 
