@@ -1,5 +1,7 @@
 """Pools from the bytes of a device: each engine's own rule, and never more than the device has."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +104,20 @@ def test_a_prompt_may_be_as_long_as_the_memory_allows() -> None:
     found.check()
     with pytest.raises(InputError, match="holds no request of max_model_len = 20000 tokens"):
         cell(VLLM, "dense", DENSE, memory="80GB", max_model_len=20_000).check()
+
+
+@pytest.mark.parametrize("profile", [VLLM, SGLANG])
+def test_only_the_pool_limits_a_request_of_a_trace(profile: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": [*range(ids)]}
+        for length, ids in ((5_000, 10), (20_000, 40))
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    found = play(Cell(source=Source(name=str(trace), scale=1), profile=profile, model="dense"))
+
+    assert 1 == found["refused"]  # 16,384 tokens and fewer fit the pools
 
 
 def test_memory_is_an_axis_of_a_plan() -> None:

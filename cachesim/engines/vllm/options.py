@@ -89,8 +89,9 @@ class VllmOptions:
     )
     max_model_len: int = option(
         "--max-model-len",
-        "maximum tokens of a request; 0: what the pool can hold of one, at most 4096",
+        "maximum tokens of a request; 0: what the pool can hold, at most 4096; -1: no such limit",
         default=0,
+        low=-1,
         high=MOST_BLOCKS,
         unit="tokens",
     )
@@ -386,7 +387,7 @@ class VllmOptions:
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
         """The longest `max_model_len` of which a request fits the pool is set, as by `auto`."""
-        low, high = 0, self.max_model_len or LONGEST
+        low, high = 0, self._longest
         while low < high:
             middle = (low + high + 1) // 2
             if self._blocks(groups, rules, middle) < self.num_gpu_blocks_override:
@@ -407,7 +408,12 @@ class VllmOptions:
                 "this model needs more blocks for a single request"
             )
             raise OptionError(msg)
-        return replace(self, max_model_len=self.max_model_len or longest)
+        return replace(self, max_model_len=max(self.max_model_len, 0) or longest)
+
+    @property
+    def _longest(self) -> int:
+        """The bound of `max_model_len` before the pool is known."""
+        return MOST_BLOCKS if self.max_model_len < 0 else self.max_model_len or LONGEST
 
     def _blocks(self, groups: Sequence[GroupSpec], rules: Rules, tokens: int) -> int:
         """Maximum blocks that a request holds at once."""
@@ -453,7 +459,7 @@ class VllmOptions:
         if mode == "align" and {"attention", "window"} & set(spec.layers):
             block = self.block_size  # follows `_align_hybrid_block_size`
         if mode == "none":  # one running state, in one block for the whole sequence
-            block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size
+            block = cdiv(self._longest, self.block_size) * self.block_size
         return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
 
     def _marked(self, rules: Rules) -> str:

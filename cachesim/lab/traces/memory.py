@@ -35,8 +35,10 @@ SET: Final = frozenset(
 )
 """Flags that the memory decides."""
 
-LONGEST: Final = frozenset({"max_model_len", "context_length"})
-"""Flags that are checked against the pools, and do not size them."""
+LONGEST: Final[Mapping[str, int]] = {"max_model_len": -1, "context_length": 1 << 24}
+"""Flags that are checked against the pools, and do not size them; of a trace, whose model is not
+known here, only the pool limits a request.
+"""
 
 
 def memory_in(options: Mapping[str, Any]) -> int | None:

@@ -348,7 +348,9 @@ class Cell:
         profile = Profile.parse(self.profile)
         family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
-        options = {**self.own, **self.pools(), **quiet}
+        has = {each.name for each in family.table()}
+        longest = {name: value for name, value in LONGEST.items() if name in has}
+        options = {**longest, **self.own, **self.pools(), **quiet}
         model = self.spec()
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
