@@ -41,7 +41,7 @@ inputs:
 	@nice -n 10 $(BIN)/python -m tests.end_to_end
 
 packages:
-	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
+	@$(BIN)/python -m pytest -n 2 -rs -m "(wheel or thorough) and not nightly"
 
 programs:
 	@$(BIN)/python -m tests.real_recorder

@@ -21,6 +21,7 @@ pytestmark = [
         not environment_for(NEWEST).is_ready(), reason="torch is not installed: make nightly"
     ),
 ]
+NIGHTLY = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 GENERATE = {"generate-cached", "generate-shorter"}
 """`generate` feeds a prompt again whose tokens are all in the cache."""
@@ -70,7 +71,9 @@ def wrong_in(worker: Worker, family: str) -> set[str]:
     return {each.operation for each in found.cells if each.verdict == "wrong"}
 
 
-@pytest.mark.parametrize("family", WRONG)
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(each, marks=NIGHTLY) for each in WRONG if each != "llama")]
+)
 def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) -> None:
     assert WRONG[family] == wrong_in(worker, family)
     assert WRONG[family] == wrong_in(worker, family)
@@ -101,6 +104,7 @@ def test_a_wrong_result_has_its_cause(
     assert [(verdict, cause)] == [(each.verdict, each.cause) for each in found.cells]
 
 
+@NIGHTLY
 def test_a_report_has_a_program_that_runs_in_the_release(worker: Worker, tmp_path: Path) -> None:
     found, operations = Found(NEWEST), ("tokens", "select")
     scripts = {each: drawn(each, "bamba", 0) for each in operations}
@@ -132,9 +136,9 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
     ("bug", "family", "operation"),
     [
         ("crop", "llama", "crop"),
-        ("mask", "gemma3_text", "chunks"),
-        ("positions", "llama", "tokens"),
-        ("states", "mamba2", "reset"),
+        pytest.param("mask", "gemma3_text", "chunks", marks=NIGHTLY),
+        pytest.param("positions", "llama", "tokens", marks=NIGHTLY),
+        pytest.param("states", "mamba2", "reset", marks=NIGHTLY),
     ],
 )
 def test_a_planted_bug_is_found(worker: Worker, bug: str, family: str, operation: str) -> None:
@@ -146,9 +150,13 @@ def test_a_planted_bug_is_found(worker: Worker, bug: str, family: str, operation
     ("family", "script"),
     [
         ("lfm2", [["record"], ["feed", 14], ["crop", -2], ["crop", -2], ["feed", 4]]),
-        ("falcon_h1", [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]]),
-        ("falcon_mamba", [["feed", 9], ["feed", 4]]),
-        ("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]]),
+        pytest.param(
+            "falcon_h1",
+            [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]],
+            marks=NIGHTLY,
+        ),
+        pytest.param("falcon_mamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
+        pytest.param("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]], marks=NIGHTLY),
     ],
 )
 def test_a_printed_program_is_wrong_as_its_script_is(

@@ -16,6 +16,10 @@ from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 
 RELEASE = "0.5.23"
+RELEASES = [
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in FAMILY.real()[:-1]),
+    FAMILY.real()[-1],
+]
 RULES: Rules = FAMILY.release(RELEASE).rules
 
 DEFECTS = {
@@ -99,7 +103,7 @@ def test_models_without_states_are_not_compared() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", FAMILY.real())
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_real_model_runner_reads_and_writes_as_the_simulated_one(release: str) -> None:
     """Needs the wheel and PyTorch; see `make check`."""
     core = RUNNER.core_of(release)

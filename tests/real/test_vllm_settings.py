@@ -14,7 +14,10 @@ from cachesim.lab.real.vllm import scheduler
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, overrides
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED, fields_of
 
-SOME = [*FAMILY.real()[:-1:4], FAMILY.real()[-1]]
+RELEASES = [
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in FAMILY.real()[:-1:4]),
+    FAMILY.real()[-1],
+]
 
 
 @dataclass
@@ -82,7 +85,7 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", [SOME[0], SOME[-1]])
+@pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]])
 def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
     """Needs the wheel and what it imports; see `make check`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():
@@ -101,7 +104,7 @@ def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: s
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", SOME)
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     """Needs the wheel and what it imports; see `make check`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():

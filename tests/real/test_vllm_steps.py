@@ -28,6 +28,13 @@ from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.typed import there_is
 
+RELEASES = [
+    *(
+        pytest.param(each, marks=pytest.mark.nightly)
+        for each in (FAMILY.real()[0], "0.23.0", "0.28.0")
+    ),
+    FAMILY.real()[-1],
+]
 DRAFTS = "vllm-39273-plain-step-after-drafts"
 
 STATES: dict[str, Any] = {"kind": "mamba", "block": 8, "mode": "align", "speculative_blocks": 2}
@@ -304,7 +311,7 @@ def test_groups_of_several_block_sizes_are_played_on_the_runner() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", [FAMILY.real()[0], "0.23.0", "0.28.0", FAMILY.real()[-1]])
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_real_runner_reads_writes_and_copies_the_same(release: str) -> None:
     """Needs the wheel, what it imports, and Triton; see `make check`."""
     here = SCHEDULER.core_of(release).is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
