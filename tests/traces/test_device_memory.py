@@ -117,7 +117,8 @@ def test_only_the_pool_limits_a_request_of_a_trace(profile: str, tmp_path: Path)
 
     found = play(Cell(source=Source(name=str(trace), scale=1), profile=profile, model="dense"))
 
-    assert 1 == found["refused"]  # 16,384 tokens and fewer fit the pools
+    assert 1 == found["refused"]
+    assert "20000" in found["notes"][0]  # 16,384 tokens and fewer fit the pools
 
 
 def test_memory_is_an_axis_of_a_plan() -> None:

@@ -89,7 +89,7 @@ class VllmOptions:
     )
     max_model_len: int = option(
         "--max-model-len",
-        "maximum tokens of a request; 0: what the pool can hold, at most 4096; -1: no such limit",
+        "maximum tokens of a request; -1: what the pool can hold of one; 0: that, at most 4096",
         default=0,
         low=-1,
         high=MOST_BLOCKS,

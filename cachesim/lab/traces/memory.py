@@ -36,8 +36,8 @@ SET: Final = frozenset(
 """Flags that the memory decides."""
 
 LONGEST: Final[Mapping[str, int]] = {"max_model_len": -1, "context_length": 1 << 24}
-"""Flags that are checked against the pools, and do not size them; of a trace, whose model is not
-known here, only the pool limits a request.
+"""Flags that are checked against the pools, and do not size them, with their values for a trace:
+no limit beside the pool, since the context of the trace's model is not known, also with --sizes.
 """
 
 
