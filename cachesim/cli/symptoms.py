@@ -1,5 +1,10 @@
-"""A text index of the shipped scenarios, for `cachesim list scenarios --symptom`."""
+"""A text index of the shipped scenarios, for `cachesim list scenarios --symptom`.
 
+A scenario is found by its own words and by what the threads that it cites report (`threads.csv`
+beside the scenarios), so that a user's words meet a reporter's.
+"""
+
+import csv
 import math
 import re
 import tomllib
@@ -10,7 +15,7 @@ from typing import Any, Final
 
 from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_files, shipped_folder
 
 STEM: Final = 5
 """Letters compared as a word's stem: `reprocessed`, `reprocessing`."""
@@ -60,6 +65,7 @@ VOTE: Final = 0.5
 WEIGHTS: Final[Mapping[str, float]] = {
     "symptom": 3,
     "name": 2,
+    "threads": 2,
     "about": 1,
     "source": 1,
     "played": 0.5,
@@ -72,6 +78,8 @@ SATURATION: Final = 2.5
 LENGTH: Final = 0.6
 """BM25's b: how much a long text counts less."""
 
+PAIR: Final = 0.3
+"""Weight of two words that stand side by side: `prefix cache` tells more than both alone."""
 
 CLOSE: Final = 0.4
 """Part of the best score that a scenario has which is named too."""
@@ -103,11 +111,17 @@ def ranked(words: str) -> list[Mapping[str, Any]]:
 
 
 def terms(text: str) -> Iterator[str]:
-    """A text's words by stem and by meaning."""
+    """A text's words by stem and by meaning, and each two neighbours."""
+    before = ""
     for word in _words(text):
-        yield word if word[0].isdigit() else word[:STEM]
+        stem = word if word[0].isdigit() else word[:STEM]
+        yield stem
         if word in SAME:
             yield SAME[word]
+        meant = SAME.get(word, stem)
+        if before not in {"", meant}:
+            yield f"{before} {meant}"
+        before = meant
 
 
 def _words(text: str) -> list[str]:
@@ -118,24 +132,36 @@ def _words(text: str) -> list[str]:
     return [word.replace(",", "") for word in found if word not in COMMON]
 
 
+def _threads() -> dict[str, str]:
+    """What each thread reports, in a line."""
+    folder = shipped_folder()
+    if folder is None:
+        return {}
+    with (folder / "threads.csv").open(encoding="utf-8", newline="") as table:
+        return {row["thread"]: row["reports"] for row in csv.DictReader(table)}
+
+
 @cache
 def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
     """The shipped scenarios, and the words of each."""
     contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
-    return contents, [_weighted(each) for each in contents]
+    threads = _threads()
+    return contents, [_weighted(each, threads) for each in contents]
 
 
-def _weighted(content: Mapping[str, Any]) -> Mapping[str, float]:
+def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping[str, float]:
     """Each word of a scenario with the weight of the places where it stands."""
     source, shows = content.get("source", {}), content.get("shows", {})
     engine, model = content["engine"], content["model"]
     seen = [value for part in ("before", "after") for value in shows.get(part, {}).values()]
     flags = engine.get("options", {}).items()
+    cited = [source.get("issue", ""), *source.get("also", [])]
     parts: Mapping[str, Sequence[object]] = {
         "symptom": [shows.get("symptom", "")],
         "name": [content["name"]],
         "about": [content.get("about", "")],
-        "source": [source.get("note", ""), source.get("issue", ""), *source.get("also", [])],
+        "threads": [threads.get(each, "") for each in cited],
+        "source": [source.get("note", ""), *cited],
         "played": [
             engine["name"],
             content.get("class", ""),
@@ -152,6 +178,9 @@ def _weighted(content: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _rarity(texts: Sequence[Mapping[str, float]], wanted: Iterable[str]) -> dict[str, float]:
-    """How much a word tells: the fewer scenarios have it, the more."""
+    """How much a word or a pair tells: the fewer scenarios have it, the more."""
     have = {word: sum(word in text for text in texts) for word in wanted}
-    return {word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) for word, n in have.items()}
+    return {
+        word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * (PAIR if " " in word else 1)
+        for word, n in have.items()
+    }
