@@ -63,6 +63,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"mine\.toml --rows releases": "plays every release of every engine",
     r"scenarios --symptom \"\.\.\.\"": "stands for the reader's own words",
     r"real marconi --artifact": "needs a checkout of the artifact",
+    r"real transformers --library": "needs a checkout; tests/real/test_transformers_copies.py",
     r"--logits": "tests.real_engines",
     r"learn 4 --check$": "waits for the reader's answers; its help has the line with answers",
 }

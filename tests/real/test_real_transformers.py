@@ -1,4 +1,4 @@
-"""Caches of Transformers' models in the release itself: what is wrong, and planted bugs."""
+"""Caches of Transformers' models in the release itself: what is wrong."""
 
 import subprocess
 import sys
@@ -130,20 +130,6 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
     )
     assert 27 == done.stdout.count("\nright with: positions given\n")
     assert "27 failed, 15 passed, 13 skipped" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("bug", "family", "operation"),
-    [
-        ("crop", "llama", "crop"),
-        pytest.param("mask", "gemma3_text", "chunks", marks=NIGHTLY),
-        pytest.param("positions", "llama", "tokens", marks=NIGHTLY),
-        pytest.param("states", "mamba2", "reset", marks=NIGHTLY),
-    ],
-)
-def test_a_planted_bug_is_found(worker: Worker, bug: str, family: str, operation: str) -> None:
-    worker.order({"families": True, "plant": bug})
-    assert operation in wrong_in(worker, family) - WRONG[family]
 
 
 @pytest.mark.parametrize(

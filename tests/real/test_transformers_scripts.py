@@ -209,7 +209,7 @@ def test_the_newest_release_is_played_beside_the_newest_known_one(
 
     monkeypatch.setattr(commands, "versions_of", lambda _: ("9.0.0", commands.NEWEST))
     monkeypatch.setattr(commands, "environment_for", lambda _: SimpleNamespace(ready=Path))
-    monkeypatch.setattr(commands, "families_of", lambda *_: ["a"])
+    monkeypatch.setattr(commands, "families_of", lambda *_, **__: ["a"])
     monkeypatch.setattr(commands, "play_family", play)
     assert status == commands.real_transformers(newest=True)
     assert [commands.NEWEST, "9.0.0"] == played

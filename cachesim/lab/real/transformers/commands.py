@@ -3,9 +3,10 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 
@@ -15,10 +16,11 @@ from cachesim.files import Output
 from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.batches import compare, overrides
+from cachesim.lab.real.transformers.copies import Copy
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
-from cachesim.lab.real.transformers.results import Cell, Found, show, show_changes
+from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes
 from cachesim.lab.real.transformers.scenarios import STAGE
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
@@ -31,7 +33,8 @@ ROWS: Final = b'{"release"'
 @comparing
 def real_transformers(
     *,
-    release: Sequence[str] = (NEWEST,),
+    release: Sequence[str] = (),
+    library: Path | None = None,
     family: Sequence[str] = (),
     operation: Sequence[str] = (),
     attention: str = "eager",
@@ -54,7 +57,11 @@ def real_transformers(
     Parameters
     ----------
     release
-        A release of transformers; of several, the results that change are listed.
+        A release of transformers, the newest known here if left out; of several, the results that
+        change are listed.
+    library
+        A changed copy of the library: a checkout, or a package folder. It is played after its
+        release, with the same packages, and what changes is listed; 1 if a result gets worse.
     family
         Families to play; all if left out.
     operation
@@ -81,9 +88,17 @@ def real_transformers(
         A file for all results, as lines of JSON.
 
     """
+    changed = None
+    if library is not None:
+        if scenario or newest or batches or settings or len(release) > 1:
+            msg = (
+                "--library is played beside one release, without --scenario, --newest, --batches "
+                "and --settings"
+            )
+            raise OptionError(msg)
+        changed = Copy.at(library)
     if scenario:
-        named = release if release != (NEWEST,) else ("",)
-        return max(STAGE.play_named(scenario, each) for each in named)
+        return max(STAGE.play_named(scenario, each) for each in release or ("",))
     unknown = [each for each in operation if each not in OPERATIONS]
     if unknown:
         msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
@@ -97,37 +112,73 @@ def real_transformers(
             console().print(f"transformers {NEWEST} is the newest release")
             return 0
         release = (NEWEST, found_there)
-    environments = {name: environment_for(name) for name in release}
+    if changed is not None:
+        release = release or (changed.release,)
+    environments = {name: environment_for(name) for name in release or (NEWEST,)}
     if batches or settings:
         return beside_simulated(environments, seed, 0 if settings else batches)
     results = None if output is None else Output.at(output, "--output", ROWS)
-    releases: list[Found] = []
-    for name, environment in environments.items():
-        worker, began = Worker(environment.ready()), time.monotonic()
-        try:
-            found = Found(name)
-            for each in families_of(worker, found, family):
-                scripts = {one: drawn(one, each, seed) for one in operation or OPERATIONS}
-                play_family(worker, each, scripts, attention, found)
-            minutes = (time.monotonic() - began) / 60
-            show(found, f"transformers {name}, {attention}, seed {seed}, {minutes:.1f} minutes")
-            wrong = [each for each in found.cells if each.verdict == "wrong"]
-            for cell in wrong[:shrink]:
-                show_smallest(worker, cell, attention)
-            if reports is not None and name == release[-1]:
-                known = [*releases, found]
-                for path in write_reports(reports, worker, environment.python, known, attention):
-                    console().print(f"{path}", markup=False, soft_wrap=True)
-        finally:
-            worker.close()
-        releases.append(found)
-        if results is not None:
-            cells = [each for found in releases for each in found.cells]
-            results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
-    changed = len(releases) > 1 and show_changes(releases)
+    how = Playing(family, operation or tuple(OPERATIONS), attention, seed, shrink, reports)
+    releases = how.play(environments, changed, results)
+    changes = len(releases) > 1 and show_changes(releases)
+    if changed is not None:
+        return int(is_worse(*releases))
     if newest:
-        return int(changed)
+        return int(changes)
     return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
+
+
+class Playing(NamedTuple):
+    """What is played of each release, and what is shown of it."""
+
+    families: Sequence[str]  # none: all
+    operations: Sequence[str]
+    attention: str
+    seed: int
+    shrink: int
+    reports: Path | None
+
+    def play(
+        self, environments: Mapping[str, Environment], changed: Copy | None, results: Output | None
+    ) -> list[Found]:
+        """Results of each release, and of a changed copy of the one."""
+        releases: list[Found] = []
+        with ExitStack() as copies:
+            pythons = {name: each.ready() for name, each in environments.items()}
+            newest = NEWEST  # what has to know each family
+            if changed is not None:
+                [(name, environment)] = environments.items()
+                newest = f"a changed copy of {name}"
+                pythons[newest] = copies.enter_context(changed.python(environment))
+            for name, python in pythons.items():
+                worker = Worker(python)
+                try:
+                    releases.append(self._release(worker, name, needed=name == newest))
+                    if self.reports is not None and len(releases) == len(pythons):
+                        for path in write_reports(
+                            self.reports, worker, python, releases, self.attention
+                        ):
+                            console().print(f"{path}", markup=False, soft_wrap=True)
+                finally:
+                    worker.close()
+                if results is not None:
+                    cells = [each for found in releases for each in found.cells]
+                    results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
+        return releases
+
+    def _release(self, worker: Worker, name: str, *, needed: bool) -> Found:
+        """The results of a release; `needed`: it has to know the families."""
+        found, began = Found(name), time.monotonic()
+        for each in families_of(worker, found, self.families, needed=needed):
+            scripts = {one: drawn(one, each, self.seed) for one in self.operations}
+            play_family(worker, each, scripts, self.attention, found)
+        minutes = (time.monotonic() - began) / 60
+        how = f"{self.attention}, seed {self.seed}, {minutes:.1f} minutes"
+        show(found, f"transformers {name}, {how}")
+        wrong = [each for each in found.cells if each.verdict == "wrong"]
+        for cell in wrong[: self.shrink]:
+            show_smallest(worker, cell, self.attention)
+        return found
 
 
 def beside_simulated(environments: Mapping[str, Environment], seed: int, batches: int) -> int:
@@ -146,12 +197,14 @@ def beside_simulated(environments: Mapping[str, Environment], seed: int, batches
     )
 
 
-def families_of(worker: Worker, found: Found, wanted: Sequence[str]) -> Iterable[str]:
-    """The wanted families of a release, or all; an older release may lack some."""
+def families_of(
+    worker: Worker, found: Found, wanted: Sequence[str], *, needed: bool
+) -> Iterable[str]:
+    """The wanted families of a release, or all; one where they are not needed may lack some."""
     known = worker.order({"families": True})
     missing = [each for each in wanted if each not in known]
-    if missing and found.release == NEWEST:
-        msg = f"--family {missing[0]} is no decoder of transformers {NEWEST}"
+    if missing and needed:
+        msg = f"--family {missing[0]} is no decoder of transformers {found.release}"
         raise OptionError(msg)
     found.unbuilt = dict.fromkeys(missing, f"not in {found.release}")
     return watched([each for each in wanted or known if each not in missing])

@@ -1,6 +1,6 @@
 """Changes of the library while a script is played; imported by `script_worker` alone.
 
-A remedy changes one thing that a cause is suspected of; `plant` makes a bug, for tests.
+A remedy changes one thing that a cause is suspected of.
 """
 
 import copy
@@ -161,23 +161,3 @@ def give_mtp(model: Real) -> bool:
 
     layers.MtpModel.from_pretrained = made
     return True
-
-
-def plant(name: str) -> None:
-    """A bug in the library, for tests of the scripts."""
-    utils: Any = importlib.import_module("transformers.cache_utils")
-    if name == "crop":
-        utils.DynamicLayer.crop = lambda *_: None
-    elif name == "mask":
-        sizes = utils.DynamicSlidingWindowLayer.get_mask_sizes
-
-        def later(self: Real, *given: Real) -> tuple[int, int]:
-            length, offset = sizes(self, *given)
-            return length, offset + 1
-
-        utils.DynamicSlidingWindowLayer.get_mask_sizes = later
-    elif name == "states":
-        utils.LinearAttentionLayer.reset = lambda *_: None
-    elif name == "positions":
-        whole = utils.Cache.get_seq_length
-        utils.Cache.get_seq_length = lambda self, *at, **by: min(8, whole(self, *at, **by))

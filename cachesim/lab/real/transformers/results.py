@@ -117,5 +117,15 @@ def show_changes(releases: Sequence[Found]) -> bool:
     return True
 
 
+def is_worse(before: Found, after: Found) -> bool:
+    """True if what is wrong or a crash was not so before, or a family is no longer played."""
+    bad = ("wrong", "crash")
+    known = {(each.family, each.operation) for each in before.cells if each.verdict in bad}
+    gone = {each.family for each in before.cells} - {each.family for each in after.cells}
+    return bool(gone) or any(
+        each.verdict in bad and (each.family, each.operation) not in known for each in after.cells
+    )
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))

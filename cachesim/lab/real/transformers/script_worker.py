@@ -786,8 +786,6 @@ def main() -> None:
         order = json.loads(line)
         if order.get("import"):
             importlib.import_module(order["import"])
-        if "plant" in order:
-            changes.plant(order["plant"])
         if order.get("families"):
             found: Any = sorted(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         else:
