@@ -20,6 +20,8 @@ SCENARIO: Final = "llama.cpp-two-codes"
 PROFILE: Final = "llama.cpp@b11549"
 SHOWN: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
 """The rows that the story is told by."""
+NARROW: Final = 11
+"""Positions that are drawn: those of the longest prompt that is not cut."""
 
 
 def shown() -> Picture:
@@ -37,6 +39,7 @@ def shown() -> Picture:
     return replace(
         whole,
         rows=tuple(whole.rows[i] for i in kept),
+        positions=min(whole.positions, NARROW),
         headings=tuple((number[at], text) for at, text in whole.headings),
         arrows=(replace(arrow, from_row=number[arrow.from_row], to_row=number[arrow.to_row]),),
     )

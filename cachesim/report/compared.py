@@ -39,7 +39,8 @@ def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
         wrong = "" if row.wrong is None else str(row.wrong)
         size = "" if row.bytes is None else f"{row.bytes:,}"
         text = row.problem or _lost_to(row)
-        cells = (_bar(row, most), Text(wrong, style="wrong" if row.wrong else ""), Text(size))
+        bar = Text() if row.problem else _bar(row, most)
+        cells = (bar, Text(wrong, style="wrong" if row.wrong else ""), Text(size))
         table.add_row(Text(row.name), *cells, Text(text, style="quiet" if row.problem else "lost"))
     return [reused, table, *labels, PageOnly((Picture("", plot(title, rows)),))]
 

@@ -50,11 +50,13 @@ table:not(:has(thead)) td:first-child { white-space: nowrap; }
 def page(title: str, *parts: RenderableType) -> str:
     """Parts of a report as a page, titled by the first heading."""
     body = "\n".join(_blocks(parts))
+    if "<h1>" not in body:
+        body = f"<h1>{escape(printable(title))}</h1>\n{body}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(printable(title))}</title><style>{STYLE}{CHARTS}</style></head>"
-        f"<body>{body}</body></html>\n"
+        f"<body><main>{body}</main></body></html>\n"
     )
 
 
@@ -76,7 +78,9 @@ def _blocks(parts: Iterable[RenderableType]) -> Iterator[str]:
                 lines = []
                 if any(heads):
                     pairs = zip(marks, map(_code, heads), strict=True)
-                    head = "".join(f"<th{mark}>{name}</th>" for mark, name in pairs)
+                    head = "".join(
+                        f"<th{mark}>{name}</th>" if name else "<td></td>" for mark, name in pairs
+                    )
                     lines.append(f"<thead><tr>{head}</tr></thead>")
                 labels = [f" data-head='{_code(name)}'" if name else "" for name in heads]
                 columns = zip(*(column.cells for column in table.columns), strict=True)

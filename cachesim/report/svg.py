@@ -109,6 +109,8 @@ SCREENS: Final = {"onphone": 340, "onwide": 700}
 """Widths of a picture in pixels on a phone and on a wide screen."""
 LETTER: Final = 6.5
 """Pixels of a letter."""
+RUNNING: Final = 6
+"""Pixels of a letter or a space in a line of words."""
 SHORTEST: Final = 4
 """Letters of a word that is shortened."""
 
@@ -284,12 +286,21 @@ def _words(
         for screen, pixels in SCREENS.items()
         if len(texts) != max(size, 1) or pixels / wide < least
     }
+    joined = {
+        screen: [] if screen in narrow or not bar.words else list(_joined(bar, pixels / wide))
+        for screen, pixels in SCREENS.items()
+    }
+    for screen, parts in joined.items():
+        for start, count, text in parts:
+            x = f"{100 * (start + count / 2) / size:.4g}%"
+            yield f'<text class="m{tone} {screen}" x="{x}" y="12">{escape(text)}</text>'
     for i, text in enumerate(texts):
         x = f"{100 * (i + 0.5) / size:.4g}%"
         shown = {
             screen: _cut(text, max(1, int(pixels / wide / LETTER)))
             for screen, pixels in SCREENS.items()
             if screen not in narrow
+            and not any(start <= i < start + count for start, count, _ in joined[screen])
         }
         alike = len(shown) == len(SCREENS) and len(set(shown.values())) == 1
         for screen, part in [("", text)] if alike else shown.items():
@@ -308,6 +319,18 @@ def _words(
             css = f"{tone if inside else ' in'}{only}".strip()
             style = f'class="{css}" ' if css else ""
             yield f'<text {style}{x} y="12">{escape(text)}</text>'
+
+
+def _joined(bar: Bar, token: float) -> Iterator[tuple[int, int, str]]:
+    """Parts of one colour whose words fit as a line, and not each above its token."""
+    start = 0
+    for count, _ in bar.colours:
+        words = bar.words[start : start + count]
+        line = " ".join(words)
+        cut = any(LETTER * len(each) > token for each in words)
+        if cut and len(words) == count and RUNNING * len(line) <= token * count:
+            yield start, count, line
+        start += count
 
 
 def _fitting(text: str, bar: float, after: float) -> tuple[str, bool]:

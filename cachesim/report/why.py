@@ -173,7 +173,7 @@ def advice_of(tuned: Mapping[str, Any] | None) -> str:
         return ""
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
     words += "".join(f" Assumed: {each}." for each in tuned["assumed"])
-    return f"Played with {len(tuned['tried'])} settings, as `cachesim why --tune` does. {words}"
+    return f"Replayed with {len(tuned['tried'])} settings, as `cachesim why --tune` does. {words}"
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
@@ -379,7 +379,7 @@ SIGNS: Final = {NOW: "now", BEST: "recommended", BOTH: "now, and recommended", T
 def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     """The recommended settings and their cost, the Pareto front, the plot."""
     own, best = found["own"], found["recommended"]
-    title = f"{found['requests']:,} requests played with {len(found['tried'])} settings"
+    title = f"{found['requests']:,} requests replayed with {len(found['tried'])} settings"
     front = found["front"]
     table = FittingTable()
     table.add_column("flags", overflow="fold")

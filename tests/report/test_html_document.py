@@ -9,7 +9,8 @@ from cachesim.report.html_document import page
 
 
 def body(*parts: object) -> str:
-    return page("t", *parts).partition("<body>")[2].partition("</body>")[0]  # type: ignore[arg-type]
+    shown = page("t", *parts).partition("<main>")[2]  # type: ignore[arg-type]
+    return shown.partition("</main>")[0].removeprefix("<h1>t</h1>\n")
 
 
 def test_a_sentence_keeps_its_style_its_code_and_no_markup() -> None:
@@ -30,7 +31,7 @@ def test_a_table_has_its_heads_numbers_and_rows() -> None:
 
     shown = body(Group(table))
 
-    assert "<th>server</th><th class='n'>tokens</th><th></th>" in shown
+    assert "<th>server</th><th class='n'>tokens</th><td></td>" in shown
     assert (
         "<tr class='differs'><td data-head='server'>[0..4]</td>"
         "<td class='n' data-head='tokens'>1,900</td>"
@@ -51,3 +52,10 @@ def test_no_line_ends_inside_a_flag() -> None:
 
     assert '<code><span class="flag">--checkpoint-min-step</span></code>, not-a-flag' in shown
     assert ".flag { white-space: nowrap; }" in page("t")
+
+
+def test_a_page_has_a_main_part_and_one_first_heading() -> None:
+    assert "<body><main><h1>t</h1>\n<p>a</p></main></body>" in page("t", Text("a"))
+    assert "<body><main><h1>Own</h1>\n<p>a</p></main></body>" in page(
+        "t", Heading("Own"), Text("a")
+    )

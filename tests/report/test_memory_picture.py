@@ -282,6 +282,16 @@ def test_a_text_that_does_not_fit_its_bar_stands_after_it_or_is_shortened_for_ph
     assert '<text x="4" y="12">new<' in drawn_row
 
 
+def test_words_too_long_for_their_tokens_on_a_phone_stand_in_a_line() -> None:
+    words, colours = ("please", "note", "of", "7413", "."), ((3, 0), (2, 1))
+    bar = Bar(start=0, end=5, step=0, kind="held", text="", tip="", words=words, colours=colours)
+    drawn_row = row_svg(Row(kind="slot", label="", bars=(bar,)), 11, "")
+
+    assert '<text class="m onphone" x="30%" y="12">please note of<' in drawn_row
+    assert '<text class="m onwide" x="10%" y="12">please<' in drawn_row
+    assert '<text class="m" x="70%" y="12">7413<' in drawn_row
+
+
 def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
     for name, profile in TREES:
         run = watched(name, profile)
