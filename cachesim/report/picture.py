@@ -676,7 +676,7 @@ def positions_of(run: Run) -> int:
             longest.append(sum(map(size_of, node.folded or ())))
     whole = max(longest, default=1) or 1
     if texts_of(run).words and whole > MOST_WORDS:
-        return 1 + max((each for each in longest if each < MOST_WORDS), default=whole - 1)
+        return max((each for each in longest if each < MOST_WORDS), default=whole)
     return whole
 
 

@@ -109,7 +109,7 @@ SCREENS: Final = {"onphone": 340, "onwide": 700}
 """Widths of a picture in pixels on a phone and on a wide screen."""
 LETTER: Final = 6.5
 """Pixels of a letter."""
-RUNNING: Final = 6
+RUNNING: Final = 5.8
 """Pixels of a letter or a space in a line of words."""
 SHORTEST: Final = 4
 """Letters of a word that is shortened."""

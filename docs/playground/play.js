@@ -332,7 +332,7 @@ async function openLog(name, data) {
   frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
-  byId("out").scrollIntoView({ block: "nearest" });
+  if (byId("out").getBoundingClientRect().top > window.innerHeight / 2) byId("out").scrollIntoView({ block: "start" });
   byId("json").disabled = false;
 }
 

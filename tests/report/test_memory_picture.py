@@ -80,16 +80,16 @@ def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_cl
     (arrow,) = (each for each in picture.arrows if each.wrong)
     (long,) = (row for row in picture.rows if row.label.startswith("request b-reads"))
 
-    assert 13 == picture.positions
+    assert 12 == picture.positions
     assert "b-asks: reply 7413 is WRONG, cold run: 2361" in [
         heading for _, heading in picture.headings
     ]
     assert ["please note the code of alice", "7413", ". alice ?"] == [
         " ".join(bar.words) for bar in picture.rows[arrow.to_row].bars
     ]
-    assert "request b-reads: rules code-b document, 13 of 608 tokens" == clip(long, 13).label
-    assert 13 == clip(long, 13).bars[-1].end
-    assert ">meeting<" in body(picture, "")
+    assert "request b-reads: rules code-b document, 12 of 608 tokens" == clip(long, 12).label
+    assert 12 == clip(long, 12).bars[-1].end
+    assert ">short<" in body(picture, "")
 
 
 def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:
