@@ -235,7 +235,7 @@ def test_every_command_knows_an_installed_engine_and_none_remembers_it(tmp_path:
     assert "acme-cache@1.0" in cachesim("list releases")
     assert "--entries" in cachesim("list acme-cache --flags")
     assert "prefix-matched" in cachesim("list schema output")
-    assert "acme-cache" in cachesim("completion bash")
+    assert '"acme-cache@1.0"' in cachesim("completion bash")
     assert "acme-cache" in cachesim("run story.toml --report page.html")
     assert "32 tokens are reused" in (tmp_path / "page.html").read_text()
     assert "acme-cache@1.0" in cachesim("check acme-cache@1.0 --examples 8 --jobs 2 --model dense")

@@ -1,4 +1,4 @@
-"""Shells complete commands, options and the names of shipped scenarios."""
+"""Shells complete commands, options, profiles and the names of shipped scenarios."""
 
 import shutil
 import subprocess
@@ -30,6 +30,9 @@ THREE = "llama.cpp-three-requests"
         (f"new --from {THREE}-w", f"{THREE}-window"),
         ("run --arithmetic ri", "ring"),
         ("run min", ""),
+        ("check marconi@pap", "marconi@paper"),
+        ("run mine.toml -p vllm@0.33", "vllm@0.33.0"),
+        ("why server.log --profile llama.cpp@b115", "llama.cpp@b11549"),
     ],
 )
 def test_bash_completes(
@@ -47,11 +50,13 @@ def test_bash_completes(
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_know_the_scenarios_too(
+def test_other_shells_know_scenarios_and_profiles_too(
     shell: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["completion", shell]) == 0
-    assert f"{THREE}-dense" in capsys.readouterr().out
+    script = capsys.readouterr().out
+    assert f"{THREE}-dense" in script
+    assert "vllm@0.33.0" in script
 
 
 def test_the_commands_that_take_a_scenario_are_commands() -> None:
