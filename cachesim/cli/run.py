@@ -46,6 +46,9 @@ MOST: Final = 7 * 24 * 3600
 SOON: Final = 1e-3
 """Shortest interval of a timer."""
 
+REPEATED: Final = 0.5
+"""Seconds between a timer's signals from its first on."""
+
 LONG: Final = 20
 """Seconds from which a run is announced."""
 
@@ -92,10 +95,12 @@ def _until(deadline: Deadline) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _over)
-    signal.setitimer(signal.ITIMER_REAL, max(SOON, deadline.at - time.monotonic()))
+    # Repeated, since an exception raised in a callback of the garbage collector is lost.
+    signal.setitimer(signal.ITIMER_REAL, max(SOON, deadline.at - time.monotonic()), REPEATED)
     try:
         yield
     finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from cachesim.cli.jobs import jobs_of
 from cachesim.cli.main import main
-from cachesim.cli.run import seconds_of
+from cachesim.cli.run import Clock, Deadline, seconds_of
 from cachesim.engines.family import Profile
 from cachesim.errors import OutOfTimeError
 from cachesim.model.arithmetic import GrowingArray
@@ -63,6 +63,15 @@ def test_a_run_stops_in_time_with_what_there_is(
         done = errors.index("timeout")
         assert [None] * done + ["timeout"] * (3 - done) == errors
         assert "C: timeout, and no expectation says so" in entry["mismatches"]
+
+
+def test_a_time_limit_holds_though_its_first_exception_is_lost() -> None:
+    clock = Clock(Deadline.after(0.05), lambda: None)
+
+    with pytest.raises(OutOfTimeError), clock.limit():
+        with suppress(OutOfTimeError):  # as in a callback of the garbage collector
+            time.sleep(4)
+        time.sleep(4)
 
 
 class OneStep:
