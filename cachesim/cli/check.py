@@ -1,8 +1,10 @@
 """`cachesim check`: random workloads searched for wrong answers, or two profiles compared."""
 
+import json
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
-from cachesim.cli.options import Dask, Jobs, Page, Profiles, Settings
+from cachesim.cli.options import Dask, Jobs, Page, Profiles, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
@@ -37,6 +39,7 @@ from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
 from cachesim.testing.facts import with_texts
+from cachesim.testing.scope import WholeScope, described
 from cachesim.testing.search import (
     EXERCISED,
     Comparison,
@@ -60,6 +63,7 @@ from cachesim.testing.survey import (
     survey_by,
 )
 from cachesim.testing.workloads import Shape, try_flags
+from cachesim.typed import Json
 
 
 class Budget:
@@ -134,6 +138,8 @@ class Plan:
     everything: bool = False  # go on past the first finding
     dask: str | None = None  # whose workers search: an address, or a number of own ones
     printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
+    scope: int | None = None  # requests of a small scope that is played whole
+    told: list[dict[str, Json]] | None = None  # in place of text
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be played."""
@@ -154,6 +160,9 @@ class Plan:
         if self.against is not None and self.dask is not None:
             msg = "--dask is for a search; --against compares on this machine: give one of them"
             raise InputError(msg)
+        if self.against is not None and self.told is not None:
+            msg = "--format json is for a search; leave it out beside --against"
+            raise InputError(msg)
         if self.against is not None and self.goes_on:
             msg = "--against compares two profiles; --all and --find search one: give one of them"
             raise InputError(msg)
@@ -171,6 +180,14 @@ class Plan:
     def goes_on(self) -> bool:
         """True if the search continues after findings, grouped by cause."""
         return self.everything or self.find == "lost"
+
+    def scope_of(self, profile: Profile) -> WholeScope | None:
+        """The small scope to be played whole, if asked for."""
+        if self.scope is None:
+            return None
+        return WholeScope(
+            profile=profile, model=self.model, requests=self.scope, fixed=self.shape.fixed
+        )
 
     @property
     def how(self) -> dict[str, Any]:
@@ -206,26 +223,33 @@ def check_folder(emit: Path) -> None:
         raise InputError(msg) from None
 
 
-def print_search(report: Report, plan: Plan) -> int:
+def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) -> int:
     """Print exercised features and findings; return the exit status."""
-    lines = _played(report)
-    status = AS_EXPECTED
-    if report.counterexample is None:
-        lines.append("  nothing wrong was found")
-    else:
-        lines += story(report.counterexample, report.profile)
+    lines = _played(report, scope)
+    found = []
+    if report.counterexample is not None:
+        shown = report.counterexample
+        lines += story(shown, report.profile)
         lines += _evidence(report.profile)
-        lines += _emitted(report.counterexample, report.profile, plan.emit)
-        status = NOT_AS_EXPECTED
-    return _print_report(lines, report, plan, status)
+        lines += _emitted(shown, report.profile, plan.emit)
+        found.append(_told(shown, report.profile))
+    elif scope is None:
+        lines.append("  nothing wrong was found")
+    return _print_report(lines, report, plan, scope, found)
 
 
-def print_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
+def print_survey(
+    found: Survey,
+    smallest: Mapping[Cause, Counterexample],
+    plan: Plan,
+    scope: WholeScope | None = None,
+) -> int:
     """Print each cause with its count and its smallest workload."""
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
-    lines = _played(report)
+    lines = _played(report, scope)
     causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
     lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
+    told = []
     for number, (cause, shown) in enumerate(smallest.items(), 1):
         count = found.counts[cause]
         often = f"{count} workloads" if count != 1 else "one workload"
@@ -236,25 +260,67 @@ def print_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: 
         if plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
-    return _print_report(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
+        told.append(_told(one, report.profile) | {"cause": str(cause), "workloads": count})
+    return _print_report(lines, report, plan, scope, told)
 
 
-def _played(report: Report) -> list[str]:
+def _played(report: Report, scope: WholeScope | None) -> list[str]:
     count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
     lines = [
         f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
         f"  exercised: {_exercised(report.exercised)}",
     ]
     never = [word for word in WORDS if not report.exercised[word]]
-    return [*lines, f"  never exercised: {', '.join(never)}"] if never else lines
+    lines += [f"  never exercised: {', '.join(never)}"] if never else []
+    if scope is not None:
+        lines += [f"  {each}" for each in map(described, scope.servers)]
+        lines.append(f"  {scope.statement(report)}; {report.seconds:.1f} s")
+    return lines
 
 
-def _print_report(lines: list[str], report: Report, plan: Plan, status: int) -> int:
+def _told(found: Counterexample, profile: Profile) -> dict[str, Json]:
+    """A finding as data."""
+    finding = found.finding
+    return {
+        "kind": finding.kind,
+        "workload": found.number,
+        "step": finding.step,
+        "detail": finding.detail,
+        "evidence": label_of_release(profile),
+        "scenario": to_toml(found.scenario),
+    }
+
+
+def _print_report(
+    lines: list[str],
+    report: Report,
+    plan: Plan,
+    scope: WholeScope | None,
+    findings: Sequence[Json],
+) -> int:
+    status = NOT_AS_EXPECTED if findings else AS_EXPECTED
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
         status = NOT_AS_EXPECTED
-    _print(plan.printed, *map(Text, lines))
+    if plan.told is None:
+        _print(plan.printed, *map(Text, lines))
+        return status
+    plan.printed.extend(map(Text, lines))
+    plan.told.append(
+        {
+            "profile": str(report.profile),
+            "model": report.model,
+            "workloads": report.workloads,
+            "requests": report.requests,
+            "seconds": round(report.seconds, 3),
+            "exercised": {word: report.exercised[word] for word in WORDS},
+            "not_exercised": missing,
+            "failed": dict(report.failed),
+            "scope": None if scope is None else scope.as_json(report),
+            "findings": list(findings),
+        }
+    )
     return status
 
 
@@ -354,6 +420,13 @@ Models: TypeAlias = Annotated[
         "--prove all that the real engine loads."
     ),
 ]
+SmallScope: TypeAlias = Annotated[
+    int | None,
+    Parameter(help="Play all workloads of up to this many requests (2 to 4) to tiny servers."),
+]
+Examples: TypeAlias = Annotated[
+    int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
+]
 
 
 def check_command(
@@ -367,13 +440,11 @@ def check_command(
     ] = None,
     model: Models = None,
     settings: Settings = None,
-    examples: Annotated[
-        int | None,
-        Parameter(help="At most this many workloads; 200 (leak: 1000) by default."),
-    ] = None,
+    examples: Examples = None,
     minutes: Annotated[
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
     ] = None,
+    scope: SmallScope = None,
     find: Annotated[
         Find,
         Parameter(
@@ -395,6 +466,7 @@ def check_command(
     ] = "ring",
     jobs: Jobs = None,
     dask: Dask = None,
+    format: TextOrJson = "text",
     report: Page = None,
 ) -> int:
     """Search random workloads for wrong answers; --prove: play them on the real engine.
@@ -403,33 +475,33 @@ def check_command(
     """
     page, printed = page_at(report), list[RenderableType]()
     chosen = tuple(map(Profile.parse, (*profiles, *(profile or ()))))
-    for unknown in sorted(set(model or ()) - set(PRESETS if prove else ALL_PRESETS)):
-        msg = f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}"
-        raise InputError(msg)
+    _refuse_unknown(model or (), PRESETS if prove else ALL_PRESETS)
     if find == "leak":
-        model, arithmetic = model or ["recall-hybrid-delta"], "float"
+        model, arithmetic = _recalling(model), "float"
         examples = examples or (None if minutes else LEAKED_EXAMPLES)
-        for other in sorted(set(model) - set(RECALL)):
-            msg = (
-                f"--find leak needs a model that recalls facts, not {other!r}: {', '.join(RECALL)}"
-            )
-            raise InputError(msg)
+    drawn: dict[str, object] = {
+        "--against": against,
+        "--examples": examples,
+        "--find": find != "wrong",
+    }
     if prove:
         refused = {
-            "--against": against,
-            "--examples": examples,
             "--set": settings,
-            "--find": find != "wrong",
             "--all": everything,
             "--require": require,
             "--dask": dask,
             "--jobs": jobs,
+            "--scope": scope,
+            "--format": format != "text",
         }
-        _refuse_beside_prove(refused)
+        _refuse_beside("--prove", drawn | refused)
         return _proven(
             chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
         )
-    status = AS_EXPECTED
+    if scope is not None:
+        _refuse_beside("--scope", drawn | {"--seed": seed})
+        examples = WITHOUT_END
+    status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in model or [_default_model(chosen)]:
         plan = Plan(
             profiles=chosen,
@@ -447,10 +519,29 @@ def check_command(
             everything=everything,
             dask=dask,
             printed=printed,
+            scope=scope,
+            told=told if format == "json" else None,
         )
         status |= _carried_out(plan)
+    if format == "json":
+        sys.stdout.write(json.dumps({"format": 1, "searches": told}, indent=1) + "\n")
     write_page(page, "cachesim check", [Heading("cachesim check"), *printed])
     return status
+
+
+def _refuse_unknown(models: Sequence[str], known: Iterable[str]) -> None:
+    for unknown in sorted(set(models) - set(known)):
+        msg = f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}"
+        raise InputError(msg)
+
+
+def _recalling(models: list[str] | None) -> list[str]:
+    """Models of a search for leaks, all of which recall facts."""
+    chosen = models or ["recall-hybrid-delta"]
+    for other in sorted(set(chosen) - set(RECALL)):
+        msg = f"--find leak needs a model that recalls facts, not {other!r}: {', '.join(RECALL)}"
+        raise InputError(msg)
+    return chosen
 
 
 def _default_model(profiles: Sequence[Profile]) -> str:
@@ -463,9 +554,9 @@ def _default_model(profiles: Sequence[Profile]) -> str:
     return "hybrid"
 
 
-def _refuse_beside_prove(options: Mapping[str, object]) -> None:
+def _refuse_beside(other: str, options: Mapping[str, object]) -> None:
     for flag in (flag for flag, value in options.items() if value):
-        msg = f"{flag} cannot be used with --prove; leave one of the two out"
+        msg = f"{flag} cannot be used with {other}; leave one of the two out"
         raise InputError(msg)
 
 
@@ -523,7 +614,7 @@ def _carried_out(plan: Plan) -> int:
 
 def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
-    search_with = search if pool is None else partial(search_by, pool, count)
+    scope = plan.scope_of(profile)
     budget = Budget(plan.minutes)
     with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
 
@@ -532,15 +623,20 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
             advance(report.workloads, report.requests)
             return budget.left()
 
-        only: Kind | None = "leak" if plan.find == "leak" else None
-        report = search_with(profile, plan.model, **plan.how, only=only, going=going)
+        if scope is not None:
+            report = scope.search(plan.arithmetic, going, pool, count)
+        else:
+            search_with = search if pool is None else partial(search_by, pool, count)
+            only: Kind | None = "leak" if plan.find == "leak" else None
+            report = search_with(profile, plan.model, **plan.how, only=only, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
-    return print_search(report, plan)
+    return print_search(report, plan, scope)
 
 
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
+    scope = plan.scope_of(profile)
     budget = Budget(plan.minutes)
     with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
 
@@ -549,7 +645,9 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
             return budget.left()
 
         how = {**plan.how, "find": plan.find, "going": going}
-        if pool is None:
+        if scope is not None:
+            found = scope.survey(plan.arithmetic, going, pool, 2 * count)
+        elif pool is None:
             found = survey(profile, plan.model, **how)
         else:
             found = survey_by(pool, profile, plan.model, ahead=2 * count, **how)
@@ -558,7 +656,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
         do = map if pool is None else pool.map
         smallest = list(do(shrunk, order, [found.first[each] for each in order]))
-    return print_survey(found, dict(zip(order, smallest, strict=True)), plan)
+    return print_survey(found, dict(zip(order, smallest, strict=True)), plan, scope)
 
 
 @contextmanager

@@ -15,7 +15,17 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -196,6 +206,36 @@ class Corner:
     edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
 
 
+Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
+"""What a request of a small scope may do; see `cachesim.testing.scope`."""
+
+ACTS: Final[tuple[Act, ...]] = ("new", "again", "continue", "part")
+"""What it does at every server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scope:
+    """A tiny server and its requests, so few that all workloads of some of them are played.
+
+    The lengths are where the engine branches at these flags: a block, a window, the spacing of
+    checkpoints, give or take a token.
+    """
+
+    lengths: tuple[int, ...]  # of prompts, and where later ones part from them
+    flags: Mapping[str, Any] = field(default_factory=dict)  # those that the release has are given
+    more: tuple[int, ...] = (0, 1)  # new tokens of a prompt that parts or continues
+    reply: int = 1  # tokens of each reply
+    acts: tuple[Act, ...] = ACTS
+    turns: tuple[int, ...] = (1,)  # iterations of the server's loop until a client leaves
+    layers: frozenset[str] = frozenset()  # for models with one of these kinds of layers; empty: all
+    without: frozenset[str] = frozenset()  # and with none of these
+    window: int = 0  # window size; 0: the preset's own
+
+
+STATES: Final = frozenset({"ssm", "delta", "conv"})
+"""Layers with a state."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family(Generic[R, S]):
     """A server family, with all facts that tools use."""
@@ -237,6 +277,7 @@ class Family(Generic[R, S]):
     """Flag -> factor; the user's own value times the factor is tried too."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
     corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
+    scopes: tuple[Scope, ...] = ()  # tiny servers, each played with all workloads of few requests
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature
     describes_model: tuple[str, ...] = ()  # options with the sizes of the model that it counts

@@ -467,8 +467,14 @@ class Report:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)  # workloads, by their first finding
     counterexample: Counterexample | None = None
     rate: float = 0.0  # workloads a second, measured by the caller
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of playing, by the rate."""
+        return self.workloads / self.rate if self.rate else 0.0
 
     def add(self, scenario: Scenario, trial: Trial) -> None:
         """Count a workload."""
@@ -477,6 +483,8 @@ class Report:
         self.cached_tokens += sum(cached or 0 for cached in trial.cached)
         self.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
         self.exercised.update(trial.exercised)
+        if trial.finding is not None:
+            self.failed[trial.finding.kind] += 1
 
     def join(self, other: "Report") -> None:
         """Add the counts of another search."""
@@ -485,6 +493,7 @@ class Report:
         self.cached_tokens += other.cached_tokens
         self.prompt_tokens += other.prompt_tokens
         self.exercised.update(other.exercised)
+        self.failed.update(other.failed)
         self.counterexample = self.counterexample or other.counterexample
 
 
@@ -514,12 +523,35 @@ def search(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Play workloads until one fails, all are played, or `stop` is true."""
-    report = Report(profile=profile, model=model)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    for number, scenario in enumerate(drawn, first):
+    return search_among(
+        enumerate(drawn, first), profile, model, arithmetic=arithmetic, only=only, going=going
+    )
+
+
+def search_among(
+    numbered: Iterable[tuple[int, Scenario]],
+    profile: Profile,
+    model: str,
+    *,
+    arithmetic: ArithmeticName = "ring",
+    only: Kind | None = None,
+    thin: bool = True,
+    going: Callable[[Report], bool] = lambda _: True,
+) -> Report:
+    """Play these workloads until one fails; without `thin` each is played on all layers."""
+    report, oracles = Report(profile=profile, model=model), Oracles()
+    for number, scenario in numbered:
         if not going(report):
             break
-        trial = trial_of(number, scenario, profile, arithmetic=arithmetic, only=only)
+        trial = trial_of(
+            number if thin else 0,
+            scenario,
+            profile,
+            arithmetic=arithmetic,
+            oracles=oracles,
+            only=only,
+        )
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)

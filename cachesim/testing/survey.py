@@ -126,13 +126,29 @@ def survey(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
     """Play workloads until all are played or `stop` is true; none is shrunk yet."""
-    found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    for number, scenario in enumerate(drawn, first):
+    return survey_among(
+        enumerate(drawn, first), profile, model, arithmetic=arithmetic, find=find, going=going
+    )
+
+
+def survey_among(
+    numbered: Iterable[tuple[int, Scenario]],
+    profile: Profile,
+    model: str,
+    *,
+    arithmetic: ArithmeticName = "ring",
+    find: Find = "wrong",
+    thin: bool = True,
+    going: Callable[[Report], bool] = lambda _: True,
+) -> Survey:
+    """Play all of these workloads; without `thin` each is played on all layers."""
+    found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
+    for number, scenario in numbered:
         if not going(found.report):
             break
         trial = trial_of(
-            number,
+            number if thin else 0,
             scenario,
             profile,
             arithmetic=arithmetic,
@@ -459,14 +475,23 @@ def search_by(
     **how: Any,
 ) -> Report:
     """Search as `search` does, with a number of chunks in flight."""
-    report = Report(profile=profile, model=model)
-    for part in _in_chunks(
-        partial(search, profile, model, **how),
-        examples,
-        pool,
-        ahead,
-        lambda: report.counterexample is None and going(report),
-    ):
+    tasks = _chunks(partial(search, profile, model, **how), examples)
+    return search_joined(pool, ahead, Report(profile=profile, model=model), tasks, going)
+
+
+def search_joined(
+    pool: Executor,
+    ahead: int,
+    report: Report,
+    tasks: Iterator[Callable[[], Report]],
+    going: Callable[[Report], bool],
+) -> Report:
+    """The report with those of searches in their order, up to the first counterexample."""
+
+    def goes_on() -> bool:
+        return report.counterexample is None and going(report)
+
+    for part in _in_order(tasks, pool, ahead, goes_on):
         report.join(part)
     return report
 
@@ -482,23 +507,36 @@ def survey_by(
     **how: Any,
 ) -> Survey:
     """Survey as `survey` does; the first workload of each cause is the same."""
+    tasks = _chunks(partial(survey, profile, model, **how), examples)
     found = Survey(report=Report(profile=profile, model=model))
-    for part in _in_chunks(
-        partial(survey, profile, model, **how), examples, pool, ahead, lambda: going(found.report)
-    ):
+    return survey_joined(pool, ahead, found, tasks, going)
+
+
+def survey_joined(
+    pool: Executor,
+    ahead: int,
+    found: Survey,
+    tasks: Iterator[Callable[[], Survey]],
+    going: Callable[[Report], bool],
+) -> Survey:
+    """The survey with several others, in their order."""
+    for part in _in_order(tasks, pool, ahead, lambda: going(found.report)):
         found.join(part)
     return found
 
 
-def _in_chunks(
-    play: Callable[..., T], examples: int, pool: Executor, ahead: int, going: Callable[[], bool]
+def _chunks(play: Callable[..., T], examples: int) -> Iterator[Callable[[], T]]:
+    for first in range(0, examples, CHUNK):
+        yield partial(play, examples=min(CHUNK, examples - first), first=first)
+
+
+def _in_order(
+    tasks: Iterator[Callable[[], T]], pool: Executor, ahead: int, going: Callable[[], bool]
 ) -> Iterator[T]:
-    chunks = iter(range(0, examples, CHUNK))
     under_way: deque[Future[T]] = deque()
     while going():
-        while len(under_way) <= ahead and (first := next(chunks, None)) is not None:
-            count = min(CHUNK, examples - first)
-            under_way.append(pool.submit(play, examples=count, first=first))
+        while len(under_way) <= ahead and (task := next(tasks, None)) is not None:
+            under_way.append(pool.submit(task))
         if not under_way:
             break
         yield under_way.popleft().result()

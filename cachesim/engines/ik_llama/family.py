@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Patch, Release, laying, switching
+from cachesim.engines.family import ACTS, Corner, Family, Patch, Release, Scope, laying, switching
 from cachesim.engines.ik_llama.options import FIELDS, Options
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
 from cachesim.units import Count
@@ -131,6 +131,25 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         *(
             Corner(flags={"companion": each, "draft_max": 3, "parallel": 1}, replies=12)
             for each in ("attn", "window", "strict_tail")
+        ),
+    ),
+    scopes=(
+        Scope(  # prompts have checkpoints from 64 tokens on
+            flags={
+                "ctx_size": 256,
+                "batch_size": 64,
+                "ubatch_size": 32,
+                "ctx_checkpoints": 2,
+                "ctx_checkpoints_interval": 16,
+                "ctx_checkpoints_tolerance": 1,
+            },
+            lengths=(1, 65, 66),
+            reply=5,
+        ),
+        Scope(
+            flags={"ctx_size": 256, "batch_size": 8, "ubatch_size": 4, "parallel": 2},
+            lengths=(1, 4, 5),
+            acts=(*ACTS, "together"),
         ),
     ),
     incidents=("slot file",),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Package, Release
+from cachesim.engines.family import Corner, Family, Package, Release, Scope
 from cachesim.engines.llama_cpp_python.options import FIELDS, Options
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 
@@ -64,6 +64,9 @@ RELEASES: Final = tuple(
     for name, commit, rules, about in _PYTHON
 )
 
+TINY: Final = {"n_ctx": 64, "n_batch": 4, "n_ubatch": 4, "cache": "ram"}
+"""Batches of four tokens, and a store of conversations."""
+
 FAMILY: Final[Family[Rules, Options]] = Family(
     name="llama-cpp-python",
     about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
@@ -77,6 +80,15 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     has_slots=False,
     may_decline=False,
     corners=(Corner(flags={"cache": "ram"}, layers=frozenset({"window"}), steps=4),),
+    scopes=(
+        Scope(flags=TINY, lengths=(1, 4, 5, 9)),
+        Scope(
+            flags={**TINY, "swa_full": False},
+            lengths=(1, 4, 5, 9),
+            layers=frozenset({"window"}),
+            window=4,
+        ),
+    ),
     incidents=("restart",),
     exercised={
         "state-loaded": "load",

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Package, Patch, Release, Rules, laying
+from cachesim.engines.family import (
+    ACTS,
+    Corner,
+    Family,
+    Package,
+    Patch,
+    Release,
+    Rules,
+    Scope,
+    laying,
+)
 from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.options import FIELDS, Options
 from cachesim.engines.llamacpp.rules import (
@@ -646,6 +656,17 @@ PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
 """Proposals first, then merged changes, in the order in which they landed."""
 
 
+TINY: Final = {
+    "ctx_size": 256,
+    "batch_size": 8,
+    "ubatch_size": 4,
+    "ctx_checkpoints": 2,
+    "checkpoint_min_step": 0,
+    "checkpoint_every_nt": 4,
+}
+"""A checkpoint is made before the last four tokens of a prompt, and a ubatch before these."""
+
+
 FAMILY: Final[Family[ServerRules, Options]] = Family(
     name="llama.cpp",
     about="llama-server: slots, prompt cache in RAM, context checkpoints",
@@ -687,6 +708,15 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
         Corner(flags={"ubatch_size": 64, "batch_size": 256, "cache_ram": 0}),
         Corner(flags={"cache_ram": 1}),
         Corner(window=8, layers=frozenset({"window"})),
+    ),
+    scopes=(
+        Scope(flags=TINY, lengths=(1, 5, 9), window=4),
+        Scope(
+            flags={**TINY, "parallel": 2},
+            lengths=(1, 5),
+            acts=(*ACTS, "together", "cancel"),
+            window=4,
+        ),
     ),
     incidents=("cancel", "slot file", "completions", "arrival", "trips"),
     exercised={

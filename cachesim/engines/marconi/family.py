@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.family import Family, Patch, Release, laying
+from cachesim.engines.family import Family, Patch, Release, Scope, laying
 from cachesim.engines.marconi.options import MarconiOptions
 
 
@@ -71,6 +71,7 @@ FAMILY: Final[Family[Rules, MarconiOptions]] = Family(
     package=__package__,
     engine=f"{__package__}.server:Marconi",
     releases=RELEASES,
+    scopes=(Scope(flags={"capacity_bytes": 100_000_000}, lengths=(1, 4, 5)),),
     patches=PATCHES,
     options=MarconiOptions,
     has_slots=False,

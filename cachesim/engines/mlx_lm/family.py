@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import Corner, Family, Package, Patch, Release, laying, switching
+from cachesim.engines.family import (
+    ACTS,
+    Corner,
+    Family,
+    Package,
+    Patch,
+    Release,
+    Scope,
+    laying,
+    switching,
+)
 from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import CacheRules, ServerRules, SnapshotRules, StoreRules
@@ -537,6 +547,14 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     corners=(
         Corner(),
         Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True),
+    ),
+    scopes=(
+        Scope(
+            flags={"prompt_cache_size": 2, "prefill_step_size": 4},
+            lengths=(1, 4, 5),
+            acts=(*ACTS, "together"),
+            window=4,
+        ),
     ),
     incidents=("arrival",),
     exercised={

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Patch, laying, tagged
+from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.option import request_field
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.rules import RULES_0522, RULES_0523, RULES_059, Rules
@@ -172,6 +172,12 @@ def _corners() -> Iterator[Corner]:
     yield Corner(flags=one, layers=_STATES, steps=14)
 
 
+TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_requests": 2}
+"""A pool of 24 tokens, and chunks of eight."""
+
+STRATEGY: Final = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
+"""Which states are kept, under its name of either release."""
+
 FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     name="sglang",
     about="SGLang: a radix tree whose nodes may hold states and window slots",
@@ -199,6 +205,33 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     may_decline=False,
     hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
     corners=tuple(_corners()),
+    scopes=(
+        Scope(
+            flags={**TINY, "page_size": 4},
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            without=STATES,
+            window=4,
+        ),
+        Scope(
+            flags={**TINY, **dict.fromkeys(STRATEGY, "no_buffer"), "max_mamba_cache_size": 8},
+            lengths=(4, 8, 9),
+            acts=(*ACTS, "together", "cancel"),
+            layers=STATES,
+        ),
+        Scope(
+            flags={
+                **dict.fromkeys(STRATEGY, "extra_buffer"),
+                "max_total_tokens": 200,
+                "chunked_prefill_size": 64,
+                "max_mamba_cache_size": 8,
+                "max_running_requests": 2,
+                "mamba_track_interval": 64,
+            },
+            lengths=(1, 64, 65),
+            layers=STATES,
+        ),
+    ),
     incidents=("cancel", "arrival"),
     exercised={
         "node-evicted": "eviction",

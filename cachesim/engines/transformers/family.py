@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Patch, laying, tagged
+from cachesim.engines.family import ACTS, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.errors import SpecError
 from cachesim.model.spec import ModelSpec
@@ -64,6 +64,14 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     may_decline=False,
     check_model=check_model,
     groups_layers=True,
+    scopes=(
+        Scope(
+            flags={"page_size": 4, "num_blocks": 8, "max_batch_tokens": 8},
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together"),
+            window=4,
+        ),
+    ),
     corners=(
         Corner(),
         Corner(flags={"page_size": 16, "num_blocks": 24}),

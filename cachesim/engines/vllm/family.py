@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Patch, laying, tagged
+from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.option import request_field
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import (
@@ -235,6 +235,9 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 """Named after the pull request or issue, or by cachesim."""
 
 
+TINY: Final = {"block_size": 4, "max_num_batched_tokens": 8}
+"""Blocks of four tokens, and steps of two blocks."""
+
 FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     name="vllm",
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
@@ -288,6 +291,22 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
                 "speculative_method": "eagle",
                 "num_speculative_tokens": 2,
             }
+        ),
+    ),
+    scopes=(
+        Scope(
+            flags={**TINY, "num_gpu_blocks_override": 7},  # the first block is never used
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            without=STATES,
+            window=4,
+        ),
+        Scope(
+            flags={**TINY, "num_gpu_blocks_override": 12},  # a group of states takes four
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            layers=STATES,
+            window=4,
         ),
     ),
     exercised={

@@ -1,0 +1,259 @@
+"""Small scopes: all workloads of up to a few requests to a tiny server, none of them twice.
+
+An engine's `Family` states the server and the lengths (`Scope`). A prompt is the beginning of an
+earlier conversation, or nothing, and then new tokens:
+
+    new        [ new ............... ]   as long as one of the lengths
+    again      [ r0 ...... ]             an earlier prompt
+    continue   [ r0 ...... reply new ]   an earlier one, its reply, new tokens
+    part       [ r0 .. | new ]           cut after one of the lengths
+    together                             sent while the request before is served
+    cancel                               its client leaves after some turns of the server's loop
+
+New tokens occur in no earlier prompt and are numbered in their order, so two workloads that differ
+only in words or in the names of conversations are one and the same. Shorter workloads are the
+beginnings of longer ones; only those of the greatest number of requests are played.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.family import Family, Profile, Scope, family_of
+from cachesim.engines.words import counted
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import preset
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.testing.search import Report, search_among
+from cachesim.testing.survey import CHUNK, Survey, search_joined, survey_among, survey_joined
+from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, try_flags
+from cachesim.typed import Json
+
+Ids: TypeAlias = tuple[int, ...]
+Numbered: TypeAlias = tuple[int, Scenario]
+Going: TypeAlias = Callable[[Report], bool]
+
+REQUESTS: Final = (2, 4)
+"""Fewest and most requests of a scope."""
+
+WORDS: Final = (*range(FIRST_WORD, LAST_WORD - 1), *range(7, 259))
+"""Tokens in the order in which prompts take them: words without a meaning, then bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A prompt, and the conversation with its reply."""
+
+    prompt: Ids
+    text: Ids
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeScope:
+    """All workloads of up to some requests to the servers of an engine's scopes.
+
+    Several processes state what one does: workloads have an order, and so have their findings.
+    """
+
+    profile: Profile
+    model: str
+    requests: int
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
+    servers: tuple[Scope, ...] = ()
+    given: int = 0  # workloads handed out
+    ended: bool = False  # there are no more
+
+    def __post_init__(self) -> None:
+        """Find the servers; refuse a scope without any."""
+        fewest, most = REQUESTS
+        if not fewest <= self.requests <= most:
+            msg = f"--scope is {self.requests}; write a number of requests from {fewest} to {most}"
+            raise InputError(msg)
+        self.servers = scopes_of(self.profile, self.model, self.fixed)
+
+    def workloads(self) -> Iterator[Numbered]:
+        """The workloads with their numbers."""
+        for scope in self.servers:
+            for steps in _continued(scope, (), (), 0, self.requests):
+                yield self.given, self._scenario(scope, steps)
+                self.given += 1
+        self.ended = True
+
+    def _scenario(self, scope: Scope, steps: tuple[Step, ...]) -> Scenario:
+        window = scope.window if "window" in preset(self.model).layers else 0
+        release = str(self.profile).partition("@")[2]
+        return Scenario(
+            format=FORMAT,
+            name=f"{self.model}-scope-{self.requests}-{self.given}",
+            about=f"Of the small scope of {self.profile} on {self.model}.",
+            model=Model(preset=self.model, window=window or None),
+            engine=Server(name=self.profile.engine, profiles=(release,), options=dict(scope.flags)),
+            step=steps,
+        )
+
+    def search(
+        self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
+    ) -> Report:
+        """Play them until one fails."""
+        play = partial(
+            search_among, profile=self.profile, model=self.model, arithmetic=arithmetic, thin=False
+        )
+        if pool is None:
+            return play(self.workloads(), going=going)
+        tasks = (partial(play, chunk) for chunk in self._chunks())
+        return search_joined(pool, ahead, self._report(), tasks, going)
+
+    def survey(
+        self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
+    ) -> Survey:
+        """Play all of them, past the failing ones."""
+        play = partial(
+            survey_among, profile=self.profile, model=self.model, arithmetic=arithmetic, thin=False
+        )
+        if pool is None:
+            return play(self.workloads(), going=going)
+        tasks = (partial(play, chunk) for chunk in self._chunks())
+        return survey_joined(pool, ahead, Survey(report=self._report()), tasks, going)
+
+    def _report(self) -> Report:
+        return Report(profile=self.profile, model=self.model)
+
+    def _chunks(self) -> Iterator[list[Numbered]]:
+        numbered = self.workloads()
+        while chunk := list(islice(numbered, CHUNK)):
+            yield chunk
+
+    def is_whole(self, report: Report) -> bool:
+        """True if there are no more workloads than those of the report."""
+        return self.ended and report.workloads == self.given
+
+    def as_json(self, report: Report) -> dict[str, Json]:
+        """The scope as data."""
+        return {
+            "requests": self.requests,
+            "whole": self.is_whole(report),
+            "statement": self.statement(report),
+            "servers": [
+                {
+                    "flags": dict(each.flags),
+                    "lengths": list(each.lengths),
+                    "more": list(each.more),
+                    "reply": each.reply,
+                    "acts": list(each.acts),
+                }
+                for each in self.servers
+            ],
+        }
+
+    def statement(self, report: Report) -> str:
+        """What was played, and what follows from it."""
+        count, failed = counted(report.workloads, "workload"), sum(report.failed.values())
+        found = f"no wrong answer in {count}"
+        if failed:
+            kinds = ", ".join(f"{kind} {times}" for kind, times in sorted(report.failed.items()))
+            found = f"{failed:,} of {count} failed ({kinds})"
+        scope = f"the whole scope of up to {self.requests} requests"
+        if self.is_whole(report):
+            return f"{found}: {scope}"
+        why = "the search ended at its finding" if report.counterexample else "the time was over"
+        return f"{found}: not {scope}, {why}"
+
+
+def described(scope: Scope) -> str:
+    """The server and the requests of a scope."""
+    flags = ", ".join(f"{name} = {value}" for name, value in scope.flags.items())
+    parts = [
+        f"{flags or 'all flags default'}: prompts of {_listed(scope.lengths)} tokens",
+        f"requests: {', '.join(scope.acts)}",
+        f"{_listed(scope.more)} new tokens after what is kept",
+        f"replies of {counted(scope.reply, 'token')}",
+    ]
+    if "cancel" in scope.acts:
+        turns = "turn" if scope.turns == (1,) else "turns"
+        parts.append(f"clients leave after {_listed(scope.turns)} {turns} of the server's loop")
+    return "; ".join(parts)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
+
+
+def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[Scope, ...]:
+    """The scopes of an engine for this release and model, each with the flags of its server."""
+    family, layers = family_of(profile.engine), frozenset(preset(model).layers)
+    found, refused = [], ["its Family states none (`scopes`)"]
+    for each in family.scopes:
+        if (each.layers and not each.layers & layers) or each.without & layers:
+            continue
+        flags = _had(family, profile, each.flags) | dict(fixed)
+        try:
+            try_flags(profile, model, flags)
+        except InputError as error:
+            refused.append(str(error))
+        else:
+            found.append(replace(each, flags=flags))
+    if not found:
+        msg = f"{profile} has no small scope for {model}: {refused[-1]}"
+        raise InputError(msg)
+    return tuple(found)
+
+
+def _had(family: Family[Any, Any], profile: Profile, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a release has."""
+    known = {each.name: each for each in family.declared}
+    for unknown in flags.keys() - known.keys():
+        msg = f"a scope of {family.name} has an unknown flag {unknown!r}"
+        raise InputError(msg)
+    return {name: each for name, each in flags.items() if family.has(known[name], profile, each)}
+
+
+def _continued(
+    scope: Scope, steps: tuple[Step, ...], sent: tuple[_Sent, ...], words: int, left: int
+) -> Iterator[tuple[Step, ...]]:
+    """Every way in which a workload goes on."""
+    if not left:
+        yield steps
+        return
+    number = len(sent)
+    for kept, new in _prompts(scope, sent):
+        fresh = WORDS[words : words + new + scope.reply]
+        if len(fresh) < new + scope.reply:
+            msg = f"prompts of {scope.lengths} need more than {len(WORDS)} tokens: fewer requests"
+            raise InputError(msg)
+        prompt, reply = kept + fresh[:new], fresh[new:]
+        step = Step(name=f"r{number}", prompt=prompt, reply=reply)
+        then = (*sent, _Sent(prompt, prompt + reply))
+        for more in _ways(scope, step, first=not number):
+            yield from _continued(scope, steps + more, then, words + len(fresh), left - 1)
+
+
+def _prompts(scope: Scope, sent: tuple[_Sent, ...]) -> dict[tuple[Ids, int], None]:
+    """Each prompt once: what it keeps of an earlier conversation, and its number of new tokens."""
+    found: dict[tuple[Ids, int], None] = {}
+    if "new" in scope.acts or not sent:
+        found |= {((), length): None for length in scope.lengths}
+    for each in reversed(sent):
+        if "again" in scope.acts:
+            found[each.prompt, 0] = None
+        if "continue" in scope.acts:
+            found |= {(each.text, more): None for more in scope.more}
+        if "part" in scope.acts:
+            cuts = (cut for cut in scope.lengths if cut < len(each.text))
+            found |= {(each.text[:cut], more): None for cut, more in product(cuts, scope.more)}
+    return found
+
+
+def _ways(scope: Scope, step: Step, *, first: bool) -> Iterator[tuple[Step, ...]]:
+    """A request alone, with the one before, left by its client."""
+    together = (False, True) if "together" in scope.acts and not first else (False,)
+    turns = scope.turns if "cancel" in scope.acts else ()
+    for beside in together:
+        sent = replace(step, with_previous=beside)
+        yield (sent,)
+        for number in turns:
+            gone = Step(name=f"c{step.name[1:]}", do="cancel", of=step.name, turns=number)
+            yield sent, gone
