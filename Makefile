@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+NEWEST := llama.cpp mlx-lm vllm sglang transformers
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines inputs packages programs users nightly hashes fuzz mutants wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines inputs packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -72,12 +73,15 @@ mutants: $(VENV)/.test       ## 100 random mutants of each port: which means fin
 wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
 	@$(BIN)/python -m tests.wheel_scenarios
 
-newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM, SGLang and Transformers: as the newest releases known here, or what is new
-	@$(BIN)/cachesim real llama.cpp --newest --workloads 300
-	@$(BIN)/cachesim real mlx-lm --newest --workloads 20 --sequences 100
-	@$(BIN)/cachesim real vllm --newest --workloads 100
-	@$(BIN)/cachesim real sglang --newest --workloads 120
-	@$(BIN)/cachesim real transformers --newest
+newest:          ## the newest llama.cpp, mlx-lm, vLLM, SGLang and Transformers: as the newest releases known here, or what is new
+	@$(MAKE) --no-print-directory --keep-going $(NEWEST:%=newest-%)
+
+newest-llama.cpp: ASKED = --workloads 300
+newest-mlx-lm: ASKED = --workloads 20 --sequences 100
+newest-vllm: ASKED = --workloads 100
+newest-sglang: ASKED = --workloads 120
+$(NEWEST:%=newest-%): newest-%: $(VENV)/.run
+	@$(BIN)/cachesim real $* --newest $(ASKED)
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks
