@@ -91,6 +91,7 @@ def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) ->
         ("falcon_h1", "select", "wrong", "reorder_cache"),
         ("lfm2", "crop-twice", "wrong", "a new cache"),
         ("gpt_neo", "generate-static", "wrong", "a dynamic cache"),
+        pytest.param("inkling_text", "static", "wrong", "a dynamic cache", marks=NIGHTLY),
         ("recurrent_gemma", "tokens", "wrong", "cold runs on models of their own"),
         ("bart", "pad", "limit", "the same without a cache"),
         ("roberta", "generate", "limit", "the same without a cache"),
@@ -142,6 +143,9 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
             marks=NIGHTLY,
         ),
         pytest.param("falcon_mamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
+        pytest.param(
+            "inkling_text", [["cache", "static"], ["feed", 5], ["feed", 3]], marks=NIGHTLY
+        ),
         pytest.param("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]], marks=NIGHTLY),
     ],
 )

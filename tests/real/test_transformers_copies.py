@@ -222,6 +222,17 @@ def test_upstreams_repair_in_a_copy_makes_a_wrong_result_right(tmp_path: Path) -
     assert (0, [[BEFORE, "wrong"], [f"a changed copy of {BEFORE}", "right"]]) == (status, rows)
 
 
+@pytest.mark.wheel
+@pytest.mark.nightly
+def test_the_line_at_fault_in_inkling_is_the_one_that_a_repair_changes(tmp_path: Path) -> None:
+    """A query offset that is a tensor of its own, not the one that `update` adds to."""
+    line = "q_offset = cache.get_query_offset(self.layer_idx)"
+    edits = {"models/inkling/modeling_inkling.py": {line: f"{line} + 0"}}
+    library = copied(NEWEST, tmp_path / "transformers", edits)
+    status, rows = verdicts(library, "inkling_text", "static", tmp_path / "results.jsonl")
+    assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
+
+
 def test_the_program_prints_a_folder_that_is_no_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cachesim", "real", "transformers", "--library", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

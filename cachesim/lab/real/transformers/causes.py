@@ -145,6 +145,15 @@ CAUSES: Final = (
     ),
     Cause(
         DYNAMIC,
+        "Inkling counts new tokens twice in its query positions with a static cache",
+        "models/inkling/modeling_inkling.py:233: `q_offset = cache.get_query_offset(...)`",
+        "A static layer's length is a tensor, and its `update` adds to it in place "
+        "(cache_utils.py:483). The offset is read before, used after; `+ 0` makes it right.",
+        operations=("static",),
+        families=("inkling_text",),
+    ),
+    Cause(
+        DYNAMIC,
         "`batch_select_indices` of a quantised cache moves only tokens not yet quantised",
         "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by QuantizedLayer",
         "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
