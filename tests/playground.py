@@ -1,9 +1,12 @@
-"""`python -m tests.playground [FOLDER] [--every]`: the playground in a browser, a line per check.
+"""`python -m tests.playground [FOLDER] [--every] [--part 1/4]`: the playground in a browser.
 
-It is built as `make docs` builds it and served from this machine. With a folder, pictures are left
-there. Where the browser, or the engine's packages, cannot be had, it says so and checks the rest.
+It is built as `make docs` builds it and served from this machine; a line per check. With a folder,
+pictures are left there. `--every` compares 200 scenarios and 30 logs with the program, `--part` a
+share of them: the later parts check nothing else. Where the browser, or the engine's packages,
+cannot be had, it says so and checks the rest.
 """
 
+import argparse
 import base64
 import functools
 import json
@@ -13,9 +16,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cachesim.scenario.shipped import shipped_file, shipped_files
 from tests.browser import (
@@ -32,8 +36,30 @@ from tests.browser import (
     violations,
 )
 
+T = TypeVar("T")
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = "window.playground.result()"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A share of what is compared: the first of four has every fourth from the first on."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def named(cls, text: str) -> "Part":
+        """A part as it is typed."""
+        number, _, parts = text.partition("/")
+        if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+            msg = f"{text!r} is not a part: write 1/4, 2/4, 3/4 or 4/4 for quarters"
+            raise argparse.ArgumentTypeError(msg)
+        return cls(int(number), int(parts))
+
+    def of(self, whole: Sequence[T]) -> Sequence[T]:
+        """This part of a whole."""
+        return whole[self.number - 1 :: self.parts]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -342,10 +368,10 @@ def cachesim(*arguments: str, folder: Path = ROOT) -> str:
     ).stdout  # fmt: skip
 
 
-def compared(tab: Any, scenarios: int, logs: int) -> None:
+def compared(tab: Any, scenarios: int, logs: int, part: Part) -> None:
     """Runs and reports in the browser have the bytes that the program prints."""
     files = shipped_files()
-    files = files[:: max(1, len(files) // scenarios)][:scenarios]
+    files = part.of(files[:: max(1, len(files) // scenarios)][:scenarios])
     for path in files:
         text = path.read_text(encoding="utf-8")
         wanted = tab.evaluate(ASKED, {"do": "open", "text": text})["profile"]
@@ -356,11 +382,12 @@ def compared(tab: Any, scenarios: int, logs: int) -> None:
         holds(cachesim("run", path.stem, *more).strip() == found["json"], f"{path.stem} differs")
     say(f"{len(files)} scenarios: the bytes of the program's JSON")
     lines = (ROOT / "tests" / "logs" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [
+    found_texts = [
         each["files"][0][1]
         for each in map(json.loads, lines)
         if len(each["files"]) == 1 and each["files"][0][0].endswith(".log")
-    ][:logs]
+    ]
+    texts = part.of(found_texts[:logs])
     with tempfile.TemporaryDirectory() as folder:
         for number, text in enumerate(texts):
             log = Path(folder) / f"{number}.log"
@@ -423,10 +450,19 @@ def say(words: str) -> None:
     sys.stdout.flush()
 
 
-def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int, int]) -> None:
-    """Everything, in one page where that can be."""
+def checked(
+    browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int, int], part: Part
+) -> None:
+    """Everything, in one page where that can be; of a later part only its comparisons."""
     engine = built(folder)
     with served(folder) as address:
+        if part.number > 1:
+            holds(engine, "the engine is not in this build")
+            tab = new_tab(browser)
+            tab.goto(address)
+            wait(tab)
+            compared(tab, *sizes, part)
+            return
         if engine:
             tab = new_tab(browser)
             asked: list[str] = []
@@ -441,7 +477,7 @@ def checked(browser: Any, folder: Path, pictures: Path | None, sizes: tuple[int,
             dragged(tab)
             linked(tab, address)
             opened(tab)
-            compared(tab, *sizes)
+            compared(tab, *sizes, part)
             home = address.rpartition("playground")[0]
             equal([], [each for each in asked if not each.startswith((home, "blob:", "data:"))])
             say("nothing is fetched from elsewhere")
@@ -469,15 +505,20 @@ def main(arguments: Sequence[str]) -> int:
     if found is None:
         sys.stdout.write("SKIPPED playground: no Chromium here\n")
         return 0
-    every = "--every" in arguments
-    folders = [each for each in arguments if each != "--every"]
-    pictures = Path(folders[0]) if folders else None
+    parser = argparse.ArgumentParser(prog="python -m tests.playground")
+    parser.add_argument("folder", nargs="?", type=Path, help="where pictures are left")
+    parser.add_argument("--every", action="store_true", help="compare 200 scenarios and 30 logs")
+    parser.add_argument("--part", type=Part.named, default=Part(1, 1), help="such as 1/4")
+    asked = parser.parse_args(arguments)
+    pictures: Path | None = asked.folder
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
         try:
-            checked(browser, Path(folder), pictures, (200, 30) if every else (2, 1))
+            checked(
+                browser, Path(folder), pictures, (200, 30) if asked.every else (2, 1), asked.part
+            )
         except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:600]}\n")
             return 1

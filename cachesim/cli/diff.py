@@ -155,7 +155,7 @@ def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
         yield one.name, what, left, right
     entries = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
     if entries[0] != entries[1]:
-        yield one.name, "parked", entries[0] or "none", entries[1] or "none"
+        yield one.name, "prompt cache", entries[0] or "none", entries[1] or "none"
 
 
 def _from(tokens: Sequence[int], at: int) -> str:

@@ -195,7 +195,7 @@ class Step:
     slot: Annotated[int | None, "The slot that served it."]
     truncated: Annotated[bool, "Whether tokens of its context were dropped."]
     checkpoints: Annotated[tuple[Saved, ...], "The slot's checkpoints after the step."]
-    prompt_cache: Annotated[tuple[Mapping[str, Any], ...], "The parked conversations after it."]
+    prompt_cache: Annotated[tuple[Mapping[str, Any], ...], "Prompt-cache entries after it."]
     events: Annotated[tuple[Event, ...], "What happened, in order."]
     error: Annotated[str | None, "The server's own word for a refusal."]
     message: Annotated[str, "The server's sentence."]

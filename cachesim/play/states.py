@@ -295,11 +295,11 @@ class Misplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A parked conversation."""
+    """A conversation in the prompt cache."""
 
     n_tokens: Annotated[int, "How many tokens it has."]
     tokens: Annotated[Pieces, "The tokens."]
-    checkpoints: Annotated[int, "How many checkpoints are parked with it."]
+    checkpoints: Annotated[int, "How many checkpoints are saved with it."]
     bytes: Annotated[int, "How large it is."]
     kind: Annotated[str, "Its queue, where there are several."]
     holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
@@ -337,7 +337,7 @@ class State:
     slots: Annotated[tuple[SlotState, ...], "The slots."]
     memory: Annotated[Memory, "The model's memory."]
     companion: Annotated[Memory | None, "The companion's."]
-    prompt_cache: Annotated[tuple[Entry, ...], "The parked conversations."]
+    prompt_cache: Annotated[tuple[Entry, ...], "The conversations in the prompt cache."]
     tree: Annotated[TreeState | None, "The tree of prefixes, where the engine has one."]
 
 

@@ -83,7 +83,8 @@ def memory_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
 
 def _lines(row: Mapping[str, Any], top: float) -> Iterator[tuple[str, str, str]]:
     for kind, column in timeline_of(row)[1].items():
-        yield kind, sparkline(_some(column), top), in_words(max(column))
+        name = "prompt cache" if kind == "parked" else kind
+        yield name, sparkline(_some(column), top), in_words(max(column))
 
 
 def _some(column: Sequence[int]) -> Sequence[int]:

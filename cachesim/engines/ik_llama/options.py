@@ -67,7 +67,7 @@ class Options:
     cache_ram: int = like(parent.Options, "cache_ram", tried=(8192, 1, 0))
     cache_ram_similarity: float = option(
         "--cache-ram-similarity",
-        "a slot that would keep less than this share of its tokens is parked first",
+        "a slot that would keep less than this share is saved to the prompt cache first",
         default=0.5,
         low=0,
         high=1,
@@ -82,7 +82,7 @@ class Options:
     )
     cache_ram_reuse_n_min: int = option(
         "--cache-ram-reuse-n-min",
-        "shortest common prefix for which a parked conversation is loaded",
+        "shortest common prefix for which a prompt-cache entry is loaded",
         default=0,
         unit="tokens",
         patch="1877",

@@ -607,7 +607,7 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     Patch(
         name="26893",
         pull=26893,
-        about="idle slots are parked after completions only; nothing else looks parked prompts up",
+        about="idle slots are saved after completions only; nothing else searches the prompt cache",
         fits=ALL,
         lay=laying(selection={"idle_saves_any_task": False}),
     ),
