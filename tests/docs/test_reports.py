@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+import pytest
 from pages.collected import COLLECTIONS, READINGS, THREADS, Collected, collected, counts
 from pages.gallery import card, page, playground_link
 from report_rows import all_followed, touched
@@ -96,6 +97,7 @@ def test_the_notes_of_a_release_name_rows_to_read_again() -> None:
     assert "vllm-project/vllm#45407" not in {report for report, _ in found}
 
 
+@pytest.mark.thorough
 def test_the_gallery_has_a_card_for_every_scenario() -> None:
     text = page()
 

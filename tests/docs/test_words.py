@@ -125,15 +125,6 @@ def words_of_sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return {name: Words(rendered(name, known)).count for name in known if name.endswith(".md")}
 
 
-def test_the_sources_of_the_site_have_at_most_eighty_thousand_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pages = words_of_sources(monkeypatch)
-    most = sorted(pages.items(), key=lambda each: -each[1])[:5]
-
-    assert sum(pages.values()) <= LIMIT, f"shorten a page; the longest are {most}"
-
-
 def test_the_built_site_has_at_most_eighty_thousand_words(site: Path) -> None:
     assert words_of_site(site) <= LIMIT
 

@@ -193,6 +193,7 @@ def test_plain_in_a_pipe(one: Lesson) -> None:
     assert "{{" not in pipe.getvalue()
 
 
+@pytest.mark.thorough
 def test_two_tellings_are_alike(one: Lesson) -> None:
     assert page(execute(one)) == page(execute.__wrapped__(one))
 

@@ -299,7 +299,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, dialect: str, n
         assert not probed(server.url, requests=3000).right, name
 
 
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_second_finding_has_another_cause(failures: int) -> None:
     """The server of hashes has one bug, whatever the engine does: it is found once."""
     with fake("llama", PROFILES["llama"], context=stale) as server:

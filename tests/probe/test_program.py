@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.cli.main import main
 from tests.probe.fakes import fake
 
 PROGRAM = [sys.executable, "-m", "cachesim", "probe"]
@@ -43,11 +44,16 @@ def program(*words: str) -> subprocess.CompletedProcess[str]:
         (["--start", "false --port {port}"], "the server ended with status 1"),
     ],
 )
-def test_wrong_usage_has_a_sentence_and_status_2(words: list[str], said: str) -> None:
-    done = program(*words)
-    assert 2 == done.returncode
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_has_a_sentence_and_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main(["probe", *words])
+    assert said in capsys.readouterr().err
+
+
+def test_the_installed_program_refuses_without_a_traceback() -> None:
+    done = program("ftp://127.0.0.1")
+    assert (2, False) == (done.returncode, "Traceback" in done.stderr)
 
 
 def test_a_port_that_is_taken_is_not_taken_for_the_server() -> None:
@@ -71,6 +77,7 @@ def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: P
     assert not listening(int(found["server"]["url"].rpartition(":")[2]))
 
 
+@pytest.mark.thorough
 def test_a_cold_answer_that_no_fresh_server_gives_ends_the_run() -> None:
     done = program("--start", f"{SERVER} drift", "--requests", "600", "--longest", "60")
     assert 2 == done.returncode

@@ -4,6 +4,7 @@ import ast
 import base64
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from cachesim.model.presets import tiny
 from cachesim.scenario import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
-from cachesim.testing.search import search
+from cachesim.testing.search import Counterexample, search
 from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
 
+RELEASE = Profile.parse("llama-cpp-python@0.3.36")
 BUILT = pytest.mark.skipif(
     not compare.environment_for("0.3.36").is_ready(), reason="minutes of a compiler: make nightly"
 )
@@ -93,6 +95,20 @@ def played(**changes: Any) -> StepPlayed:
     return replace(step, **changes)
 
 
+@cache
+def lost_window() -> Counterexample:
+    found = search(RELEASE, "swa", examples=40).counterexample
+    assert found is not None
+    return found
+
+
+def test_a_search_finds_the_lost_window_in_four_requests() -> None:
+    found = lost_window().scenario
+
+    assert len(found.step) <= 4
+    assert "ram" == found.engine.options["cache"]
+
+
 @pytest.mark.parametrize(
     ("step", "confirmed", "seen"),
     [
@@ -105,12 +121,10 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
     step: StepPlayed, confirmed: bool, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,))
-    profile = Profile.parse("llama-cpp-python@0.3.36")
-    found = search(profile, "swa", examples=40).counterexample
-    assert found is not None
-    prover = PROVERS[profile.engine]
+    found = lost_window()
+    prover = PROVERS[RELEASE.engine]
 
-    result = prover.prove(found, profile)
+    result = prover.prove(found, RELEASE)
 
     assert prover.fits(found.scenario)
     assert (confirmed, seen) == (result.confirmed, result.seen)
@@ -177,9 +191,9 @@ def test_the_real_proxy_keeps_what_lies_on_disk_when_it_switches_models(tmp_path
     engine = Engine.create("llama-cpp-python@0.3.36", model=tiny("dense"), arithmetic="ring")
     assert isinstance(engine, LlamaCppPython)
     cached = []
-    for cache in ("disk", "ram", "ram", "disk", "disk"):
-        if cache != engine.options.cache:
-            engine.reopen({"cache": cache})
+    for place in ("disk", "ram", "ram", "disk", "disk"):
+        if place != engine.options.cache:
+            engine.reopen({"cache": place})
         ticket = engine.submit(Request(prompt=as_tokens(range(300, 340)), predict=4))
         engine.run()
         cached.append(there_is(engine.reply(ticket)).cached)

@@ -92,7 +92,7 @@ def test_what_was_lost_adds_up_to_a_bound_that_no_row_beats(name: str) -> None:
 def test_requests_keep_their_columns_where_a_row_refuses_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "TURNS", 15_000)  # ik_llama.cpp's reply never ends
+    monkeypatch.setattr(limits, "TURNS", 2_000)  # ik_llama.cpp's reply never ends
     scenario = load(shipped_file("llama.cpp-context-limit"))
     bound, *found = compare(scenario, newest(), arithmetic="counts")
     ik = next(each for each in found if each.name.startswith("ik_llama.cpp"))

@@ -8,13 +8,10 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.family import Profile
-from cachesim.play import run
-from cachesim.play.result import CLAIMS
-from cachesim.scenario import Scenario, full_profile, load
+from cachesim.scenario import Scenario, load
 from cachesim.scenario.labels import (
     CONFIRMED,
     DERIVED,
-    LABELS,
     SOURCE,
     digest,
     label_of,
@@ -22,7 +19,7 @@ from cachesim.scenario.labels import (
     table,
     weakest,
 )
-from cachesim.scenario.shipped import shipped_file, shipped_files
+from cachesim.scenario.shipped import shipped_file
 
 THREE = "llama.cpp-three-requests"
 RELEASE = Profile("llama.cpp", "b11549")
@@ -30,29 +27,6 @@ RELEASE = Profile("llama.cpp", "b11549")
 
 def three() -> Scenario:
     return load(shipped_file(THREE))
-
-
-def expects_a_claim(scenario: Scenario) -> bool:
-    answers = " ".join(str(each.answer) for each in scenario.expect)
-    errors = " ".join(str(each.error) for each in scenario.expect)
-    return any(word in answers + errors for word in ("diverged", "aborted", "endless"))
-
-
-CLAIMING = [each.stem for each in shipped_files() if expects_a_claim(load(each))]
-
-
-@pytest.mark.parametrize("name", CLAIMING)
-def test_each_claim_about_a_release_has_a_label_and_nothing_else_has(name: str) -> None:
-    scenario = load(shipped_file(name))
-    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
-
-    claims = [
-        (step.evidence in LABELS, step.finding.fate in CLAIMS and not profile.patches)
-        for profile in profiles
-        for step in run(scenario, profile, arithmetic="ring").steps
-    ]
-
-    assert [claimed for _, claimed in claims] == [labelled for labelled, _ in claims]
 
 
 def test_the_table_confirms_what_was_played_on_the_real_engine() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from cachesim.engines.family import Profile
 from cachesim.play import run
+from cachesim.play.result import CLAIMS
 from cachesim.scenario import full_profile, load
+from cachesim.scenario.labels import LABELS
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
 from tests.hashes import digest_of, kept
 
@@ -48,6 +50,9 @@ def test_a_scenario_shows_what_it_expects_and_all_else_as_before(
 
     assert entry.mismatches == ()
     assert DIGESTS.get(f"run {file.stem} {profile}") == digest_of(entry)
+    for step in entry.steps:
+        claims = step.finding.fate in CLAIMS and not profile.patches
+        assert claims == (step.evidence in LABELS), "a claim about a release has a label"
 
 
 def test_the_touchstones_are_there() -> None:

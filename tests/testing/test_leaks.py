@@ -31,6 +31,7 @@ def test_facts_lie_where_conversations_diverge() -> None:
     assert b[-2:] == (b[1], recall.ASK)
 
 
+@pytest.mark.thorough
 def test_a_leak_is_found_and_written_as_texts_of_words(
     tmp_path: Path,
 ) -> None:

@@ -71,9 +71,8 @@ def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace
     assert held(2000, None) > long + 200 * KIB  # what is remembered is what grows
 
 
-@pytest.mark.parametrize(
-    "profile", ["vllm@0.33.0", pytest.param("vllm@0.19.1", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "vllm@0.19.1"])
 def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) -> None:
     def held(first: int, remember: int | None = 200) -> int:
         source = Source(name="made:1600", replies=1, first=first, remember=remember)

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.engines.llama_cpp_python.states import lookup
 from cachesim.model.presets import tiny
-from cachesim.testing.search import search
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -278,12 +276,3 @@ def test_an_instance_of_another_alias_keeps_what_lies_on_disk() -> None:
     engine.reopen({"cache": "disk"})
 
     assert 19 == called(engine, *run(300, 20)).cached
-
-
-def test_a_search_finds_the_lost_window_in_four_requests() -> None:
-    profile = Profile.parse("llama-cpp-python@0.3.36")
-    found = search(profile, "swa", examples=40).counterexample
-
-    assert found is not None
-    assert len(found.scenario.step) <= 4
-    assert "ram" == found.scenario.engine.options["cache"]
