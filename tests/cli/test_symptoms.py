@@ -23,12 +23,12 @@ LATER: Final = Path(__file__).with_name("symptoms_blind.csv")
 
 
 LEAST: Final = {
-    "first": 24,
+    "first": 23,
     "in three": 26,
-    "not tuned on, first": 37,
-    "not tuned on, in three": 46,
+    "not tuned on, first": 38,
+    "not tuned on, in three": 47,
 }
-"""Found of 30 and 60, among 253 scenarios; a new scenario may come before the right one."""
+"""Found of 30 and 60, among 255 scenarios; a new scenario may come before the right one."""
 
 
 def places(table: Path) -> list[int]:
