@@ -2,6 +2,7 @@
 
     python -m benchmarks bugs                                     three seeds, two seconds each
     python -m benchmarks.bugs --seeds 3 4 --seconds 60 --only vllm --json bugs.json
+    python -m benchmarks.bugs --scope 3 --seconds 60              all small workloads in their order
 
 A search draws as `cachesim check --all` does, on the report's model with flags of its own, in one
 process. It has found the defect at the first workload that fails on the profile with it, and does
@@ -26,6 +27,7 @@ from rich.table import Table
 from benchmarks.defects import BEYOND, SHAPE, Defect, defects
 from cachesim.errors import InputError
 from cachesim.scenario.format import Scenario
+from cachesim.testing.scope import WholeScope
 from cachesim.testing.search import shrink, workloads
 from cachesim.testing.workloads import words_of
 
@@ -46,14 +48,18 @@ class Search:
     found: Scenario | None
 
 
-def searched(defect: Defect, seed: int, seconds: float) -> Search:
-    """Search until the defect is found or the processor time is spent."""
+def searched(defect: Defect, seed: int, seconds: float, scope: int | None = None) -> Search:
+    """Search until the defect is found or the processor time is spent, or a scope is played."""
     spent, number = 0.0, 0
     drawn = workloads(defect.profile, defect.model, seed=seed, shape=SHAPE)
+    if scope is not None:
+        drawn = _scope(defect, scope)
     found = None
     while found is None and spent < seconds:
         begin = time.process_time()
-        scenario = next(drawn)
+        scenario = next(drawn, None)
+        if scenario is None:
+            break
         steps = defect.shown(scenario, number)
         middle = time.process_time()
         if steps and defect.is_own(scenario, steps):
@@ -61,6 +67,16 @@ def searched(defect: Defect, seed: int, seconds: float) -> Search:
         spent += (time.process_time() if defect.effect == "less" else middle) - begin
         number += 1
     return Search(defect=defect, seed=seed, seconds=spent, workloads=number, found=found)
+
+
+def _scope(defect: Defect, requests: int) -> Iterator[Scenario]:
+    """The workloads of a small scope; none where the server of the model has no scope."""
+    try:
+        small = WholeScope(profile=defect.profile, model=defect.model, requests=requests)
+    except InputError:
+        return
+    for _, scenario in small.workloads():
+        yield scenario
 
 
 def size(search: Search) -> tuple[int, int] | None:
@@ -105,9 +121,10 @@ def rows(found: Sequence[Search]) -> Iterator[dict[str, Any]]:
         }
 
 
-def table(found: Sequence[dict[str, Any]]) -> Table:
+def table(found: Sequence[dict[str, Any]], scope: int | None = None) -> Table:
     """A row for each engine, each effect, and one for all."""
-    shown = Table(title="defects found by a blind search, processor seconds", title_style="")
+    how = "a blind search" if scope is None else f"small scopes of up to {scope} requests"
+    shown = Table(title=f"defects found by {how}, processor seconds", title_style="")
     shown.add_column("engine or effect")
     for head in ("defects", "searches", "median", "slowest", "workloads", "shrunk, tokens"):
         shown.add_column(head, justify="right")
@@ -140,13 +157,20 @@ def run(
     seconds: float = SECONDS,
     only: str = "",
     file: Path | None = None,
+    scope: int | None = None,
 ) -> None:
     """Print the table and the defects not found; keep all of it where a file is named."""
-    found = list(rows([searched(each, seed, seconds) for each in defects(only) for seed in seeds]))
-    out.print(table(found))
+    seeds = seeds if scope is None else (0,)  # a scope draws nothing
+    searches = [searched(each, n, seconds, scope) for each in defects(only) for n in seeds]
+    found = list(rows(searches))
+    out.print(table(found, scope))
     for each in found:
         if not any(search["found"] for search in each["searches"]):
+            last = each["searches"][0]
             reason = BEYOND.get(each["name"], "too rare for this time")
+            if scope is not None:
+                whole = last["seconds"] < seconds
+                reason = f"not in {last['workloads']:,} workloads" + ", all" * whole
             out.print(f"not found: {each['name']} ({each['effect']}, {each['profile']}): {reason}")
     if file is not None:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -157,5 +181,6 @@ if __name__ == "__main__":
     given.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     given.add_argument("--seconds", type=float, default=SECONDS)
     given.add_argument("--only", default="")
+    given.add_argument("--scope", type=int, choices=range(2, 5))
     given.add_argument("--json", type=Path, dest="file")
     run(Console(width=120, highlight=False), **vars(given.parse_args()))

@@ -83,6 +83,11 @@ class WholeScope:
                 self.given += 1
         self.ended = True
 
+    def count(self) -> int:
+        """The number of workloads, none of them played."""
+        each = (_continued(scope, (), (), 0, self.requests) for scope in self.servers)
+        return sum(1 for steps in each for _ in steps)
+
     def _scenario(self, scope: Scope, steps: tuple[Step, ...]) -> Scenario:
         window = scope.window if "window" in preset(self.model).layers else 0
         release = str(self.profile).partition("@")[2]

@@ -33,6 +33,15 @@ def test_a_blind_search_finds_a_defect_and_shrinks_it() -> None:
     assert shown(row).startswith(KNOWN.profile.engine)
 
 
+def test_a_small_scope_finds_a_defect_and_ends() -> None:
+    found = searched(KNOWN, seed=0, seconds=9, scope=2)
+    other = searched(replace(KNOWN, control=KNOWN.profile), seed=0, seconds=9, scope=2)
+
+    assert found.found is not None
+    assert 2 == len([step for step in found.found.step if step.do == "complete"])
+    assert (None, 54) == (other.found, other.workloads)
+
+
 def test_nothing_is_found_where_the_profile_is_its_own_control() -> None:
     search = searched(replace(KNOWN, control=KNOWN.profile), seed=0, seconds=0.3)
 

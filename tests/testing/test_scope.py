@@ -241,7 +241,7 @@ def test_an_engine_of_others_states_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     scope = whole("marconi@paper")
 
     # Two first prompts; then one of two new ones, or the first again.
-    assert 6 == sum(1 for _ in scope.workloads())
+    assert 6 == scope.count() == sum(1 for _ in scope.workloads())
     assert own[0].lengths == scope.servers[0].lengths
 
 
