@@ -717,6 +717,17 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
             acts=(*ACTS, "together", "cancel"),
             window=4,
         ),
+        Scope(  # until b9294 states have checkpoints from 64 tokens on
+            flags={
+                "ctx_size": 256,
+                "batch_size": 64,
+                "ubatch_size": 16,
+                "ctx_checkpoints": 2,
+                "checkpoint_min_step": 16,
+                "checkpoint_every_nt": 16,
+            },
+            lengths=(65, 70),
+        ),
     ),
     incidents=("cancel", "slot file", "completions", "arrival", "trips"),
     exercised={
