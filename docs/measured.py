@@ -26,7 +26,7 @@ class Measured:
     name: str
     maker: str
     written: Callable[[Json], str]
-    picture: Callable[[Json], str]
+    picture: Callable[[Json], str] | None = None
 
     def numbers(self) -> Json:
         """What was measured last."""
@@ -35,18 +35,27 @@ class Measured:
     def is_current(self) -> bool:
         """Whether page and picture are those of the numbers."""
         told = self.numbers()
-        return PAGE.read_text(encoding="utf-8") == self._page(told) and self._read(
-            "html"
-        ) == self.picture(told)
+        drawn = self.picture is None or self._read("html") == self.picture(told)
+        return drawn and PAGE.read_text(encoding="utf-8") == self._page(told)
 
     def write(self, arguments: Sequence[str]) -> None:
         """Write page and picture, and before them the numbers where a file of them is given."""
         if arguments:
-            told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-            self._file("json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            self.keep(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        else:
+            self.draw()
+
+    def keep(self, told: Json) -> None:
+        """Write the numbers, the page and the picture."""
+        self._file("json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        self.draw()
+
+    def draw(self) -> None:
+        """Write the page and the picture from the numbers."""
         told = self.numbers()
         PAGE.write_text(self._page(told), encoding="utf-8")
-        self._file("html").write_text(self.picture(told), encoding="utf-8")
+        if self.picture is not None:
+            self._file("html").write_text(self.picture(told), encoding="utf-8")
 
     def _page(self, told: Json) -> str:
         begin = f"<!-- written by docs/{self.maker} -->"

@@ -1,0 +1,86 @@
+"""Writes the table of small scopes from what `cachesim check --scope` printed, engine by engine.
+
+    cachesim check vllm@0.32.0 vllm@0.33.0 --scope 3 --all --jobs 1 --format json > vllm.json
+    python docs/make_scopes.py vllm.json ...
+
+Lines of a file replace those of the same release; the others are kept. Without a file the table is
+written again from the numbers that are kept beside it.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from measured import Measured, hold
+
+from cachesim.engines.family import FAMILIES, Profile, family_of
+from cachesim.typed import Json
+
+HEAD: Final = ("release", "model", "requests", "workloads", "seconds", "failed", "evidence")
+
+
+def line_of(search: Mapping[str, Json]) -> dict[str, Json]:
+    """What is kept of a search; one that is not whole has no line."""
+    scope, profile = search["scope"], search["profile"]
+    hold(fact=bool(scope and scope["whole"]), what=f"the scope of {profile} was played whole")
+    return {
+        "profile": profile,
+        "model": search["model"],
+        "requests": scope["requests"],
+        "workloads": search["workloads"],
+        "seconds": search["seconds"],
+        "failed": search["failed"],
+        "evidence": sorted({each["evidence"] for each in search["findings"] if each["evidence"]}),
+    }
+
+
+def merged(kept: Sequence[Json], new: Sequence[Json]) -> list[Json]:
+    """One line for each release, engines and releases in the order of their families."""
+    by_profile = {each["profile"]: each for each in (*kept, *new)}
+    engines = list(FAMILIES)
+
+    def place(name: str) -> tuple[int, int]:
+        profile = Profile.parse(name)
+        names = family_of(profile.engine).names()
+        return engines.index(profile.engine), names.index(profile.release)
+
+    return [by_profile[each] for each in sorted(by_profile, key=place)]
+
+
+def written(told: Json) -> str:
+    """The table."""
+    rows = [
+        "| " + " | ".join(HEAD) + " |",
+        "|---|---|" + "---:|" * 3 + "---|---|",
+    ]
+    for each in told["lines"]:
+        failed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(each["failed"].items()))
+        cells = (
+            each["profile"],
+            each["model"],
+            each["requests"],
+            f"{each['workloads']:,}",
+            f"{each['seconds']:.1f}",
+            failed or "none",
+            ", ".join(each["evidence"]),
+        )
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    total = sum(each["workloads"] for each in told["lines"])
+    return "\n".join((f"{total:,} workloads in all, in one process.", "", *rows))
+
+
+def main(files: Sequence[str]) -> None:
+    """Write the table, with the searches of these files."""
+    kept = PAGE.numbers()["lines"]
+    for each in files:
+        searches = json.loads(Path(each).read_text(encoding="utf-8"))["searches"]
+        kept = merged(kept, list(map(line_of, searches)))
+    PAGE.keep({"lines": kept})
+
+
+PAGE: Final = Measured(name="scopes", maker="make_scopes.py", written=written)
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
