@@ -6,11 +6,13 @@
 Without a file the picture is drawn again from the verdicts that are kept beside it.
 """
 
+import csv
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,8 @@ from cachesim.lab.real.transformers.scripts import OPERATIONS
 FOLDER: Final = Path(__file__).parent / "measurements"
 VERDICTS: Final = FOLDER / "transformers.json"
 PICTURE: Final = FOLDER / "transformers.html"
+REPORTS: Final = FOLDER / "transformers-reports.csv"
+"""A verdict for each report and release that was played."""
 
 CODES: Final = {"right": "r", "wrong": "w", "limit": "l", "unclear": "u", "refused": "-"}
 CRASH, ABSENT = "c", " "
@@ -83,6 +87,26 @@ def picture(operations: list[str], families: Mapping[str, str]) -> str:
         parts.append(f'<rect class="{code}" x="{x}" y="{y}" width="15" height="15"/>')
         parts.append(f'<text x="{x + 20}" y="{y + 12}">{words}</text>')
     return "\n".join((STYLE, *parts, "</svg></div>", ""))
+
+
+def courses() -> dict[str, str]:
+    """The verdicts of each report's operation, from release to release."""
+    rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    with REPORTS.open(newline="", encoding="utf-8") as table:
+        for each in csv.DictReader(table):
+            name = f"#{each['report']}, {each['family']}, {each['operation']}"
+            rows[name].append((each["release"].rpartition(".")[0], each["verdict"]))
+    return {name: course(verdicts) for name, verdicts in rows.items()}
+
+
+def course(verdicts: list[tuple[str, str]]) -> str:
+    """Releases with one verdict after another as one range."""
+    parts = []
+    for verdict, group in groupby(verdicts, key=lambda each: each[1]):
+        releases = [release for release, _ in group]
+        last = f" to {releases[-1]}" if len(releases) > 1 else ""
+        parts.append(f"{releases[0]}{last} {verdict}")
+    return ", ".join(parts)
 
 
 def drawn() -> str:

@@ -1,5 +1,6 @@
 """The picture of Transformers' families is that of the verdicts beside it."""
 
+import csv
 import json
 import re
 import subprocess
@@ -7,8 +8,11 @@ import subprocess
 import make_transformers
 import pytest
 
+from cachesim.lab.real.transformers.commands import play_family
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
-from cachesim.lab.real.transformers.scripts import OPERATIONS
+from cachesim.lab.real.transformers.results import Found
+from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn
+from cachesim.lab.real.transformers.worker import Worker
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}
 
@@ -38,6 +42,44 @@ def test_families_with_the_same_verdicts_have_one_row() -> None:
     assert "<title>a, b</title>" in text
     assert ">a and 1 more</text>" in text
     assert 2 == text.count('class="w"')  # a cell, and one of the legend
+
+
+def test_the_page_says_what_each_reports_operation_did_in_which_releases() -> None:
+    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(#\d+)\]\S* \| ([^|]*) \| ([^|]*) \|$", page, flags=re.MULTILINE)
+
+    assert make_transformers.courses() == {f"{number}, {of}": course for number, of, course in rows}
+
+
+def test_the_page_names_the_releases_in_which_reports_were_played() -> None:
+    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+    with make_transformers.REPORTS.open(newline="", encoding="utf-8") as table:
+        releases = dict.fromkeys(each["release"] for each in csv.DictReader(table))
+
+    [told] = re.findall(r"^Played: (.*)\.$", page.replace("\n(", " ("), flags=re.MULTILINE)
+    assert sorted(releases, key=lambda each: tuple(map(int, each.split(".")))) == told.split(", ")
+
+
+def test_releases_with_one_verdict_are_a_range() -> None:
+    verdicts = [("5.0", "refused"), ("5.1", "wrong"), ("5.2", "wrong"), ("5.3", "right")]
+
+    assert "5.0 refused, 5.1 to 5.2 wrong, 5.3 right" == make_transformers.course(verdicts)
+
+
+@pytest.mark.wheel
+@pytest.mark.nightly
+@pytest.mark.skipif(not environment_for(NEWEST).is_ready(), reason="torch is not installed")
+def test_reports_have_the_same_verdicts_in_the_newest_release_again() -> None:
+    with make_transformers.REPORTS.open(newline="", encoding="utf-8") as table:
+        rows = [each for each in csv.DictReader(table) if each["release"] == NEWEST]
+    worker, found = Worker(environment_for(NEWEST).python), Found(NEWEST)
+    for each in rows:
+        family, operation = each["family"], each["operation"]
+        play_family(worker, family, {operation: drawn(operation, family, 0)}, "eager", found)
+    worker.close()
+
+    assert 8 == len(rows)
+    assert [each["verdict"] for each in rows] == [each.verdict for each in found.cells]
 
 
 @pytest.mark.wheel
