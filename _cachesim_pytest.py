@@ -2,15 +2,19 @@
 
 Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (it has a
 `format`, an `engine` and a `[[step]]`), becomes one test per profile. With `--cachesim-profile`
-scenarios of other engines are left out. With `--cachesim-transformers` each cache operation on a
-tiny model of the family is a test. The module lies outside the package so that pytest can
+scenarios of other engines are left out. With `--cachesim-budget` a search on each of these profiles
+is a test. With `--cachesim-transformers` each cache operation on a tiny model of the family is a
+test. The module lies outside the package so that pytest can
 load it without importing cachesim.
 """
 
 import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +34,18 @@ MARKS = (
 """What every scenario has; a file of something else seldom has all of it."""
 
 LARGEST = 4 * 2**20
+
+UNITS = {"": 1 / 60, "s": 1 / 60, "m": 1, "h": 60}
+"""Minutes of each unit of time."""
+
+
+def minutes(text: str) -> float:
+    """A time such as 60s, 5m or 1h; a bare number is seconds."""
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if read is None or not float(read[1]):
+        msg = f"{text!r} is no time; write one such as 60s, 5m or 1h"
+        raise ArgumentTypeError(msg)
+    return float(read[1]) * UNITS[read[2]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cachesim-emit",
         metavar="DIR",
         help="write each scenario that fails, for the one profile it fails on, into a folder",
+    )
+    group.addoption(
+        "--cachesim-budget",
+        type=minutes,
+        metavar="TIME",
+        help="search each --cachesim-profile so long for a wrong answer, as `cachesim check` does",
     )
     group.addoption(
         "--cachesim-transformers",
@@ -86,7 +108,16 @@ def cachesim_probe() -> "Callable[..., Result]":
 
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Add a test for each operation on each family of `--cachesim-transformers`."""
+    """Add a search for each profile, and a test for each operation on a Transformers family."""
+    budget, profiles = map(session.config.getoption, ("--cachesim-budget", "--cachesim-profile"))
+    if budget is not None and not profiles:
+        msg = "--cachesim-budget searches profiles: name one with --cachesim-profile"
+        raise pytest.UsageError(msg)
+    if budget is not None:
+        items += [
+            SearchItem.from_parent(session, name=f"search: {each}", profile=each, budget=budget)
+            for each in profiles
+        ]
     families = session.config.getoption("--cachesim-transformers")
     if families:
         from cachesim.lab.real.transformers.scripts import OPERATIONS
@@ -201,6 +232,33 @@ class ScenarioItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int, str]:
         """How pytest names it."""
         return self.path, 0, f"{self.scenario.name} on {self.profile}"
+
+
+class SearchItem(pytest.Item):
+    """A search on one profile, for a time."""
+
+    def __init__(self, *, profile: str, budget: float, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.profile = profile
+        self.budget = budget
+
+    def runtest(self) -> None:
+        """Run `cachesim check`; what it prints of a finding, or of a refusal, fails the test."""
+        from cachesim.cli.main import main
+
+        emit = self.config.getoption("--cachesim-emit")
+        arguments = ["check", self.profile, "--minutes", str(self.budget)]
+        printed = StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed):
+            status = main([*arguments, *(["--emit", emit] if emit else [])])
+        text = printed.getvalue().replace("  --emit DIR", "  --cachesim-emit DIR")
+        if status:
+            pytest.fail(text, pytrace=False)
+        self.add_report_section("call", "cachesim", text)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """How pytest names it; of a domain that ends the name it would change the dots."""
+        return self.config.rootpath, 0, f"search on {self.profile}"
 
 
 class TransformersItem(pytest.Item):

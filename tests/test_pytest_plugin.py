@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cachesim.scenario import load
 
 SCENARIO = """
@@ -116,3 +118,31 @@ def test_a_family_without_transformers_is_one_failure_with_the_reason(tmp_path: 
     assert done.returncode == 1
     assert "does it have torch and transformers?" in done.stdout
     assert "1 failed, 54 skipped" in done.stdout
+
+
+@pytest.mark.thorough
+def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> None:
+    bad, emit = "--cachesim-profile=mlx-lm@0.32.2", "--cachesim-emit=found"
+
+    done = collected(tmp_path, bad, "--cachesim-budget=60s", emit)
+
+    assert done.returncode == 1
+    assert "search: mlx-lm@0.32.2 FAILED" in done.stdout
+    assert "has an empty prompt" in done.stdout
+    (emitted,) = (tmp_path / "found").iterdir()
+    assert "mlx-lm" == load(emitted).engine.name
+
+
+def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:
+    done = collected(tmp_path, "--cachesim-profile=marconi@artifact", "--cachesim-budget=0.1s")
+
+    assert "search: marconi@artifact PASSED" in done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_a_search_without_a_profile_or_a_time_is_refused(tmp_path: Path) -> None:
+    alone = collected(tmp_path, "--cachesim-budget=1s")
+    odd = collected(tmp_path, "--cachesim-profile=marconi@paper", "--cachesim-budget=soon")
+
+    assert "name one with --cachesim-profile" in alone.stderr + alone.stdout
+    assert "'soon' is no time; write one such as 60s, 5m or 1h" in odd.stderr
