@@ -43,6 +43,13 @@ VLLM: Final = Environment(
 """What vLLM's own Python imports."""
 
 
+BOTH: Final = Environment(
+    name="foreign-lmcache-vllm",
+    requirements=(*dict.fromkeys((*PACKAGES.requirements, *TORCH.requirements)),),
+)
+"""What LMCache and vLLM import, for LMCache's connector of vLLM."""
+
+
 def wheel(project: str, version: str, package: str, packages: Environment = TORCH) -> UnpackedWheel:
     """A release's own files, beside the packages that it imports."""
     return UnpackedWheel(
@@ -53,15 +60,22 @@ def wheel(project: str, version: str, package: str, packages: Environment = TORC
     )
 
 
-def inside(cache: UnpackedWheel, module: str, *given: str) -> None:
-    """Run a module with a wheel's files in its environment; skip loudly without them."""
+def inside(cache: UnpackedWheel, module: str, *given: str | UnpackedWheel) -> None:
+    """Run a module with a wheel's files in its environment; skip loudly without them.
+
+    Of further wheels the module is given the folders.
+    """
     try:
         python = cache.ready()
+        for each in given:
+            if isinstance(each, UnpackedWheel):
+                each.ready()
     except EnvironmentUnavailableError as error:
         sys.exit(f"SKIPPED: {error}")
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join((str(cache.folder), str(root)))
-    command = [str(python), "-m", module, *given]
+    words = [str(each.folder) if isinstance(each, UnpackedWheel) else each for each in given]
     variables = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    command = [str(python), "-m", module, *words]
     if status := subprocess.run(command, check=False, env=variables).returncode:
         sys.exit(status)

@@ -1,6 +1,6 @@
 """`python -m examples.lmcache`: what LMCache 0.5.6 holds, and what 0.5.0 did not."""
 
-from examples.environments import inside, wheel
+from examples.environments import BOTH, inside, wheel
 
 inside(
     wheel("lmcache", "0.5.6", "lmcache"),
@@ -14,3 +14,10 @@ inside(
 )
 inside(wheel("lmcache", "0.5.0", "lmcache"), "examples.lmcache.cache", "0.5.0", "images")
 inside(wheel("lmcache", "0.5.6", "lmcache"), "examples.lmcache.redis_store", "0.5.6")
+
+inside(
+    wheel("lmcache", "0.5.6", "lmcache", BOTH),
+    "examples.lmcache.multi_process",
+    "0.5.6",
+    wheel("vllm", "0.33.0", "vllm", BOTH),
+)

@@ -46,9 +46,10 @@ class Keys:
         place = self.media.PlaceholderRange(request.image_at, length)
         return [self.media.MultiModalFeatureSpec(None, "image", request.image, place)]
 
-    def keys(self, request: Request) -> list[Any]:
+    def made(self, request: Request) -> Any:
+        """The release's own `Request`."""
         number = request.adapter and sum(request.adapter.encode())
-        made = self.request(
+        return self.request(
             request_id=str(next(self.NUMBERS)),
             prompt_token_ids=list(request.tokens),
             sampling_params=self.sampling(max_tokens=1),
@@ -58,7 +59,9 @@ class Keys:
             cache_salt=request.salt or None,
             block_hasher=self.hasher,
         )
-        return [self.base.make_offload_key(each, 0) for each in made.block_hashes]
+
+    def keys(self, request: Request) -> list[Any]:
+        return [self.base.make_offload_key(each, 0) for each in self.made(request).block_hashes]
 
 
 class Host(Keys):
