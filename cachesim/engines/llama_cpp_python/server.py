@@ -261,7 +261,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     @property
     def held_tokens(self) -> Tokens:
-        """The tokens that the instance believes to hold."""
+        """The tokens that the instance thinks it holds."""
         return tuple(self.input_ids[: self.n_tokens].tolist())
 
     # -- generate ------------------------------------------------------------------------------
