@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain
 from itertools import count as counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ class Vllm(Keys):
             for each in server.shapes
         }
         self.worker.register_kv_caches(self.caches, layout_hints={"kv_layout": "NHD"})
-        self.promised: dict[Request, Any] = {}
+        self.promised: dict[Request, list[Any]] = {}
 
     def tracked(self, request: Request) -> Any:
         """A request with blocks for its tokens; block 0 stands for none."""
@@ -117,7 +118,6 @@ class Vllm(Keys):
         call([given.request_id], [given.op], event, **names)
 
     def lookup(self, request: Request) -> int:
-        self.release(request)
         tracker = self.tracked(request)
         self.scheduler.maybe_submit_lookup_request(
             tracker.request_id, tracker.get_token_ids(), tracker.cache_salt
@@ -125,11 +125,11 @@ class Vllm(Keys):
         while (found := self.scheduler.check_lookup_result(tracker.request_id)) is None:
             time.sleep(0.0005)
         tracker.num_lmcache_hit_tokens = found
-        self.promised[request] = tracker
+        self.promised.setdefault(request, []).append(tracker)
         return int(found)
 
     def load(self, request: Request, count: int) -> Rows | None:
-        tracker = self.promised.pop(request)
+        tracker = self.promised[request].pop()
         tracker.state = self.metadata.LMCacheMPRequestState.WAITING_FOR_LOAD
         given = self.metadata.LMCacheMPRequestMetadata.GetRetrieveMetadata(tracker, BLOCK, [BLOCK])
         self.submit(self.worker.batched_submit_retrieve_requests, given)
@@ -142,16 +142,14 @@ class Vllm(Keys):
         bits = held.view(torch.uint16) if self.server.dtype == "bfloat16" else held
         return bits.numpy().reshape(count, *bits.shape[2:]).copy()
 
-    def release(self, request: Request) -> None:
-        tracker = self.promised.pop(request, None)
-        if tracker:
-            given = tracker.get_token_ids(), 0, tracker.num_lmcache_hit_tokens, tracker.request_id
-            self.scheduler.free_lookup_locks(*given, tracker.cache_salt)
-            self.scheduler.end_session(tracker.request_id)
+    def release(self, tracker: Any) -> None:
+        given = tracker.get_token_ids(), 0, tracker.num_lmcache_hit_tokens, tracker.request_id
+        self.scheduler.free_lookup_locks(*given, tracker.cache_salt)
+        self.scheduler.end_session(tracker.request_id)
 
     def close(self) -> None:
-        for request in [*self.promised]:
-            self.release(request)
+        for each in chain(*self.promised.values()):
+            self.release(each)
         self.worker.shutdown()
         self.scheduler.shutdown()
 
@@ -217,20 +215,18 @@ class Sglang(Vllm):
         self.connector.store_kv(StoreMetadata(None, list(request.tokens), slots, 0, name))
 
     def lookup(self, request: Request) -> int:
-        self.release(request)
-        name = self.promised[request] = f"lookup {next(self.NUMBERS)}"
+        name = f"lookup {next(self.NUMBERS)}"
+        self.promised.setdefault(request, []).append(name)
         return int(self.connector.lookup_kv(list(request.tokens), name))
 
     def load(self, request: Request, count: int) -> Rows | None:
-        name, slots = self.promised.pop(request), torch.arange(BLOCK, BLOCK + count)
+        name, slots = self.promised[request].pop(), torch.arange(BLOCK, BLOCK + count)
         self.connector.retrieve_kv(LoadMetadata(list(request.tokens), slots, 0, 0, name))
         self.connector.end_session(name)
         return [self.rows(each, count) for each in self.caches.values()]
 
-    def release(self, request: Request) -> None:
-        name = self.promised.pop(request, None)
-        if name:
-            self.connector.end_session(name)
+    def release(self, name: Any) -> None:
+        self.connector.end_session(name)
 
     def close(self) -> None:
         super().close()
@@ -239,6 +235,8 @@ class Sglang(Vllm):
 
 CHECKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "vLLM, salts": (Vllm, {"varied": ("salt",)}),
+    "vLLM, images": (Vllm, {"varied": ("image",)}),
+    "vLLM, two engines": (Vllm, {"varied": (), "shared": True}),
     "vLLM, adapters": (Vllm, {"varied": ("adapter",)}),
     "vLLM, models": (Vllm, {"varied": ("model",)}),
     "SGLang 0.5.18, salts": (Sglang, {"varied": ("salt",)}),
