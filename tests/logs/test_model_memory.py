@@ -313,3 +313,41 @@ def test_the_table_is_listed(capsys: Capture) -> None:
     assert (
         f"a recurrent state on llama.cpp: {4 * (conv + state):,} bytes" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "vllm", "sglang"),
+    [
+        ({}, 0, 0),
+        ({"max_position_embeddings": 40_960}, 40_960, 40_960),
+        ({"max_position_embeddings": 8192, "seq_length": 4096}, 4096, 4096),
+        ({"max_position_embeddings": 8192, "model_max_length": 131_072}, 131_072, 131_072),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+            131_072,
+        ),
+        (
+            {
+                "max_position_embeddings": 163_840,
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 40,
+                    "original_max_position_embeddings": 4096,
+                },
+            },
+            163_840,
+            163_840,
+        ),
+    ],
+)
+def test_the_longest_request_is_that_of_the_config(
+    config: dict[str, Any], vllm: int, sglang: int
+) -> None:
+    found = memory_of_config({**known_models()["mistral-7b-v0.1"], **config}, "x")
+
+    assert (vllm, sglang) == (found.longest("vllm"), found.longest("sglang"))

@@ -121,6 +121,54 @@ def test_only_the_pool_limits_a_request_of_a_trace(profile: str, tmp_path: Path)
     assert "20000" in found["notes"][0]  # 16,384 tokens and fewer fit the pools
 
 
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.parametrize("profile", [VLLM, SGLANG])
+@pytest.mark.parametrize(
+    ("config", "given", "refused"),
+    [
+        ({}, {}, 0),
+        ({"max_position_embeddings": 16_384}, {}, 1),
+        ({"max_position_embeddings": 4096}, {}, 2),
+        ({"max_position_embeddings": 4096}, {"max_model_len": 512, "context_length": 512}, 1),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4}}, {}, 1),
+    ],
+)
+def test_a_request_of_a_trace_is_no_longer_than_its_model_takes(
+    profile: str, config: dict[str, Any], given: dict[str, int], refused: int, tmp_path: Path
+) -> None:
+    trace, model = tmp_path / "trace.jsonl", tmp_path / "config.json"
+    lines = [
+        {"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": [*range(ids)]}
+        for length, ids in ((5_000, 10), (20_000, 40))
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model.write_text(json.dumps({**LLAMA_CONFIG, **config}))
+    name = "max_model_len" if profile == VLLM else "context_length"
+    options = {"memory": "80GB"} | ({name: given[name]} if given else {})
+
+    found = play(
+        Cell(
+            source=Source(name=str(trace), scale=SCALE),
+            profile=profile,
+            model="dense",
+            options=tuple(options.items()),
+            measured=Measured.of_model(str(model)),
+        )
+    )
+
+    assert refused == found["refused"]
+    by_model = bool(refused and config and not given)
+    assert by_model == any("tokens of the trace" in note for note in found["notes"])
+
+
 def test_memory_is_an_axis_of_a_plan() -> None:
     server = {"profile": VLLM, "sizes": "llama-3.1-8b", "set": {"memory": [10**10, 2 * 10**10]}}
 

@@ -60,6 +60,21 @@ MOST_BYTES: Final = 1 << 24
 
 MOST: Final = 1 << 24
 
+CONTEXT: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""Keys under which a config names the tokens of a request at most."""
+
+ORIGINAL: Final = "original_max_position_embeddings"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
@@ -72,6 +87,12 @@ class Memory:
     length: int = 0  # tokens that a window sees
     index: int = 0  # bytes of a token's keys of a sparse indexer, as vLLM and SGLang keep them
     single: bool = False  # the config, or vLLM for this family, keeps recurrent states in float32
+    context: int = 0  # tokens of a request at most; 0: the config does not name them
+    original: int = 0  # the same before LongRoPE, which vLLM takes instead
+
+    def longest(self, engine: str) -> int:
+        """Tokens of a request at most where no flag says otherwise; 0 if not known."""
+        return self.original if self.original and engine == "vllm" else self.context
 
     def sizes(self, engine: str) -> Sizes:
         """Bytes on an engine with its own defaults; keys and values in 16 bits."""
@@ -179,6 +200,8 @@ class _Config:
             length=self._length() if windows else 0,
             index=full * (index + index // 128 * 4),
             single=self._is_kda or "float32" in [self._get(key) for key in types],
+            context=self._context(),
+            original=self.number(ORIGINAL, 0) if self._rope("longrope") else 0,
         )
 
     def _refuse(self, why: str) -> NoReturn:
@@ -201,6 +224,27 @@ class _Config:
             return value
         has = f"is {str(value)[:40]}" if value is not None else "is missing"
         return self._refuse(f"{' or '.join(names)} {has}; write the number of the model's config")
+
+    # -- how long a request may be
+
+    def _context(self) -> int:
+        """Upstream: vLLM 0.33.0's `derive_max_model_len_and_key` and `_get_and_verify_max_len`.
+
+        A scaling that the config's length does not hold yet multiplies it.
+        """
+        lengths = [self.number(key) for key in CONTEXT if self._get(key) is not None]
+        longest = self.number("model_max_length", min(lengths, default=0))
+        scaled = self._rope("linear", "dynamic") or 1
+        return int(longest * scaled)
+
+    def _rope(self, *types: str) -> float:
+        """The factor by which rotary positions of these types are scaled; 0 without one."""
+        value = self._get("rope_scaling", "rope_parameters")
+        if "gemma3" in str(self.values.get("model_type")) or not isinstance(value, dict):
+            return 0
+        factor = value.get("factor") or 1
+        known = value.get("rope_type", value.get("type")) in types
+        return factor if known and isinstance(factor, int | float) and 0 < factor < MOST else 0
 
     # -- what each layer keeps
 

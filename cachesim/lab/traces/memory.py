@@ -36,8 +36,8 @@ SET: Final = frozenset(
 """Flags that the memory decides."""
 
 LONGEST: Final[Mapping[str, int]] = {"max_model_len": -1, "context_length": 1 << 24}
-"""Flags that are checked against the pools, and do not size them, with their values for a trace:
-no limit beside the pool, since the context of the trace's model is not known, also with --sizes.
+"""Flags that are checked against the pools, and do not size them, with their values for a trace
+whose model is not known: no limit beside the pool.
 """
 
 
@@ -55,6 +55,14 @@ def memory_in(options: Mapping[str, Any]) -> int | None:
         msg = f"memory and {' and '.join(sorted(both))} both size the pools; leave one out"
         raise InputError(msg)
     return value
+
+
+def longest_of(engine: Engine) -> dict[str, int]:
+    """The flags that limit a request, with the values that the pools leave."""
+    if not isinstance(engine, Vllm | Sglang):
+        return {}
+    options = engine.options
+    return {name: getattr(options, name) for name in LONGEST if hasattr(options, name)}
 
 
 def pools(engine: Engine, memory: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.memory import LONGEST, MEMORY, memory_in, pools
+from cachesim.lab.traces.memory import LONGEST, MEMORY, longest_of, memory_in, pools
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
@@ -355,6 +355,11 @@ class Cell:
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
         made = Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+        most = self.longest()
+        above = {name: most for name, value in longest_of(made).items() if 0 < most < value}
+        if above.keys() - self.own.keys():  # the pool holds longer requests than the model takes
+            options |= above
+            made = Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
         if self.source.remember is not None:
             made.remember(self.source.remember)
         return made
@@ -380,6 +385,13 @@ class Cell:
             return spec
         scale = self.source.scaling(self.source.open()[0])
         return self.measured.over(spec, scale, Profile.parse(self.profile).engine)
+
+    def longest(self) -> int:
+        """Replayed tokens of a request at most by the model's config; 0 if not known."""
+        if self.measured is None or not isinstance(self.measured.sizes, Memory):
+            return 0
+        scale = self.source.scaling(self.source.open()[0])
+        return self.measured.sizes.longest(Profile.parse(self.profile).engine) // scale
 
     def requests(self) -> Iterator[PendingRequest]:
         """The requests as clients send them."""
@@ -478,7 +490,7 @@ def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[s
         **found.as_dict(),
         "held": over.as_dict(),
         "bytes": None if engine is None else bytes_counted(cell, evictions),
-        "notes": [*found.notes(cell.source, cell.profile), *pool_notes(cell)],
+        "notes": [*found.notes(cell.source, cell.profile), *limit_notes(cell, found)],
     }
 
 
@@ -615,9 +627,25 @@ def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Itera
         yield found
 
 
-def pool_notes(cell: Cell) -> Iterator[str]:
-    """The pools that follow from the memory of the device."""
-    found = {} if cell.profile == BOUND else cell.pools()
+def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
+    """The length of a request and the pools that follow from the model and the device's memory."""
+    if cell.profile == BOUND:
+        return
+    yield from _pool_note(cell)
+    most, by = cell.longest(), cell.measured.by if cell.measured else ""
+    if not found.refused or not most:
+        return
+    scale = cell.source.scaling(cell.source.open()[0])
+    for name, value in longest_of(cell.engine()).items():
+        if value == most and name not in cell.own:
+            yield (
+                f"{cell.profile}: a request has at most {most * scale:,} tokens of the trace, "
+                f"{most:,} as played, by {by}; --set {name}=N sets another limit, as played"
+            )
+
+
+def _pool_note(cell: Cell) -> Iterator[str]:
+    found = cell.pools()
     if found:
         flags = " and ".join(f"{name} = {value:,}" for name, value in found.items())
         memory, by = memory_in(dict(cell.options)), cell.measured.by if cell.measured else ""

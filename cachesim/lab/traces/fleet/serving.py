@@ -26,7 +26,7 @@ from cachesim.lab.traces.replay import (
     Replayed,
     account,
     bytes_counted,
-    pool_notes,
+    limit_notes,
 )
 
 MOST_SESSIONS: Final = 1 << 16
@@ -265,7 +265,7 @@ def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> 
         "bytes": bytes_counted(cell, sum(each.evictions for each in servers)),
         "notes": [
             *found.total.notes(source, cell.profile),
-            *pool_notes(cell),
+            *limit_notes(cell, found.total),
             *_notes(cell, fleet, found),
         ],
         "fleet": {**fleet.as_dict(), **found.as_dict(servers)},
