@@ -9,7 +9,7 @@ engine=$1 found=$2
 title=$(grep -m1 ' is NOT as ' "$found" || echo "$engine: the newest release could not be compared, or differs")
 {
   echo '```text'
-  if grep -q ' is NOT as ' "$found"; then sed -n '/ is NOT as /,$p' "$found"; else cat "$found"; fi | head -c 60000
+  if grep -q ' is NOT as ' "$found"; then sed -n '/ is NOT as /,$p' "$found"; else cat "$found"; fi | { head -c 60000; cat > /dev/null; }
   echo '```'
   echo
   echo "Seen by \`make newest-$engine\`."

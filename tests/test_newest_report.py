@@ -53,3 +53,8 @@ def test_a_check_that_failed_otherwise_is_reported_whole(tmp_path: Path) -> None
     assert created is not None
     assert "vllm: the newest release could not be compared, or differs" in created
     assert "the registry cannot be reached" in (tmp_path / "body.md").read_text()
+
+
+def test_a_report_that_is_too_long_is_cut_and_opened(tmp_path: Path) -> None:
+    assert asked(tmp_path, f"{NEW}\n" + 30_000 * "a b c\n") is not None
+    assert 60_000 < (tmp_path / "body.md").stat().st_size < 61_000

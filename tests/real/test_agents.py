@@ -159,13 +159,13 @@ def test_the_tokens_of_a_slot_are_read_from_old_files_and_new_ones(listed: list[
     assert [300, 301, 302] == tokens_of(data)
 
 
-def newest_here(family: Family) -> list[Any]:
+def releases_of(family: Family) -> list[Any]:
     """The releases of an engine, all but the newest for `make check`."""
     *older, newest = family.names()
     return [newest, *(pytest.param(each, marks=pytest.mark.thorough) for each in older)]
 
 
-@pytest.mark.parametrize("release", newest_here(VLLM))
+@pytest.mark.parametrize("release", releases_of(VLLM))
 def test_agents_workloads_for_vllm_come_to_their_end(release: str) -> None:
     rules = VLLM.release(release).rules
 
@@ -176,7 +176,7 @@ def test_agents_workloads_for_vllm_come_to_their_end(release: str) -> None:
     assert any(len(read_row(asked["prompt"])) > 1000 for asked in requests_of(drawn))
 
 
-@pytest.mark.parametrize("release", newest_here(SGLANG))
+@pytest.mark.parametrize("release", releases_of(SGLANG))
 def test_agents_workloads_for_sglang_come_to_their_end(release: str) -> None:
     rules = SGLANG.release(release).rules
 
