@@ -102,6 +102,7 @@ def test_every_engine_has_a_scope() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", COUNTS)
 def test_every_release_of_an_engine_has_a_scope_that_reuses(engine: str) -> None:
     family, requests = family_of(engine), 3 if engine == "transformers" else 2
@@ -135,6 +136,7 @@ def test_a_search_that_ends_at_its_finding_is_not_whole() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", PRESETS)
 def test_the_mended_erasure_leaves_no_way(model: str) -> None:
     scope = whole(MENDED, model, requests=3, servers=1)
@@ -158,6 +160,7 @@ def test_a_whole_scope_is_stated_the_same_by_one_process_and_by_two(profile: str
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_two_processes_survey_what_one_does() -> None:
     alone, together = (whole(KNOWN, requests=3, servers=1) for _ in range(2))
     one = alone.survey("ring", lambda _: True)
