@@ -24,4 +24,4 @@ def test_a_scenario_is_tuned_on_a_release_without_a_patch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert 0 == main(["why", "--tune", "llama.cpp-16382-no-checkpoints"])
-    assert "2 requests played" in capsys.readouterr().out
+    assert "2 requests replayed" in capsys.readouterr().out
