@@ -3,12 +3,13 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import active_children
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.processes import pool_of
 
 Do: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -51,7 +52,7 @@ def processes(count: int) -> Iterator[Executor]:
 
     They begin at once: who shows a bar has a thread, and a process with threads does not fork well.
     """
-    pool = ProcessPoolExecutor(count, initializer=_end_silently_when_interrupted)
+    pool = pool_of(count, _end_silently_when_interrupted)
     try:
         pool.submit(int).result()
         yield pool

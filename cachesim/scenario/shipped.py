@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Final
 
 from cachesim.errors import ScenarioError
@@ -74,15 +75,17 @@ def sources(name: str) -> list[Source]:
     if name in {"-", STDIN}:
         return [Source(STDIN, None)]
     try:
-        is_folder, is_file = path.is_dir(), path.is_file()
+        mode = path.stat().st_mode  # is_file() is False for any error since Python 3.14
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
     except (OSError, ValueError):
         from cachesim.scenario.readers import short
 
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
-    if is_folder:
+    if S_ISDIR(mode):
         return _in_folder(path)
-    if is_file:
+    if S_ISREG(mode):
         return [Source(name, path)]
     by_name = {each.stem: each for each in shipped_files()}
     stem = path.name.removesuffix(".toml")

@@ -1,5 +1,6 @@
 """A trace larger than memory is read and played: what is held does not grow with the file."""
 
+import io
 import json
 import tracemalloc
 from collections import deque
@@ -50,7 +51,7 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     held = peak(lambda: deque(open_trace(path)[1], maxlen=0))
 
     assert path.stat().st_size > 1200 * KIB
-    assert held < 60 * KIB
+    assert held < 50 * KIB + 2 * io.DEFAULT_BUFFER_SIZE  # larger from Python 3.14 on
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +22,7 @@ from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import Cell, play, row_of, scaled
 from cachesim.lab.traces.source import Source, made_requests
 from cachesim.lab.traces.sweep import attempt, flat, key_of, open_store, play_cells
+from cachesim.processes import pool_of
 from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report
@@ -138,7 +139,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     cells = plan_of(SMALL).cells
 
     with open_store(tmp_path / "store") as store:
-        assert alone(cells) == play_cells(cells, store, lambda: ProcessPoolExecutor(2))
+        assert alone(cells) == play_cells(cells, store, lambda: pool_of(2))
 
 
 def test_an_interrupted_sweep_goes_on_and_plays_nothing_twice(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_process_that_is_killed_takes_nothing_with_it(
     monkeypatch.setattr(sweeping, "attempt", killed_once)
 
     with open_store(None) as store:
-        found = play_cells(cells, store, lambda: ProcessPoolExecutor(2))
+        found = play_cells(cells, store, lambda: pool_of(2))
 
     assert (tmp_path / "mark").exists()
     assert alone(cells) == found
@@ -188,7 +189,7 @@ def test_a_cell_that_always_ends_its_process_ends_the_sweep(
     monkeypatch.setattr(sweeping, "attempt", always_killed)
 
     with open_store(None) as store, pytest.raises(InputError, match="ended 3 times"):
-        play_cells(plan_of(SMALL).cells[1:2], store, lambda: ProcessPoolExecutor(1))
+        play_cells(plan_of(SMALL).cells[1:2], store, lambda: pool_of(1))
 
 
 def test_the_key_of_a_cell_is_what_decides_its_outcome(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +24,7 @@ from cachesim.lab.traces.plan import plan_of, read_plan
 from cachesim.lab.traces.playing import play
 from cachesim.lab.traces.reading import TraceError
 from cachesim.lab.traces.replay import Cell, row_of
+from cachesim.processes import pool_of
 
 # -- results in a file -----------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ def sweep(
     read = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
     path = None if store is None else Path(store)
     with open_store(path) as known:
-        outcomes = play_cells(read.cells, known, lambda: ProcessPoolExecutor(processes))
+        outcomes = play_cells(read.cells, known, lambda: pool_of(processes))
     return [flat(row_of(*each)) for each in zip(read.cells, outcomes, strict=True)]
 
 
