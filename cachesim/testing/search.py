@@ -522,7 +522,7 @@ def search(
     only: Kind | None = None,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
-    """Play workloads until one fails, all are played, or `stop` is true."""
+    """Play workloads until one fails, all are played, or `going` is false."""
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     return search_among(
         enumerate(drawn, first), profile, model, arithmetic=arithmetic, only=only, going=going

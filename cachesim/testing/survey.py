@@ -125,7 +125,7 @@ def survey(
     find: Find = "wrong",
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
-    """Play workloads until all are played or `stop` is true; none is shrunk yet."""
+    """Play workloads until all are played or `going` is false; none is shrunk yet."""
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     return survey_among(
         enumerate(drawn, first), profile, model, arithmetic=arithmetic, find=find, going=going
