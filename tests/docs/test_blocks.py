@@ -38,6 +38,8 @@ BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SECTION: Final = re.compile(r"^## cachesim ([\w. -]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PLAYS: Final = {"run"}
 """Commands that take an arithmetic."""
+SLOW: Final = {"cachesim check llama.cpp@b11549+erase-equal --scope 3"}
+"""Commands that `make check` runs."""
 IN_ORDER: Final = "docs/quickstart.md"
 """The page whose commands use the files of those before them."""
 
@@ -125,8 +127,11 @@ def compare(session: Session, folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     "session",
-    [each for each in sessions() if not is_real(each) and each.page != IN_ORDER],
-    ids=lambda each: each.command,
+    [
+        pytest.param(each, marks=[pytest.mark.thorough] * (each.command in SLOW), id=each.command)
+        for each in sessions()
+        if not is_real(each) and each.page != IN_ORDER
+    ],
 )
 def test_a_command_prints_what_is_shown(
     session: Session, folder: Path, capsys: pytest.CaptureFixture[str]

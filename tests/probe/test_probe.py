@@ -24,6 +24,11 @@ PROFILES = {
 }
 
 
+def slow(value: object) -> object:
+    """A parameter that `make check` plays."""
+    return pytest.param(value, marks=pytest.mark.thorough)
+
+
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No search for the release, and little to simplify: both have tests of their own."""
@@ -38,7 +43,7 @@ def probed(url: str, **more: object) -> Result:
 
 
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
-@pytest.mark.parametrize("noise", [0.0, 2e-2])
+@pytest.mark.parametrize("noise", [slow(0.0), 2e-2])
 def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> None:
     with fake(dialect, PROFILES[dialect], context=stale, noise=noise) as server:
         result = probed(server.url)
@@ -50,7 +55,7 @@ def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> No
 
 
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
-@pytest.mark.parametrize("noise", [0.0, 2e-2])
+@pytest.mark.parametrize("noise", [slow(0.0), 2e-2])
 def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
     with fake(dialect, PROFILES[dialect], noise=noise) as server:
         result = probed(server.url, requests=500)
@@ -78,7 +83,7 @@ def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() 
     assert result.judge.noise.limit > 0.04
 
 
-@pytest.mark.parametrize("context", [sound, stale])
+@pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> None:
     with (
         fake("text", PROFILES["text"], context=context) as warm,  # type: ignore[arg-type]
@@ -90,7 +95,7 @@ def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> Non
     assert "mlx_lm.server 0.32.2" == result.name
 
 
-@pytest.mark.parametrize("context", [sound, stale])
+@pytest.mark.parametrize("context", [slow(sound), stale])
 def test_chats_are_sent_as_messages(context: object) -> None:
     with (
         fake("chat", PROFILES["text"], context=context) as warm,  # type: ignore[arg-type]
@@ -299,7 +304,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, dialect: str, n
         assert not probed(server.url, requests=3000).right, name
 
 
-@pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("failures", [1, slow(2)])
 def test_a_second_finding_has_another_cause(failures: int) -> None:
     """The server of hashes has one bug, whatever the engine does: it is found once."""
     with fake("llama", PROFILES["llama"], context=stale) as server:
@@ -310,7 +315,7 @@ def test_a_second_finding_has_another_cause(failures: int) -> None:
     assert (failures == 2) == (first.repeats > 0)
 
 
-@pytest.mark.parametrize("context", [sound, stale])
+@pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_model_of_ollama_is_unloaded_for_a_cold_answer(context: object) -> None:
     with (
         fake("ollama", PROFILES["llama"], context=context) as warm,  # type: ignore[arg-type]

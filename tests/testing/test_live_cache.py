@@ -13,17 +13,23 @@ from tests.testing.planted_caches import (
     PLANTED,
     RIGHT,
     Blocks,
+    EvictedStays,
     OneSlot,
     OnlyLastToken,
     OwnList,
+    SaltJoined,
+    ShortImageHash,
     States,
+    Trimmed,
+    Unpinned,
 )
 
 PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 PROMPT = as_tokens(range(300, 340))
 
 
-SLOW = {OneSlot, OwnList}  # to shrink
+SLOW = {EvictedStays, OneSlot, OwnList, SaltJoined, ShortImageHash, Trimmed, Unpinned}
+"""Those that take seconds to shrink: `make check` finds them."""
 
 PARAMETERS = [
     pytest.param(each, marks=pytest.mark.thorough) if each in SLOW else each for each in PLANTED
