@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
@@ -28,7 +29,12 @@ from cachesim.errors import InputError
 from cachesim.files import Output, free_name
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding
 from cachesim.lab.real.hunt.loop import hunt as hunt_by
-from cachesim.lab.real.hunt.proof import proof_command, prover_of
+from cachesim.lab.real.hunt.proof import (
+    ProofResult,
+    proof_command,
+    proof_of,
+    prover_of,
+)
 from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
 from cachesim.model.arithmetic import ArithmeticName
@@ -140,6 +146,7 @@ class Plan:
     printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
     scope: int | None = None  # requests of a small scope that is played whole
     told: list[dict[str, Json]] | None = None  # in place of text
+    prove: bool = False  # play each cause on the real engine
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be played."""
@@ -173,13 +180,15 @@ class Plan:
                     " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
                 raise InputError(msg)
+        for profile in self.profiles if self.prove else ():
+            _refuse_patches(profile)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
 
     @property
     def goes_on(self) -> bool:
         """True if the search continues after findings, grouped by cause."""
-        return self.everything or self.find == "lost"
+        return self.everything or self.find == "lost" or self.prove
 
     def scope_of(self, profile: Profile) -> WholeScope | None:
         """The small scope to be played whole, if asked for."""
@@ -243,8 +252,9 @@ def print_survey(
     smallest: Mapping[Cause, Counterexample],
     plan: Plan,
     scope: WholeScope | None = None,
+    proofs: Mapping[Cause, ProofResult] = MappingProxyType({}),
 ) -> int:
-    """Print each cause with its count and its smallest workload."""
+    """Print each cause with its count, its smallest workload, and the real engine's answer."""
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
     lines = _played(report, scope)
     causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
@@ -257,10 +267,15 @@ def print_survey(
         scenario = shown.scenario
         one = replace(shown, scenario=replace(scenario, name=f"{scenario.name}-{number}"))
         lines += [f"  {line}" for line in story(one, report.profile)]
-        if plan.find != "lost":
+        data = _told(one, report.profile) | {"cause": str(cause), "workloads": count}
+        if (proof := proofs.get(cause)) is not None:
+            where = prover_of(report.profile, ()).where
+            lines += [f"    on {where}: {proof.seen}", f"    evidence: {proof.evidence}"]
+            data |= {"evidence": proof.evidence, "proof": proof.seen}
+        elif plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
-        told.append(_told(one, report.profile) | {"cause": str(cause), "workloads": count})
+        told.append(data)
     return _print_report(lines, report, plan, scope, told)
 
 
@@ -410,7 +425,8 @@ Prove: TypeAlias = Annotated[
     bool,
     Parameter(
         help="Play each wrong answer on the real engine, and write a report of each that is wrong "
-        "there too, to the folder of --emit (hunt by default)."
+        "there too, to the folder of --emit (hunt by default). With --scope: play the smallest "
+        "workload of each cause there."
     ),
 ]
 Models: TypeAlias = Annotated[
@@ -484,14 +500,13 @@ def check_command(
         "--examples": examples,
         "--find": find != "wrong",
     }
-    if prove:
+    if prove and scope is None:
         refused = {
             "--set": settings,
             "--all": everything,
             "--require": require,
             "--dask": dask,
             "--jobs": jobs,
-            "--scope": scope,
             "--format": format != "text",
         }
         _refuse_beside("--prove", drawn | refused)
@@ -521,6 +536,7 @@ def check_command(
             printed=printed,
             scope=scope,
             told=told if format == "json" else None,
+            prove=prove,
         )
         status |= _carried_out(plan)
     if format == "json":
@@ -587,6 +603,12 @@ def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
         raise InputError(msg)
 
 
+def _refuse_patches(profile: Profile) -> None:
+    if profile.patches:
+        msg = f"{profile} has patches: --prove is for a release as it is, as {profile.engine}@..."
+        raise InputError(msg)
+
+
 def check_minutes(minutes: float | None) -> None:
     """Refuse a time that is not positive."""
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
@@ -637,6 +659,11 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     scope = plan.scope_of(profile)
+    shrinking: dict[str, Any] = {"arithmetic": plan.arithmetic, "find": plan.find}
+    if plan.prove:
+        prover = prover_of(profile, ())
+        prover.ready(profile.release)
+        shrinking["fits"] = prover.fits
     budget = Budget(plan.minutes)
     with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
 
@@ -653,10 +680,12 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
             found = survey_by(pool, profile, plan.model, ahead=2 * count, **how)
         found.report.rate = budget.rate(found.report.workloads)
         order = [cause for cause, _ in found.counts.most_common()]
-        shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+        shrunk = partial(made_small, profile=profile, **shrinking)
         do = map if pool is None else pool.map
         smallest = list(do(shrunk, order, [found.first[each] for each in order]))
-    return print_survey(found, dict(zip(order, smallest, strict=True)), plan, scope)
+    small = dict(zip(order, smallest, strict=True))
+    proofs = {each: proof_of(small[each], profile) for each in order if plan.prove}
+    return print_survey(found, small, plan, scope, proofs)
 
 
 @contextmanager
@@ -697,9 +726,7 @@ def hunt(
     emit: Path,
 ) -> int:
     """Search a release for wrong answers, prove them on the real engine, and write reports."""
-    if wanted.patches:
-        msg = f"{wanted} has patches: --prove is for a release as it is, as {wanted.engine}@..."
-        raise InputError(msg)
+    _refuse_patches(wanted)
     check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[ProvenFinding, Path]] = []

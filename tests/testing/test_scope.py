@@ -14,10 +14,12 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
 from cachesim.errors import InputError
+from cachesim.lab.real.hunt.proof import PROVERS, ProofResult
 from cachesim.model.presets import PRESETS
 from cachesim.scenario.format import Step
+from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.testing.scope import WholeScope, scopes_of
-from cachesim.testing.search import Report
+from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import FIRST_WORD
 
 KNOWN = "llama.cpp@b11549"
@@ -227,7 +229,7 @@ def test_a_flag_of_the_user_goes_before_the_scope_s_own(
         (("--scope", "5"), "--scope is 5; write a number of requests from 2 to 4"),
         (("--scope", "2", "--examples", "9"), "--examples cannot be used with --scope"),
         (("--scope", "2", "--seed", "9"), "--seed cannot be used with --scope"),
-        (("--scope", "2", "--prove"), "--scope cannot be used with --prove"),
+        (("--scope", "2", "--prove"), "has patches: --prove is for a release as it is"),
         (("--against", KNOWN, "--format", "json"), "--format json is for a search"),
     ],
 )
@@ -236,6 +238,38 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     assert main(["check", MENDED, *arguments]) == 2
     assert problem in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
+    fits: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prove(found: Counterexample, _: Profile) -> ProofResult:
+        return ProofResult(confirmed=found.finding.kind == "crash", seen=f"{found.number}")
+
+    prover = replace(PROVERS["mlx-lm"], prove=prove, fits=lambda _: fits, ready=lambda _: None)
+    monkeypatch.setitem(PROVERS, "mlx-lm", prover)
+    command = ("check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1")
+
+    assert main([*command, "--format", "json"]) == 1
+    (search,) = json.loads(capsys.readouterr().out)["searches"]
+    labels = {each["kind"]: each["evidence"] for each in search["findings"]}
+    assert {"crash": CONFIRMED if fits else SOURCE, "wrong answer": SOURCE} == labels
+    for each in search["findings"]:
+        assert each["proof"] == (
+            str(each["workload"]) if fits else "cannot be played on the real package"
+        )
+
+
+@pytest.mark.wheel
+def test_the_real_package_ends_and_answers_wrongly_as_its_scope_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "12 of 54 workloads failed (crash 4, wrong answer 8)" in " ".join(out.split())
+    assert "on the real package: r0: 0 cached, diverged" in out
+    assert 2 == out.count(f"evidence: {CONFIRMED}")
 
 
 def test_an_engine_of_others_states_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

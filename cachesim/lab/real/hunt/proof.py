@@ -183,7 +183,7 @@ def _always(_: object) -> bool:
     return True
 
 
-PROVERS: Final[Mapping[str, Prover]] = {
+PROVERS: Final[dict[str, Prover]] = {
     LLAMA_CPP.name: Prover(
         where="the wheel",
         models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
@@ -258,6 +258,14 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
         prove=BY_METADATA.get(profile.engine, _simulated) if released else _simulated,
         ready=lambda _: None,
     )
+
+
+def proof_of(found: Counterexample, profile: Profile) -> ProofResult:
+    """The real engine's answer to a finding, if it can be played there."""
+    prover = prover_of(profile, ())
+    if prover.fits(found.scenario):
+        return prover.prove(found, profile)
+    return ProofResult(confirmed=False, seen=f"cannot be played on {prover.where}")
 
 
 def _simulated(found: Counterexample, _: Profile) -> ProofResult:
