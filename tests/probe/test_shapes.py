@@ -48,6 +48,39 @@ def test_blocks_of_a_published_trace_are_runs() -> None:
     assert 300 >= max(map(len, prompts)) > 100
 
 
+CHAT = [
+    {"role": role, "content": letter * 160}
+    for role, letter in (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))
+]
+REPLY = {"role": "assistant", "content": "b" * 40}
+CALL = {"choices": [{"message": REPLY}]}
+AGENT = [{"t": n, "in": 128 + 64 * n, "out": 1, "hash_ids": [1, 2, 3][: 2 + n]} for n in (0, 1)]
+ASKED = "Request c-%d details: prompt: 'x', prompt_token_ids: [%s]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"conversation": [*CHAT, REPLY]}),
+        json.dumps({"messages": [*CHAT, REPLY]}),
+        "".join(
+            json.dumps({"body": {"messages": messages}, "response": CALL}) + "\n"
+            for messages in (CHAT[:2], CHAT)
+        ),
+        json.dumps({"block_size": 64, "requests": AGENT}),
+        "".join(json.dumps({"prompt_token_ids": [*range(n)]}) + "\n" for n in (80, 160)),
+        "".join(ASKED % (n, ", ".join(map(str, range(n)))) for n in (80, 160)),
+    ],
+    ids=["chat", "messages", "calls", "agents", "token ids", "vLLM's log"],
+)
+def test_traces_of_other_forms_are_shapes(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    first, second = prompts_of(file)
+    assert 40 < len(first) < len(second)
+    assert first == second[: len(first)]
+
+
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.log"
     file.write_text("nothing\n")

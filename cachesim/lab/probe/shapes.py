@@ -19,10 +19,12 @@ from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.other import workload_of
 from cachesim.lab.logs.rerun import request_of
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
+from cachesim.lab.traces.forms import is_call, opened
 from cachesim.lab.traces.reading import is_batch, open_trace
 from cachesim.scenario import load
 from cachesim.scenario.format import Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
+from cachesim.typed import Json
 
 HEAD: Final = 1 << 16
 MOST: Final = 5_000
@@ -104,8 +106,13 @@ def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], .
     with file:
         head = file.read(HEAD)
         file.seek(0)
-        if _is_trace(head):
-            unit, requests = open_trace(path)
+        first = _first_of(head)
+        recorded = has_bodies(head) or (is_dump(head) and not _is_chat(first))
+        trace = open_trace(path) if _is_trace(first) else None
+        if trace is None and not recorded:
+            trace = opened(path, str(path))
+        if trace is not None:
+            unit, requests = trace
             return tuple(
                 (
                     each.runs or tuple((block, 0, unit) for block in each.blocks),
@@ -113,7 +120,7 @@ def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], .
                 )
                 for each in islice(requests, MOST)
             )
-        if is_dump(head) or has_bodies(head):
+        if recorded:
             reader, live = DumpReader(), Live(UserSettings())
             reader.read(str(path), as_dump(file) if has_bodies(head) else file)
             live.add_all(reader.requests[:MOST])
@@ -127,12 +134,22 @@ def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], .
     return tuple((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
 
 
-def _is_trace(head: bytes) -> bool:
-    line = head.lstrip().partition(b"\n")[0]
+def _first_of(head: bytes) -> Json:
+    """The first line, if it is JSON and no longer than the head."""
     try:
-        first = json.loads(line)
+        return json.loads(head.lstrip().partition(b"\n")[0])
     except ValueError:
-        return False  # a log, or a first line longer than the head
+        return None
+
+
+def _is_chat(first: Json) -> bool:
+    """True for a chat with its replies, or a call with its body; `record` keeps neither."""
+    if not isinstance(first, dict) or first.keys() & {"request", "segments", "action"}:
+        return False
+    return ("messages" not in first and "prompt" not in first) or not is_call(first)
+
+
+def _is_trace(first: Json) -> bool:
     if isinstance(first, dict) and "prompt" in first:
         prompt = first["prompt"]
         return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], list)

@@ -46,6 +46,7 @@ from cachesim.lab.traces.reading import (
 from cachesim.typed import Json, JsonObject
 
 Reader: TypeAlias = Callable[[Iterator[Line]], Iterator[TraceRequest]]
+Opened: TypeAlias = tuple[int, Iterator[TraceRequest]]
 
 CHARACTERS: Final = 4
 """Characters that stand for a token."""
@@ -582,9 +583,21 @@ def open_form(
     name: str = "",
     clock: Clock | None = None,
     rank: int | None = None,
-) -> tuple[int, Iterator[TraceRequest]]:
+) -> Opened:
     """A trace's block size and its requests, in any form; see `open_trace`."""
     name = name or str(path)
+    found = opened(path, name)
+    if found is None:
+        return open_trace(path, unit, name=name, clock=clock, rank=rank)
+    if rank is not None or clock is not None or unit:
+        flag = "--rank" if rank is not None else "--timestamps" if clock else "--unit"
+        msg = f"{name}: {flag} is for blocks and events, and this form says it itself; leave it out"
+        raise TraceError(msg)
+    return found
+
+
+def opened(path: Path, name: str) -> Opened | None:
+    """The block size and the requests of a file of these forms; None if it is of another."""
     if not path.is_dir() and parquet_rows(path, name) is None:
         head = next((text for text, _ in text_lines(path, name) if text.strip()), "")
         columns = columns_of(head)
@@ -592,18 +605,14 @@ def open_form(
             rows = islice(text_lines(path, name), 1, None)
             cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
             return LENGTHS, read_lengths(cells, columns, LENGTHS)
-        is_json = head.lstrip().startswith(("{", "["))
-        if not is_json and any(ASKED.search(text) for text, _ in text_lines(path, name)):
-            return 1, read_vllm_log(text_lines(path, name))
+        if not head.lstrip().startswith(("{", "[")):
+            is_log = any(ASKED.search(text) for text, _ in text_lines(path, name))
+            return (1, read_vllm_log(text_lines(path, name))) if is_log else None
     lines = lines_of(path, name)
     first = next(lines, None)
     reader = None if first is None or is_batch(first[0]) else reader_of(first[0])
     if first is None or reader is None:
-        return open_trace(path, unit, name=name, clock=clock, rank=rank)
-    if rank is not None or clock is not None or unit:
-        flag = "--rank" if rank is not None else "--timestamps" if clock else "--unit"
-        msg = f"{name}: {flag} is for blocks and events, and this form says it itself; leave it out"
-        raise TraceError(msg)
+        return None
     size = 1
     if reader is read_agents:
         size = whole(first[0]["block_size"], 1, MOST_TOKENS, f"{first[1]}: block_size")
