@@ -11,6 +11,7 @@ processor   batches: scheduled, updated; requests that are set back
 runner      keys and values in blocks and rings
 server      the engine
 held        snapshots of the pool
+dynamic     `DynamicCache` by kinds of layers, which the server does not use
 
-`generate` and its `DynamicCache` are not simulated here: `cachesim real transformers` plays them.
+`generate` is not simulated here: `cachesim real transformers` plays it.
 """

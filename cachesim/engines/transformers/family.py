@@ -1,10 +1,11 @@
 """`Family` value of Transformers' continuous batching."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from cachesim.engines.family import ACTS, Corner, Family, Patch, Scope, laying, tagged
+from cachesim.engines.transformers.dynamic import LayerRules
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.errors import SpecError
 from cachesim.model.spec import ModelSpec
@@ -17,15 +18,21 @@ class Rules:
     registers_last_batch: bool = False
     """The blocks that a request's last batch fills get their hashes."""
 
+    layers: LayerRules = field(default_factory=LayerRules)
+    """`DynamicCache`, which the server does not use."""
 
-_release = partial(tagged, package="transformers", rules=Rules())
+
+_release = partial(tagged, package="transformers")
+_lengths = Rules(layers=LayerRules(crops_to_length=True, crops_unused=False))
+_counts = Rules(layers=LayerRules(crops_unused=False))
+_now = Rules()
 
 RELEASES: Final = (
-    _release("5.18.0", "", about="sectors for layers of several kinds"),
-    _release("5.20.2", "", about="as 5.18.0"),
-    _release("5.22.2", "", about="as 5.18.0"),
-    _release("5.23.0", "", about="as 5.18.0"),
-    _release("5.24.0", "", about="as 5.18.0"),
+    _release("5.18.0", "", rules=_lengths, about="sectors for layers of several kinds"),
+    _release("5.20.2", "", rules=_counts, about="as 5.18.0; DynamicCache: no positive crop"),
+    _release("5.22.2", "", rules=_now, about="as 5.20.2; DynamicCache: unused layers are cropped"),
+    _release("5.23.0", "", rules=_now, about="as 5.22.2"),
+    _release("5.24.0", "", rules=_now, about="as 5.22.2"),
 )
 """Oldest first."""
 

@@ -18,6 +18,7 @@ from cachesim.lab.real.playing import comparing, console, show_overrides, watche
 from cachesim.lab.real.transformers.batches import compare, overrides
 from cachesim.lab.real.transformers.copies import Copy
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
+from cachesim.lab.real.transformers.layers import compare_layers
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes
@@ -41,6 +42,7 @@ def real_transformers(
     seed: int = 0,
     shrink: int = 0,
     batches: int = 0,
+    layers: int = 0,
     settings: bool = False,
     scenario: str = "",
     reports: Path | None = None,
@@ -74,6 +76,8 @@ def real_transformers(
         How many wrong results to reduce to their shortest script.
     batches
         How many workloads of continuous batching to play instead, beside the simulated server.
+    layers
+        How many scripts of operations on `DynamicCache` to play instead, beside the simulated one.
     settings
         Print in which settings `--batches` differs from a server as users start it, and why no
         result depends on them, instead.
@@ -90,10 +94,10 @@ def real_transformers(
     """
     changed = None
     if library is not None:
-        if scenario or newest or batches or settings or len(release) > 1:
+        if scenario or newest or batches or layers or settings or len(release) > 1:
             msg = (
-                "--library is played beside one release, without --scenario, --newest, --batches "
-                "and --settings"
+                "--library is played beside one release, without --scenario, --newest, --batches, "
+                "--layers and --settings"
             )
             raise OptionError(msg)
         changed = Copy.at(library)
@@ -115,8 +119,8 @@ def real_transformers(
     if changed is not None:
         release = release or (changed.release,)
     environments = {name: environment_for(name) for name in release or (NEWEST,)}
-    if batches or settings:
-        return beside_simulated(environments, seed, 0 if settings else batches)
+    if batches or layers or settings:
+        return beside_simulated(environments, seed, 0 if settings else batches, layers)
     results = None if output is None else Output.at(output, "--output", ROWS)
     how = Playing(family, operation or tuple(OPERATIONS), attention, seed, shrink, reports)
     releases = how.play(environments, changed, results)
@@ -181,13 +185,17 @@ class Playing(NamedTuple):
         return found
 
 
-def beside_simulated(environments: Mapping[str, Environment], seed: int, batches: int) -> int:
-    """Batches beside the simulated server, or without any the settings; the exit status."""
+def beside_simulated(
+    environments: Mapping[str, Environment], seed: int, batches: int, layers: int
+) -> int:
+    """Batches or layers beside the simulated ones, or else the settings; the exit status."""
     for name in environments:
         package_of(FAMILY, name)
     pythons = {name: each.ready() for name, each in environments.items()}
     if batches:
         return max(compare(python, name, seed, batches) for name, python in pythons.items())
+    if layers:
+        return max(compare_layers(python, name, seed, layers) for name, python in pythons.items())
     return max(
         show_overrides(
             f"transformers {name}: settings that differ from a server's start",
