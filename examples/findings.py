@@ -18,6 +18,7 @@ KNOWN: Final = {
     "SGLang 0.5.18, adapters": "adapter in the key",
     "SGLang 0.5.18, salts": "salts apart",
     "SGLang 0.5.18, data types": "dtype in the key",
+    "vLLM 0.28.0, Mooncake, hybrid": "true contents",
     "vLLM 0.33.0, files, scaling of positions": "rope in the key",
 }
 """The laws that are broken; everything else that is checked holds."""
