@@ -132,6 +132,23 @@ def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> N
     (emitted,) = (tmp_path / "found").iterdir()
     assert "mlx-lm" == load(emitted).engine.name
 
+    again = collected(tmp_path, bad, "--cachesim-budget=60s", emit)
+
+    assert "2 failed" in again.stdout
+    assert [emitted] == list((tmp_path / "found").iterdir())
+
+
+def test_a_kept_scenario_is_not_written_again(tmp_path: Path) -> None:
+    kept = tmp_path / "found" / "kept.toml"
+    kept.parent.mkdir()
+    kept.write_text(SCENARIO)
+
+    done = collected(tmp_path, "--cachesim-emit=found")
+
+    assert "1 failed" in done.stdout
+    assert f"to play it again: cachesim run {kept}" in done.stdout
+    assert [kept] == list(kept.parent.iterdir())
+
 
 def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:
     done = collected(tmp_path, "--cachesim-profile=marconi@artifact", "--cachesim-budget=0.1s")

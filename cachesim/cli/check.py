@@ -358,11 +358,13 @@ def _evidence(profile: Profile) -> list[str]:
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
-    path = free_name(folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml")
+    path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
     scenario = _leak_with_texts(found, profile)
     text = to_toml(scenario)
     try:
-        path.write_text(text, encoding="utf-8")
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # of an earlier run
+            path = free_name(path)
+            path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
     lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]

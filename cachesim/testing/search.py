@@ -627,18 +627,23 @@ def reduced(
 
     smallest = shrink(scenario, shows)
     whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False, only=only)
+    shown = whole.finding or finding
+    about = f"Found by search on {profile}: {shown.detail.rstrip('.')}."
     return Counterexample(
         number=number,
-        finding=whole.finding or finding,
-        scenario=_expecting_the_cold_answer(smallest, profile, whole),
+        finding=shown,
+        scenario=replace(smallest, about=about, expect=expected_of(smallest, shown)),
         arithmetic=arithmetic,
     )
 
 
-def _expecting_the_cold_answer(scenario: Scenario, profile: Profile, trial: Trial) -> Scenario:
-    """The scenario with the cold answer as its expectation: it fails until the bug is fixed."""
-    about = f"Found by search on {profile}: {trial.finding.detail if trial.finding else ''}."
-    return replace(scenario, about=about, expect=(Expect(answer="same"),))
+def expected_of(scenario: Scenario, finding: Finding) -> tuple[Expect, ...]:
+    """What a counterexample expects, so that it fails until the defect is fixed."""
+    error = None
+    if finding.kind in {"crash", "refusal"}:
+        steps = range(len(scenario.step))
+        error = tuple("none" if step == finding.step else "any" for step in steps)
+    return (Expect(answer="same", error=error),)
 
 
 # Two profiles on the same workloads: which reuses more, and which answers wrong.

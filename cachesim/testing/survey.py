@@ -27,13 +27,14 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Culprit, Run, Step
 from cachesim.play.runner import run
 from cachesim.scenario.checks import spec_of
-from cachesim.scenario.format import Expect, Scenario
+from cachesim.scenario.format import Scenario
 from cachesim.testing.search import (
     Counterexample,
     Finding,
     Kind,
     Report,
     Trial,
+    expected_of,
     play,
     search,
     shrink,
@@ -448,12 +449,13 @@ def made_small(
 
     smallest = shrink(sighting.scenario, shows, trials=trials or TRIALS)
     step, detail = causes(smallest, profile, arithmetic, find)[cause]
-    about = f"Found by search on {profile}: {cause}; {detail}."
-    expected: dict[str, Any] = {"expect": (Expect(answer="same"),)} if find != "lost" else {}
+    finding = Finding(kind=cause.kind, step=step, detail=detail)
+    about = f"Found by search on {profile}: {cause}; {detail.rstrip('.')}."
+    expected = expected_of(smallest, finding) if find != "lost" else smallest.expect
     return Counterexample(
         number=sighting.number,
-        finding=Finding(kind=cause.kind, step=step, detail=detail),
-        scenario=replace(smallest, about=about, **expected),
+        finding=finding,
+        scenario=replace(smallest, about=about, expect=expected),
         arithmetic=arithmetic,
     )
 

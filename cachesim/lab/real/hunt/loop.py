@@ -13,9 +13,9 @@ from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.model.presets import PRESETS, preset
 from cachesim.scenario.checks import full_profile
-from cachesim.scenario.format import Expect, Scenario, Source
+from cachesim.scenario.format import Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
-from cachesim.testing.search import Counterexample, Report, play
+from cachesim.testing.search import Counterexample, Report, expected_of, play
 from cachesim.testing.survey import STATELESS, Cause, Sighting, Survey, causes, made_small, survey
 from cachesim.testing.workloads import Shape, try_flags
 
@@ -218,10 +218,10 @@ def _reduced(
     scenario = replace(
         small.scenario,
         name=f"hunt-{profile.engine}-{profile.release}-{small.scenario.name}",
-        about=f"{cause}. {small.finding.detail}.",
+        about=f"{cause}. {small.finding.detail.rstrip('.')}.",
         source=Source(upstream=profile.release, note="found by search"),
         engine=replace(small.scenario.engine, profiles=(profile.release,)),
-        expect=(Expect(answer="same"),),
+        expect=expected_of(small.scenario, small.finding),
     )
     small = replace(small, scenario=scenario)
     return ProvenFinding(
