@@ -31,48 +31,48 @@ more, and whether the answers are right.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": (
         "run:run_command",
-        "Run scenarios: what was reused, why, and whether answers are right (--explain: by step).",
+        "Run scenarios: tokens reused, why not more, wrong answers.",
     ),
     "why": (
         "why:why_command",
-        "Explain each miss in a server's log; --tune: find the flags that help most.",
+        "Explain each miss in a server's log; --tune tries its flags.",
     ),
     "check": (
         "check:check_command",
-        "Search random workloads for wrong answers; --prove: play them on the real engine.",
+        "Search random workloads for wrong answers; --prove them.",
     ),
     "compare": (
         "compare:compare_command",
-        "Compare engines, releases or flags on one scenario, or on a production trace.",
+        "Compare engines, releases or flags on a scenario or trace.",
     ),
     "sweep": (
         "sweep:sweep_command",
-        "Play traces on a grid of servers and flags, over processes or machines.",
+        "Replay traces on a grid of servers and flags.",
     ),
     "bisect": (
         "bisect:bisect_command",
-        "Find the release that broke or fixed a scenario or a log's worst miss, and the change.",
+        "Find the release that broke or fixed a scenario or a log.",
     ),
     "record": (
         "record:record_command",
-        "Record the requests of your client on their way to a server, and explain each miss.",
+        "Record a client's requests to a server; explain each miss.",
     ),
     "probe": (
         "probe:probe_command",
-        "Test the cache of a live server over HTTP: a cached answer must be the cold answer.",
+        "Search a live server, over HTTP, for wrong cached answers.",
     ),
-    "real": ("", "Play the same requests on the real engines."),
+    "real": ("", "Run the same requests on the real engines."),
     "learn": (
         "learn:learn_command",
-        "Show a lesson: its code runs as you read, and asks you to predict the results.",
+        "Take a lesson: predict a result, then run its code.",
     ),
     "list": (
         "listing:list_command",
-        "List scenarios, engines, releases, patches, presets; show one of them, or a JSON Schema.",
+        "List scenarios, engines, releases; show one, or a schema.",
     ),
     "new": (
         "new:new_command",
-        "Print a commented scenario to start from; --engine: write the package of an engine.",
+        "Print a scenario, or an engine's package, to start from.",
     ),
 }
 """Commands by name: module and function, and the first line of the function's docstring."""
@@ -115,7 +115,7 @@ def shown_default(value: object) -> str | None:
 
 SETTINGS: Final[dict[str, Any]] = {
     "default_parameter": Parameter(negative=(), show_default=shown_default),
-    "help": "Simulates the prefix caches of LLM servers: reuse, and whether answers are right.",
+    "help": "Simulates prefix caches of LLM servers: reuse, and whether answers are right.",
     "version": version,
     "help_format": "plaintext",
     "error_formatter": _usage,

@@ -40,7 +40,7 @@ def bisect_command(
     server: ServerFlags = UNSAID,
     report: Page = None,
 ) -> int:
-    """Find the release that broke or fixed a scenario or a log's worst miss, and the change.
+    """Find the release that broke or fixed a scenario or a log.
 
     Every release is played. For a log, the worst miss that `cachesim why` finds is used;
     --profile, --model and --window are for logs. The exit status is 1 if a release is bad.

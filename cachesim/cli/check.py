@@ -487,7 +487,7 @@ def check_command(
     format: TextOrJson = "text",
     report: Page = None,
 ) -> int:
-    """Search random workloads for wrong answers; --prove: play them on the real engine.
+    """Search random workloads for wrong answers; --prove them.
 
     Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
     """

@@ -82,7 +82,7 @@ def compare_command(
     format: AnyFormat = "text",
     report: Page = None,
 ) -> int:
-    """Compare engines, releases or flags on one scenario, or on a production trace.
+    """Compare engines, releases or flags on a scenario or trace.
 
     A scenario is played on all engines, or on the profiles that are named: tokens reused, lost by
     cause, wrong answers, bytes held. Of two profiles the first decision that differs is shown, and

@@ -31,7 +31,7 @@ def learn_command(
         bool, Parameter(name="--all", help="Print the whole lesson without questions.")
     ] = False,
 ) -> int:
-    """Show a lesson: its code runs as you read, and asks you to predict the results.
+    """Take a lesson: predict a result, then run its code.
 
     Without a number the lessons are listed. If the output is a pipe, no question is asked.
 

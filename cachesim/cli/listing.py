@@ -220,7 +220,7 @@ def list_command(
     format: TextOrJson = "text",
     report: Page = None,
 ) -> int:
-    """List scenarios, engines, releases, patches, presets; show one of them, or a JSON Schema.
+    """List scenarios, engines, releases; show one, or a schema.
 
     `cachesim list llama.cpp-three-requests --raw > mine.toml` copies a scenario's file,
     `cachesim list vllm --flags` explains the flags of a server.

@@ -82,7 +82,7 @@ def new_command(
         str | None, Parameter(help="Write the package of an engine of this name instead.")
     ] = None,
 ) -> int:
-    """Print a commented scenario to start from; --engine: write the package of an engine.
+    """Print a scenario, or an engine's package, to start from.
 
     Example: cachesim new my-report -o my-report.toml
     """

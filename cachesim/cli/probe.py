@@ -60,7 +60,7 @@ def probe_command(
     ),
     format: TextOrJson = "text",
 ) -> int:
-    """Test the cache of a live server over HTTP: a cached answer must be the cold answer.
+    """Search a live server, over HTTP, for wrong cached answers.
 
     Example: cachesim probe --start "llama-server -m model.gguf --port {port}" --minutes 5
     """

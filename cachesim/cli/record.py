@@ -63,7 +63,7 @@ def record_command(
     settings: Settings = None,
     report: Page = None,
 ) -> int:
-    """Record the requests of your client on their way to a server, and explain each miss.
+    """Record a client's requests to a server; explain each miss.
 
     Requests are passed on unchanged.
 

@@ -199,7 +199,7 @@ def run_command(
         Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
     ] = None,
 ) -> int:
-    """Run scenarios: what was reused, why, and whether answers are right (--explain: by step).
+    """Run scenarios: tokens reused, why not more, wrong answers.
 
     Without --profile a scenario runs on the profiles that its file lists. With --set the file's
     [[expect]] blocks are ignored.

@@ -37,7 +37,7 @@ def sweep_command(
     format: AnyFormat = "text",
     report: Page = None,
 ) -> int:
-    """Play traces on a grid of servers and flags, over processes or machines.
+    """Replay traces on a grid of servers and flags.
 
     Results are kept: an interrupted sweep resumes, and a plan that has grown plays only what is
     new. The results do not depend on the number of processes or machines.

@@ -154,7 +154,7 @@ def why_command(
     format: TextOrJson = "text",
     report: Page = None,
 ) -> int:
-    """Explain each miss in a server's log; --tune: find the flags that help most.
+    """Explain each miss in a server's log; --tune tries its flags.
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
