@@ -26,17 +26,17 @@ ATTENTION_EVICTED: Final = Cause(
     id="attention-evicted",
     sentence="attention's blocks after {found} of {wanted} tokens were evicted for other requests",
     about=(
-        "A free block loses its id when another request takes it; the block freed first is taken "
+        "A free block loses its hash when another request takes it; the block freed first is taken "
         "first."
     ),
     fields=("wanted", "found", "block"),
 )
 ATTENTION_MISSING: Final = Cause(
     id="attention-missing",
-    sentence="attention's blocks after {found} of {wanted} tokens have no id",
+    sentence="attention's blocks after {found} of {wanted} tokens have no hash",
     about=(
-        "A block gets its id when it is full, and not all computed tokens fill one. A reset takes "
-        "all ids away."
+        "A block gets its hash when it is full, and not all computed tokens fill one. A reset "
+        "removes all hashes."
     ),
     fields=("wanted", "found", "block"),
 )
@@ -70,7 +70,7 @@ STATE_MISSING: Final = Cause(
     about=(
         "Only the end of a prefill chunk leaves a state, and sparse retention keeps those at the "
         "prompt's end and at junctions. The second request that shares a prefix saves one there. A "
-        "reset takes all ids away."
+        "reset removes all hashes."
     ),
     fields=("wanted", "found", "block"),
 )
