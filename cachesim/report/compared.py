@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import count
+from textwrap import wrap
 from typing import Final
 
 from rich.console import RenderableType
@@ -89,6 +90,8 @@ REUSED: Final = 1
 EDGE: Final = 14
 PLOT_HIGH: Final = 14
 PLOT_WIDE: Final = 760
+PLOT_LETTERS: Final = 120
+"""Letters of a line in the picture."""
 
 
 def plot(title: str, rows: Sequence[Compared]) -> str:
@@ -127,9 +130,11 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
     """Table row of a server: name, sum, reused tokens, causes, new tokens."""
-    text = row.problem or f"{row.reused:,} of {row.prompt_tokens:,}"
+    text = "not run" if row.problem else f"{row.reused:,} of {row.prompt_tokens:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
     yield f'<tspan class="note" dx="8">{escape(text)}</tspan></text>'
+    for at, line in enumerate(wrap(row.problem or "", PLOT_LETTERS)):
+        yield f'<text class="l" x="0" y="{LABEL + 8 + 11 * at}">{escape(line)}</text>'
     middle = LABEL + PLOT_HIGH // 2
     rail = f"{100 * row.prompt_tokens / widest:.4g}%"
     yield f'<line class="g" x1="0" x2="{rail}" y1="{middle}" y2="{middle}"/>'

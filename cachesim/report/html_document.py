@@ -33,6 +33,7 @@ tr.differs td { background: #fff4e5; }
 pre { font: 14px/1.4 ui-monospace, monospace; overflow-x: auto; }
 p, h1, td { overflow-wrap: anywhere; } .flag { white-space: nowrap; }
 .flag, p.bold { font-family: ui-monospace, monospace; font-size: .93em; }
+p.bold .flag, code .flag { font-size: 1em; } td:first-child { overflow-wrap: break-word; }
 table:not(:has(thead)) td:first-child { white-space: nowrap; }
 @media (max-width: 48rem) { thead { display: none; } table, tbody, tr, td { display: block; }
   tr { padding: .5rem 0; border-bottom: 1px solid var(--line); }
@@ -127,7 +128,7 @@ def _inline(text: Text) -> str:
     return "".join(pieces[:-1])
 
 
-FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?: \d+)?")
+FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?: \d+(?:\.\d+)?)?")
 
 
 def _code(text: str) -> str:
