@@ -5,7 +5,9 @@ taken as a reader takes it. Where the browser or the site's packages are missing
 """
 
 import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,10 +132,47 @@ def taken(tab: Any, home: str) -> None:
     tab.goto(home + "index.html")
     holds("reply 7413 is WRONG" in tab.locator("figure.memory").text_content(), "no picture")
     holds(
-        "this browser" in text(tab, "article a[href='playground/index.html']"),
+        "Open the playground" in text(tab, "article a[href='playground/index.html']"),
         "no way to the playground",
     )
     say("home shows the picture, and leads to the playground")
+
+
+def done(tab: Any, home: str, name: str) -> None:
+    """A lesson from its first question to its last exercise, and each block of its code."""
+    tab.goto(f"{home}_generated/lessons/{name}")
+    for form in tab.locator("form.ask").all():
+        answers = json.loads(form.get_attribute("data-answers"))
+        fields, said = form.locator("input").all(), form.locator(".said")
+        fields[0].fill("no such answer")
+        for field, answer in list(zip(fields, answers, strict=True))[1:]:
+            field.fill(answer)
+        form.get_by_role("button", name="Check").click()
+        holds("Try again with the hint" in said.inner_text(), f"{name}: no hint for {answers}")
+        fields[0].fill(answers[0])
+        form.get_by_role("button", name="Check").click()
+        equal(f"Right: {', '.join(answers)}.", said.inner_text())
+    for cell in tab.locator("div.highlight-python:has(textarea)").all():
+        if cell.evaluate("each => each.closest('details:not([open])') !== null"):
+            continue  # the answer of an exercise
+        shown = cell.locator("xpath=following-sibling::*[1][contains(@class, 'highlight-text')]")
+        before = shown.inner_text() if shown.count() else None
+        cell.get_by_role("button", name="Run").click()
+        wait(tab, FINISHED)
+        equal("Done", cell.locator("p.run span").inner_text())
+        if before is not None:
+            texts = (TINY.sub("tiny", each.rstrip()) for each in (before, shown.inner_text()))
+            equal(*texts)
+    links = tab.locator("figure a[href*='playground/index.html#']").count()
+    holds(links, f"{name} has no way to the playground")
+
+
+TINY: Final = re.compile(r"\d(\.\d)?e-1\d")
+"""A rounding difference: another processor has another one."""
+FINISHED: Final = (
+    """[...document.querySelectorAll("p.run button")].every((each) => !each.disabled)"""
+)
+"""No block of code is running."""
 
 
 def ran(tab: Any, home: str) -> None:
@@ -192,6 +231,10 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
                 if playground_in(site):
                     make_lessons.main(site)
                     ran(new_tab(browser), home)
+                    lessons = sorted(path.name for path in (site / LESSON).parent.glob("*.html"))
+                    for name in lessons:
+                        done(new_tab(browser), home, name)
+                    say(f"{len(lessons)} lessons: exercises answered, code run with its output")
                 else:
                     sys.stdout.write("SKIPPED code in lessons: the engine is not in this build\n")
         except Exception as error:

@@ -356,3 +356,18 @@ def test_a_lesson_on_its_page_needs_no_package_of_the_terminal() -> None:
     )
 
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+def test_code_on_a_page_needs_nothing_that_only_a_picture_sets(one: Lesson) -> None:
+    set_by: dict[str, str] = {}
+    for part in one.parts:
+        if part.kind not in {"code", "picture", "control"}:
+            continue
+        tree = list(ast.walk(ast.parse(part.text)))
+        names = [each for each in tree if isinstance(each, ast.Name)]
+        if part.kind == "code":
+            used = {each.id for each in names if isinstance(each.ctx, ast.Load)}
+            assert [name for name in used if set_by.get(name, "code") != "code"] == []
+        for each in names:
+            if isinstance(each.ctx, ast.Store):
+                set_by.setdefault(each.id, part.kind)

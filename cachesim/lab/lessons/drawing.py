@@ -47,13 +47,14 @@ class Boxes:
 
     rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]  # a label, then text and tone
     legend: str = ""
+    key: tuple[tuple[str, str], ...] = ()  # tones, and what they say; a terminal has none
 
     def svg(self, uid: str) -> str:
         """A box for each text; the tones are classes of the site's style."""
         wide = max(len(text) for _, boxes in self.rows for text, _ in boxes)
         step = max(26, 8 * wide + 10)
         most = max(len(boxes) for _, boxes in self.rows)
-        width, high = LABEL_WIDE + step * most, 30 * len(self.rows)
+        width, high = LABEL_WIDE + step * most, 30 * (len(self.rows) + len(self.key))
         parts = []
         for row, (label, boxes) in enumerate(self.rows):
             top = 30 * row
@@ -65,6 +66,9 @@ class Boxes:
                     parts.append(f'<rect class="{tone}" {box}/>')
                     parts.append(f'<text x="{x + step / 2}" y="{top + 19}" class="in">')
                     parts.append(f"{escape(text)}</text>")
+        for row, (tone, text) in enumerate(self.key, len(self.rows)):
+            parts.append(f'<rect class="{tone}" x="0" y="{30 * row + 8}" width="24" height="14"/>')
+            parts.append(f'<text x="32" y="{30 * row + 20}">{escape(text)}</text>')
         name = escape(self.legend or "; ".join(label for label, _ in self.rows))
         return (
             f'<svg class="boxes" id="{uid}" viewBox="0 0 {width} {high}" role="img"'
@@ -101,8 +105,9 @@ def cells_of(memory: Memory) -> Boxes:
     tones = [TONES[owners] for _, _, owners in found]
     letters_of = tuple((text, tone) for (_, text, _), tone in zip(found, tones, strict=True))
     places = tuple((place, tone) for (place, _, _), tone in zip(found, tones, strict=True))
-    legend = "first sequence, second sequence, and cells that both share"
-    return Boxes(rows=(("position", places), ("token", letters_of)), legend=legend)
+    tones_of = (("first", "first sequence"), ("second", "second sequence"), ("both", "both"))
+    key = tuple(each for each in tones_of if each[0] in tones)
+    return Boxes(rows=(("position", places), ("token", letters_of)), key=key)
 
 
 def _letter(token: int) -> str:

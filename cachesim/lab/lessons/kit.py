@@ -22,6 +22,7 @@ from cachesim.engines.llamacpp.memory.create import (
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
 from cachesim.errors import ContractError
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import RECALL, preset, tiny
 from cachesim.model.recall import encode, text_of
@@ -214,6 +215,21 @@ def apart(one: Array, other: Array) -> float:
     return float(f"{np.abs(one - other).max():.2g}")
 
 
+def link(profile: str, toml: str, arithmetic: ArithmeticName) -> str:
+    """A scenario on a profile as the fragment of a playground link."""
+    named = Profile.parse(profile)
+    form = {
+        "name": "lesson",
+        "engine": named.engine,
+        "release": named.release,
+        "patches": list(named.patches),
+        "arithmetic": arithmetic,
+        "toml": toml,
+    }
+    text = json.dumps(form, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """An answered request: cached tokens, verdict, memory afterwards."""
@@ -245,17 +261,7 @@ class Answered:
         if not isinstance(self.again, partial):
             return ""
         mapping, named = self.again.args[0], self.again.keywords
-        profile = Profile.parse(named["profile"])
-        form = {
-            "name": "lesson",
-            "engine": profile.engine,
-            "release": profile.release,
-            "patches": list(profile.patches),
-            "arithmetic": "float",
-            "toml": to_toml(scenario_of(mapping)),
-        }
-        text = json.dumps(form, separators=(",", ":")).encode()
-        return base64.urlsafe_b64encode(text).decode().rstrip("=")
+        return link(named["profile"], to_toml(scenario_of(mapping)), "float")
 
     def seen(self, event: str) -> list[dict[str, Any]]:
         """Events of that name during the request."""

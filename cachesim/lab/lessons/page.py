@@ -109,7 +109,7 @@ def _attribute(code: str) -> str:
 def _link(fragment: str) -> str:
     """The link to the playground, if it can open the run."""
     address = f"../../playground/index.html#{fragment}"
-    return f'<p><a href="{address}">Playground</a></p>' if fragment else ""
+    return f'<p><a href="{address}">Open this run in the playground</a></p>' if fragment else ""
 
 
 def _blocks(parts: Iterable[ExecutedPart]) -> Iterator[str]:

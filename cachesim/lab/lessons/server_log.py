@@ -17,7 +17,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons.drawing import Control, Drawn
-from cachesim.lab.lessons.kit import print_line
+from cachesim.lab.lessons.kit import link, print_line
 from cachesim.lab.logs.extract import whole_scenario
 from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
 from cachesim.lab.logs.what_if import answers, requested
@@ -131,7 +131,8 @@ def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
 
 def drawn(run: Run) -> Drawn:
     """Picture of the server's memory after each request of a log."""
-    return Drawn(picture=story(run, kinds=KINDS))
+    toml = "" if run.detail is None else run.detail.toml
+    return Drawn(picture=story(run, kinds=KINDS), link=link(run.profile, toml, run.arithmetic))
 
 
 def last_of(run: Run) -> Step:
