@@ -5,6 +5,7 @@ cachesim is packed from this tree. Nothing of that is committed. Where the packa
 the page is built without them: it says so, and so does this program.
 """
 
+import base64
 import gzip
 import hashlib
 import importlib.util
@@ -121,6 +122,7 @@ def main(site: Path) -> None:
     _write(folder / "choices.json", choices())
     _write(folder / "openings.json", [opening(*each) for each in OPENINGS])
     _write(folder / "scenarios.json", list(shipped(folder / "scenarios")))
+    _write(folder / "logs.json", list(logs(folder / "logs")))
     try:
         files = list(engine(folder))
     except MissingError as error:
@@ -128,6 +130,17 @@ def main(site: Path) -> None:
         sys.stderr.write(f"THE PLAYGROUND IS BUILT WITHOUT ITS ENGINE: {error}\n")
         return
     _write(folder / "manifest.json", {"files": files})
+    carried = (each for each in sorted(folder.rglob("*")) if each.suffix in CARRIED)
+    coded = {
+        each.relative_to(folder).as_posix(): base64.b64encode(each.read_bytes()).decode()
+        for each in carried
+    }
+    text = json.dumps(coded, separators=(",", ":"))
+    (folder / "offline.js").write_text(f"window.FILES = {text};\n", encoding="utf-8")
+
+
+CARRIED: Final = {".gz", ".json", ".log", ".toml", ".js"}
+"""Files in `offline.js`: a page opened from a folder may load scripts, and fetches nothing."""
 
 
 def _write(path: Path, value: object) -> None:
@@ -165,6 +178,25 @@ def shipped(folder: Path) -> Iterator[dict[str, Any]]:
         )
         yield {"name": path.stem, "engine": told.engine.name, "about": short}
 
+
+def logs(folder: Path) -> Iterator[dict[str, str]]:
+    """The logs of the documentation: each in a folder, and what its button says."""
+    folder.mkdir()
+    for name, (title, about) in LOGS.items():
+        shutil.copyfile(DOCS / "examples" / name, folder / name)
+        yield {"name": name, "title": title, "about": about}
+
+
+LOGS: Final[Mapping[str, tuple[str, str]]] = {
+    "hybrid.log": (
+        "A slow server's log",
+        "llama-server with a hybrid model: one of five requests is processed from its first token",
+    ),
+    "few-checkpoints.log": (
+        "A log with one checkpoint",
+        "llama-server with --ctx-checkpoints 1, and a client that rewrites its history",
+    ),
+}
 
 MOST_ABOUT: Final = 160
 """Letters that a list has for a scenario."""

@@ -204,7 +204,9 @@ def mistaken(tab: Any) -> None:
     tab.get_by_label("prompt of request 3").fill("nope c")
     tab.get_by_label("prompt of request 3").press("Tab")
     wait(tab, "document.querySelector('.problem') !== null")
-    equal("Request 3, prompt: there is no text 'nope'", text(tab, ".problem"))
+    equal(
+        "Request C, prompt: there is no text 'nope'. Texts: hello, S, b, c", text(tab, ".problem")
+    )
     equal("true", tab.get_by_label("prompt of request 3").get_attribute("aria-invalid"))
     equal(True, tab.locator("#take").is_disabled())
     equal(True, tab.locator("#json").is_disabled())
@@ -405,6 +407,20 @@ EXPLAINED: Final = (
 )
 
 
+def from_folder(tab: Any, folder: Path) -> None:
+    """The page as a file, without a server: it runs, and opens what the site brings along."""
+    tab.goto(f"{(folder / 'playground' / 'index.html').as_uri()}#log=few-checkpoints.log")
+    wait(tab, "window.playground.report() !== null && window.playground.report().json !== ''")
+    log = ROOT / "docs" / "examples" / "few-checkpoints.log"
+    equal(explained_by_the_program(log), tab.evaluate("window.playground.report().json"))
+    tab.evaluate(f"() => {{ window.location.hash = 'scenario={THREE}'; }}")
+    wait(tab)
+    equal("wrong", tab.evaluate(f"{RESULT}.fate"))
+    tab.evaluate("() => { window.location.hash = 'log=nope'; }")
+    wait(tab, "document.getElementById('trouble').textContent.includes('no example log “nope”')")
+    say("it works from a folder, and a link opens a log of the documentation")
+
+
 def heard(tab: Any) -> None:
     """The page as a screen reader has it."""
     tree = tab.locator("body").aria_snapshot()
@@ -482,6 +498,7 @@ def checked(
             equal([], [each for each in asked if not each.startswith((home, "blob:", "data:"))])
             say("nothing is fetched from elsewhere")
             tab.context.close()
+            from_folder(new_tab(browser), folder)
         else:
             sys.stdout.write("SKIPPED the run in the browser: the engine is not in this build\n")
         looked_at(browser, address, pictures, engine=engine)

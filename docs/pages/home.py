@@ -6,5 +6,6 @@ from cachesim.report.svg import inline
 
 
 def page() -> str:
-    """One figure, to be included."""
-    return f'<figure class="memory">{inline(shown(), "home")}</figure>\n'
+    """One figure, which opens the same run in the playground."""
+    link = f'<a href="playground/index.html">{inline(shown(), "home")}</a>'
+    return f'<figure class="memory">{link}</figure>\n'

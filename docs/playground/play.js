@@ -5,6 +5,7 @@ const byId = (id) => document.getElementById(id);
 let choices = null;
 let openings = [];
 let shipped = [];
+let logs = []; // of the documentation
 let kept = {}; // runs of the openings, played when the site was built
 let simulator = null;
 let player = null;
@@ -128,7 +129,11 @@ const KEYS = { prompt: "prompt", predict: "tokens to predict", name: "name", slo
 function placed(problem) {
   const step = /^step\[(\d+)\](?:\.(\w+))?[^:]*: (.*)$/s.exec(problem);
   const words = (text) => text.replace(/\bspans\b/g, "texts").replace(/\ba span\b/g, "a text").replace(/\bspan\b/g, "text").replace(/\bsteps\b/g, "requests").replace(/\bstep\b/g, "request");
-  if (step) return { field: `step ${step[1]}`, key: step[2], text: `Request ${Number(step[1]) + 1}${step[2] ? `, ${KEYS[step[2]] || step[2]}` : ""}: ${words(step[3])}` };
+  if (step) {
+    const named = (form.steps && form.steps[step[1]] && form.steps[step[1]].name) || Number(step[1]) + 1;
+    const known = /there is no span/.test(step[3]) ? `. Texts: ${form.spans.map((each) => each.name).join(", ")}` : "";
+    return { field: `step ${step[1]}`, key: step[2], text: `Request ${named}${step[2] ? `, ${KEYS[step[2]] || step[2]}` : ""}: ${words(step[3])}${known}` };
+  }
   const span = /^spans\.([\w-]+)[^:]*: (.*)$/s.exec(problem);
   if (span) return { field: `span ${span[1]}`, text: `Text ${span[1]}: ${words(span[2])}` };
   const flag = /^engine\.options(?:\.([\w-]+))?[^:]*: (.*)$/s.exec(problem);
@@ -178,7 +183,7 @@ function verdict(text, tone = "") {
   byId("verdict").textContent = text;
   byId("peek").hidden = !text;
   byId("peek").className = tone;
-  byId("peek").textContent = `${text.length > 90 ? `${text.slice(0, 88)}…` : text} ↓`;
+  byId("peek").textContent = `${text.length > 90 ? `${text.slice(0, 88)}…` : text} ↑`;
 }
 
 let waiting = 0;
@@ -248,7 +253,7 @@ async function load(manifest) {
   }
   simulator = new Simulator({
     progress: (share, what) => { byId("loading").hidden = false; byId("progress").value = share; byId("state").textContent = share < 1 ? `${what}: ${Math.round(100 * share)} %` : what; },
-    ready: () => { byId("loading").hidden = true; if (!report) play(); },
+    ready: () => { byId("loading").hidden = true; if (form && !report) play(); },
     trouble: (text) => trouble(`The simulator stopped: ${text}`),
     busy: (seconds) => { byId("busy").hidden = seconds === null; byId("elapsed").textContent = seconds === null ? "" : `Running, ${seconds} s`; },
   });
@@ -297,7 +302,7 @@ async function openText(text, { name = null, wanted = null } = {}) {
 
 async function openShipped(name, wanted = null) {
   if (!shipped.some((each) => each.name === name)) throw new LinkError(`there is no shipped scenario “${name.slice(0, 80)}”`);
-  const reply = await fetch(`scenarios/${name}.toml`);
+  const reply = await file(`scenarios/${name}.toml`);
   await openText(await reply.text(), { name, wanted });
 }
 
@@ -312,8 +317,16 @@ async function openFile(file) {
   else await openLog(file.name, data);
 }
 
-async function openLog(name, data) {
-  for (const button of byId("openings").children) button.setAttribute("aria-pressed", "false");
+async function openExample(name) {
+  const known = logs.find((each) => each.name === name);
+  if (!known) throw new LinkError(`there is no example log “${name.slice(0, 80)}”`);
+  await openLog(name, await (await file(`logs/${name}`)).arrayBuffer(), known.title);
+}
+
+async function openLog(name, data, title = "") {
+  form = form || { about: "", ...wellFormed(structuredClone(openings[0].form)) };
+  show();
+  for (const button of byId("openings").children) button.setAttribute("aria-pressed", String(button.textContent === title));
   clear();
   clearProblems();
   trouble("");
@@ -372,6 +385,7 @@ async function openAddress() {
   if (form && hash && byId(hash)) return; // a place on this page
   try {
     if (!hash) await open(openings[0].form, { expects: openings[0].expect, title: openings[0].title, name: openings[0].form.name });
+    else if (hash.startsWith("log=")) await openExample(decodeURIComponent(hash.slice(4)));
     else if (hash.startsWith("scenario=")) await openShipped(new URLSearchParams(hash).get("scenario"), new URLSearchParams(hash).get("profile"));
     else await open(decoded(hash));
   } catch (error) {
@@ -397,6 +411,7 @@ function listen() {
   window.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
   window.addEventListener("drop", (event) => { event.preventDefault(); document.body.classList.remove("over"); if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]); });
   window.addEventListener("hashchange", openAddress);
+  new IntersectionObserver(([each]) => { byId("peek").style.visibility = each.isIntersecting ? "hidden" : ""; }).observe(byId("verdict"));
   byId("share").addEventListener("click", async () => {
     window.history.replaceState(null, "", `#${address()}`);
     try {
@@ -413,16 +428,16 @@ function listen() {
 async function begin() {
   let manifest;
   try {
-    [choices, openings, shipped, manifest] = await Promise.all(["choices.json", "openings.json", "scenarios.json", "manifest.json"].map(async (name) => (await fetch(name)).json()));
+    [choices, openings, shipped, logs, manifest] = await Promise.all(["choices.json", "openings.json", "scenarios.json", "logs.json", "manifest.json"].map(async (name) => (await file(name)).json()));
   } catch (error) {
     byId("loading").hidden = true;
-    trouble("This page must come from a web server, because browsers do not let one file fetch another: run `python -m http.server` in the folder of the site, and open http://localhost:8000/playground/.");
+    trouble(`This page lacks a file of its own: ${error.message}. Build the site again, or serve its folder with python -m http.server.`);
     return;
   }
   for (const each of openings) if (each.kept) kept[each.title] = each.kept;
   for (const each of shipped) each.text = `${each.name} ${each.about} ${each.engine}`.toLowerCase();
   player = new Player(() => Promise.resolve(null));
-  byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each.form, { expects: each.expect, title: each.title, name: each.form.name }) }, each.title)));
+  byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each.form, { expects: each.expect, title: each.title, name: each.form.name }) }, each.title)), ...logs.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => openExample(each.name).catch(refused) }, each.title)));
   search();
   listen();
   if (!manifest.files) {

@@ -18,13 +18,14 @@ class Simulator {
     let come = 0;
     const whole = manifest.files.reduce((sum, each) => sum + each.bytes, 0);
     const told = (bytes) => { come += bytes; this.progress(Math.min(1, come / whole), "Loading the simulator"); };
+    this.address = OFFLINE ? URL.createObjectURL(await (await file("worker.js")).blob()) : "worker.js";
     this.files = await Promise.all(manifest.files.map(async (each) => ({ ...each, data: await fetched(each.name, told) })));
     this.start();
   }
 
   start() {
     this.ready = false;
-    this.worker = new Worker("worker.js");
+    this.worker = new Worker(this.address);
     this.worker.onerror = (event) => this.trouble(`The simulator could not be started: ${event.message || "the worker failed"}`);
     this.worker.onmessage = ({ data }) => {
       if (data.state) this.progress(1, data.state);
@@ -82,9 +83,27 @@ class Simulator {
   }
 }
 
+const OFFLINE = window.location.protocol === "file:"; // browsers do not let one file fetch another
+let carried = null; // of offline.js: each file in base64
+
+/** A file of the page: fetched, or from offline.js. */
+async function file(name) {
+  if (!OFFLINE) return fetch(name);
+  carried ||= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.addEventListener("load", () => resolve(window.FILES));
+    script.addEventListener("error", () => reject(new Error("offline.js is missing")));
+    script.src = "offline.js";
+    document.head.append(script);
+  });
+  const found = (await carried)[name];
+  if (found === undefined) throw new Error(`${name} is not in offline.js`);
+  return new Response(Uint8Array.from(atob(found), (each) => each.charCodeAt(0)), { headers: { "Content-Type": name.endsWith(".js") ? "text/javascript" : "" } });
+}
+
 /** A file's bytes; what has come so far is told. */
 async function fetched(name, told) {
-  const reply = await fetch(name);
+  const reply = await file(name);
   if (!reply.ok) throw new Error(`${name}: ${reply.status}`);
   const reader = reply.body.getReader();
   const parts = [];

@@ -44,7 +44,7 @@ async function load(files) {
   const text = (name) => new TextDecoder().decode(named[name]);
   (0, eval)(text("pyodide.js"));
   (0, eval)(text("pyodide.asm.js"));
-  python = await loadPyodide({ indexURL: "./", lockFileURL: "pyodide-lock.json" });
+  python = await loadPyodide({ indexURL: self.location.protocol === "blob:" ? "https://offline.invalid/" : "./", lockFileURL: "pyodide-lock.json" });
   unpack(parts.filter((each) => each.unpack === "now"));
   later = parts.filter((each) => each.unpack === "later");
   say({ state: "Loading cachesim" });
