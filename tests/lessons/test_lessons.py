@@ -358,16 +358,31 @@ def test_a_lesson_on_its_page_needs_no_package_of_the_terminal() -> None:
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
-def test_code_on_a_page_needs_nothing_that_only_a_picture_sets(one: Lesson) -> None:
+def needed_of_pictures(chosen: Lesson) -> list[str]:
+    """Names that code reads and only a picture sets: the code of a page runs without pictures."""
     set_by: dict[str, str] = {}
-    for part in one.parts:
-        if part.kind not in {"code", "picture", "control"}:
-            continue
-        tree = list(ast.walk(ast.parse(part.text)))
-        names = [each for each in tree if isinstance(each, ast.Name)]
-        if part.kind == "code":
-            used = {each.id for each in names if isinstance(each.ctx, ast.Load)}
-            assert [name for name in used if set_by.get(name, "code") != "code"] == []
-        for each in names:
-            if isinstance(each.ctx, ast.Store):
-                set_by.setdefault(each.id, part.kind)
+    needed = []
+    for part in chosen.parts:
+        if part.kind in {"code", "picture", "control"}:
+            names = [each for each in ast.walk(ast.parse(part.text)) if isinstance(each, ast.Name)]
+            own = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+            if part.kind == "code":
+                needed += [
+                    each.id
+                    for each in names
+                    if each.id not in own and set_by.get(each.id, "code") != "code"
+                ]
+            set_by = dict.fromkeys(own, part.kind) | set_by
+    return needed
+
+
+def test_code_on_a_page_needs_nothing_that_only_a_picture_sets(one: Lesson) -> None:
+    assert [] == needed_of_pictures(one)
+
+
+def test_code_that_needs_a_picture_is_found() -> None:
+    picture = "```python picture\nsize = 4\npicture = 1\n```"
+    exercise = "## Predict, run, explain\n\n### E\n\n```python answer\nanswer = 1\n```"
+    text = f"# T\n\nAbout.\n\n{picture}\n\n```python\nprint(size)\n```\n\n{exercise}"
+
+    assert ["size"] == needed_of_pictures(parsed(text, number=1, file="x"))
