@@ -92,6 +92,10 @@ def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) ->
         ("lfm2", "crop-twice", "wrong", "a new cache"),
         ("gpt_neo", "generate-static", "wrong", "a dynamic cache"),
         pytest.param("inkling_text", "static", "wrong", "a dynamic cache", marks=NIGHTLY),
+        pytest.param(
+            "inkling2_text", "static-crop-recorded", "wrong", "a dynamic cache", marks=NIGHTLY
+        ),
+        pytest.param("gemma2", "static-crop", "limit", "is_croppable is False", marks=NIGHTLY),
         ("recurrent_gemma", "tokens", "wrong", "cold runs on models of their own"),
         ("bart", "pad", "limit", "the same without a cache"),
         ("roberta", "generate", "limit", "the same without a cache"),
@@ -129,8 +133,8 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert 27 == done.stdout.count("\nright with: positions given\n")
-    assert "27 failed, 15 passed, 13 skipped" in done.stdout
+    assert 29 == done.stdout.count("\nright with: positions given\n")
+    assert "29 failed, 15 passed, 13 skipped" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -145,6 +149,11 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
         pytest.param("falcon_mamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
         pytest.param(
             "inkling_text", [["cache", "static"], ["feed", 5], ["feed", 3]], marks=NIGHTLY
+        ),
+        pytest.param(
+            "inkling2_text",
+            [["cache", "static"], ["record"], ["feed", 9], ["crop", -2], ["feed", 3]],
+            marks=NIGHTLY,
         ),
         pytest.param("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]], marks=NIGHTLY),
     ],

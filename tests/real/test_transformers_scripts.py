@@ -314,11 +314,17 @@ def test_a_program_is_valid_and_has_at_most_25_lines(operation: str) -> None:
     assert len(program.splitlines()) <= 25
 
 
+def test_a_program_keeps_float32_where_a_router_computes_in_it() -> None:
+    script = drawn("static-crop-recorded", "inkling2_text", 0)
+    program = program_of(Model("inkling2_text", {}, positions=True), script)
+    assert ("float32" in program, "double" in program) == (True, False)
+
+
 def test_most_operations_have_a_program() -> None:
     model = Model("llama", LLAMA, positions=True)
     without = [each for each in OPERATIONS if not program_of(model, drawn(each, "llama", 0))]
 
-    assert 37 == len(OPERATIONS) - len(without)
+    assert 39 == len(OPERATIONS) - len(without)
 
 
 def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family(

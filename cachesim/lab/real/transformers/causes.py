@@ -145,6 +145,16 @@ CAUSES: Final = (
     ),
     Cause(
         DYNAMIC,
+        "`crop` of a static cache leaves the keys of hybrid layers, and takes their states back",
+        "cache_utils.py:1371, 1403, LinearAttentionAndStatic...Layer: no `crop`",
+        "It is inherited from the states' class, which comes first, as is `is_croppable`: True for "
+        "convolutions alone. The dynamic classes call both.",
+        "#47950: a review says that hybrid static layers would crop the linear part alone.",
+        operations=("static-crop-recorded",),
+        families=("inkling_text", "inkling2_text", "inkling2_loop_text"),
+    ),
+    Cause(
+        DYNAMIC,
         "Inkling counts new tokens twice in its query positions with a static cache",
         "models/inkling/modeling_inkling.py:233: `q_offset = cache.get_query_offset(...)`",
         "A static layer's length is a tensor, and its `update` adds to it in place "
@@ -252,6 +262,7 @@ CAUSES: Final = (
         "models/moshi/modeling_moshi.py:778: `create_causal_mask`",
         "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
         "a cache attends to.",
+        "#39251 (open) sees a test fail with the window's cache and pass with a dynamic one.",
         families=("moshi",),
     ),
     Cause(

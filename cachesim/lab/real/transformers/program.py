@@ -17,6 +17,9 @@ config._attn_implementation = config._experts_implementation = "eager"
 model = AutoModelForCausalLM.from_config(config).double().eval()
 [each.normal_(0, 1.5 / each.shape[1] ** 0.5) for each in model.parameters() if each.dim() == 2]"""
 
+SINGLE: Final = ("inkling2_text", "inkling2_loop_text")
+"""Families whose routers compute in float32, which weights in float64 refuse."""
+
 START: Final = "cache, held = {cache}, torch.zeros({rows}, 0, dtype=torch.long)"
 
 FEED: Final = """\
@@ -135,6 +138,8 @@ def program_of(model: Model, script: Script, *, between: bool = False) -> str:
         return ""
     named = ", ".join(f"{name}={value!r}" for name, value in model.fields.items())
     head = HEAD.format(family=model.family, fields=named)
+    if model.family in SINGLE:
+        head = head.replace("float64", "float32").replace(".double()", ".float()")
     lines = [part for line in head.splitlines() for part in _wrapped(line)]
     first, *given = script[0]
     if first in ("paged", "packed"):

@@ -676,7 +676,7 @@ class Family:
         cause = self.cause(script)
         if cause == ALONE and play.padding_gap > WRONG:
             return {"verdict": "limit", "cause": "padding changes it without a cache too", **found}
-        if play.limit and cause in ("", REBUILT):
+        if play.limit and cause in ("", REBUILT, DYNAMIC, UNLIMITED):  # with no cache that is so
             return {"verdict": "limit", "cause": play.limit, **found}
         return {"verdict": "wrong", "cause": cause, **found}
 

@@ -74,6 +74,8 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
         ["reset"],
         *_feeds(rng, 1, 10, 3),
     ],
+    "static-crop": lambda rng: [["cache", "static"], *_crops(rng, 2, recorded=False)],
+    "static-crop-recorded": lambda rng: [["cache", "static"], *_crops(rng, 2, recorded=True)],
     "static-reorder": lambda rng: [["cache", "static"], *_batch(rng, ["reorder", *_order(rng, 3)])],
     "offloaded": lambda rng: [["cache", "offloaded"], *_feeds(rng, 1, 10, 5)],
     **{
