@@ -127,7 +127,7 @@ def _proven_on_the_package(found: Counterexample, profile: Profile) -> ProofResu
     at = played[min(found.finding.step, len(played) - 1)]
     cached, answer, refusal = at.real
     wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
-    seen = f"{at.name}: {cached} cached, {answer or refusal}"
+    seen = f"{at.name}: {refusal or f'{cached} cached, {answer}'}"
     return ProofResult(confirmed=wrong and at.agrees, seen=seen)
 
 

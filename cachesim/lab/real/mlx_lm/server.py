@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import family_of
@@ -35,6 +36,16 @@ class RealMlxServer(RealProcess):
         super().__init__(release, WORKER, quiet=True)
         self._folder = TemporaryDirectory()
         self._models: dict[ModelSpec, dict[str, Any]] = {}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the program, and remove the weights."""
+        super().__exit__(kind, error, trace)
+        self._folder.cleanup()
 
     def _model(self, workload: Workload) -> dict[str, Any]:
         """The workload's model with what its class is built with, and its weights in a file."""
