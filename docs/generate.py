@@ -42,7 +42,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "static/picture.css": lambda: STYLE,
-    "static/home.html": home.page,
+    "parts/home.inc": home.page,
     "parts/gallery.inc": gallery.page,
 }
 """What pages are put together from."""

@@ -47,6 +47,13 @@ def test_every_lesson_has_a_page(site: Path) -> None:
     assert 12 == len(list((site / "_generated" / "lessons").glob("*.html")))
 
 
+def test_a_link_to_a_page_has_a_preview(site: Path) -> None:
+    for path in (site / "index.html", *(site / "_generated" / "lessons").glob("*.html")):
+        text = path.read_text(encoding="utf-8")
+        assert re.search(r'property="og:title" content="[^"<]+"', text), path
+        assert 'name="description"' in text
+
+
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         fetched = Page(path).fetched
