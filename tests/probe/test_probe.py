@@ -268,6 +268,14 @@ def test_nothing_is_erased_unless_that_is_allowed() -> None:
         assert allowed == (server.erased > 0)
 
 
+def test_a_budget_that_ends_before_the_first_answers_has_a_sentence() -> None:
+    with (
+        fake("text", PROFILES["text"]) as server,
+        pytest.raises(InputError, match="the 1 requests are used up before it was known how"),
+    ):
+        probed(server.url, cold=server.url, requests=1)
+
+
 def test_budgets_end_a_run() -> None:
     with fake("llama", PROFILES["llama"]) as server:
         result = probed(server.url, requests=200)

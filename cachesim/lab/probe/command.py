@@ -15,7 +15,7 @@ from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import free_name
 from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.connection import Limits, Meter
+from cachesim.lab.probe.connection import BudgetError, Limits, Meter
 from cachesim.lab.probe.loop import Outcome, Plan, Probe
 from cachesim.lab.probe.result import Result, line_of
 from cachesim.lab.probe.shapes import Shapes
@@ -160,15 +160,19 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
     url, cold = settings.addresses()
     shapes = None if settings.like is None else Shapes.read(settings.like)
     words = settings.listed_words()
-    target = Target(
-        meter,
-        url,
-        cold_url=cold,
-        start=settings.start,
-        may_erase=settings.may_erase,
-        words=words,
-        chat=settings.chat,
-    )
+    try:
+        target = Target(
+            meter,
+            url,
+            cold_url=cold,
+            start=settings.start,
+            may_erase=settings.may_erase,
+            words=words,
+            chat=settings.chat,
+        )
+    except BudgetError as error:
+        msg = f"{error} before it was known how the server answers"
+        raise InputError(msg) from None
     try:
         with _recording(settings.emit, target) as recorded:
             plan = Plan(
