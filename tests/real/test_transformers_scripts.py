@@ -1,5 +1,6 @@
 """Scripts of cache operations on Transformers' models: drawn, played and reduced without torch."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +195,11 @@ def test_a_report_has_a_program_that_shows_the_cause(
         "```python\nimport torch" in text and f"prints\n\n```text\n{printed}" in text
     )
     assert text.endswith("Operations: crop\n\nFamilies: a, b\n")
+
+
+def test_a_report_has_the_error_of_a_program_that_printed_before() -> None:
+    program = "print('refused'); raise RuntimeError('sizes')"
+    assert "refused\nRuntimeError: sizes" == reports._printed(Path(sys.executable), program)
 
 
 @pytest.mark.parametrize(("later", "status"), [("right", 0), ("wrong", 1)])

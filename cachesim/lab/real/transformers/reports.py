@@ -147,7 +147,8 @@ def _printed(python: Path, program: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return f"nothing within {SECONDS} seconds"
-    return (done.stdout or done.stderr.strip().rpartition("\n")[2]).strip()
+    last = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+    return f"{done.stdout}{last}".strip()
 
 
 def _listed(names: Iterator[str]) -> str:
