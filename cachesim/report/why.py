@@ -73,18 +73,19 @@ def why_report(
 def _server(server: Mapping[str, Any]) -> str:
     model = server["model"]
     flags = ", ".join(
-        f"{name} {each['value']}{_mark(each['how'])}" for name, each in server["options"].items()
+        f"{flag(name, each['value'])}{_how_known(each['how'])}"
+        for name, each in server["options"].items()
     )
-    known = f", {model['preset']} model{_mark(model['how'])}" if server["played"] else ""
+    known = f", {model['preset']} model{_how_known(model['how'])}" if server["played"] else ""
     build = f" (build {server['build']})" if server["build"] else ""
     return (
-        f"{server['profile']}{build}{_mark(server['profile_known'])}{known}"
+        f"{server['profile']}{build}{_how_known(server['profile_known'])}{known}"
         f"{'; ' if flags else ''}{flags}"
     )
 
 
-def _mark(how: str) -> str:
-    return {"assumed": "?", "bounded": "~"}.get(how, "")
+def _how_known(how: str) -> str:
+    return {"assumed": " (assumed)", "bounded": " (inferred)"}.get(how, "")
 
 
 def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
