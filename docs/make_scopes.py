@@ -16,9 +16,12 @@ from typing import Final
 from measured import Measured, hold
 
 from cachesim.engines.family import FAMILIES, Profile, family_of
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.typed import Json
 
-HEAD: Final = ("release", "model", "requests", "workloads", "seconds", "failed", "evidence")
+HEAD: Final = ("release", "requests", "workloads", "seconds", "failed", "evidence")
+SHORT: Final = {CONFIRMED: "confirmed", DERIVED: "derived", SOURCE: "source"}
+"""Labels of evidence in cells; the text above the table has them whole."""
 
 
 def line_of(search: Mapping[str, Json]) -> dict[str, Json]:
@@ -53,18 +56,17 @@ def written(told: Json) -> str:
     """The table."""
     rows = [
         "| " + " | ".join(HEAD) + " |",
-        "|---|---|" + "---:|" * 3 + "---|---|",
+        "|---|" + "---:|" * 3 + "---|---|",
     ]
     for each in told["lines"]:
         failed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(each["failed"].items()))
         cells = (
-            each["profile"],
-            each["model"],
+            each["profile"] if each["model"] == "hybrid" else f"{each['profile']}, {each['model']}",
             each["requests"],
             f"{each['workloads']:,}",
             f"{each['seconds']:.1f}",
             failed or "none",
-            ", ".join(each["evidence"]),
+            ", ".join(SHORT[label] for label in each["evidence"]),
         )
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     total = sum(each["workloads"] for each in told["lines"])
