@@ -28,11 +28,19 @@ PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 PROMPT = as_tokens(range(300, 340))
 
 
-SLOW = {EvictedStays, OneSlot, OwnList, SaltJoined, ShortImageHash, Trimmed, Unpinned}
+SLOW = {EvictedStays, SaltJoined, ShortImageHash, Trimmed, Unpinned}
 """Those that take seconds to shrink: `make check` finds them."""
 
+SLOWEST = {OneSlot, OwnList}
+"""Those of half a minute: `make nightly` finds them."""
+
 PARAMETERS = [
-    pytest.param(each, marks=pytest.mark.thorough) if each in SLOW else each for each in PLANTED
+    pytest.param(
+        each,
+        marks=[pytest.mark.thorough] * (each in SLOW | SLOWEST)
+        + [pytest.mark.nightly] * (each in SLOWEST),
+    )
+    for each in PLANTED
 ]
 
 
