@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
@@ -251,8 +250,8 @@ def print_survey(
     found: Survey,
     smallest: Mapping[Cause, Counterexample],
     plan: Plan,
-    scope: WholeScope | None = None,
-    proofs: Mapping[Cause, ProofResult] = MappingProxyType({}),
+    scope: WholeScope | None,
+    proofs: Mapping[Cause, ProofResult],
 ) -> int:
     """Print each cause with its count, its smallest workload, and the real engine's answer."""
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")

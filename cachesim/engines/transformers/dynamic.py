@@ -1,4 +1,4 @@
-"""`DynamicCache`: what each kind of layer keeps, and what crop, reorder and select make of it.
+"""`DynamicCache`: the content of each kind of layer, and its crop, reorder and select.
 
 In place of keys there are the tokens that they are of, in place of a state a number that all its
 tokens went into:
@@ -35,7 +35,7 @@ class LayerRules:
 
 
 class Keys:
-    """All tokens (`DynamicLayer`)."""
+    """Keys of all tokens (`DynamicLayer`)."""
 
     croppable = True
 
@@ -54,7 +54,7 @@ class Keys:
         return len(self.rows[0]) if self.rows else 0
 
     def feed(self, new: Rows) -> Rows:
-        """Append tokens; those that attention sees."""
+        """Append tokens; return those that attention sees."""
         self.rows = joined(self.rows, new)
         return self.rows
 
@@ -69,33 +69,33 @@ class Keys:
             self.rows = [row[: -abs(count)] for row in held(self.rows)]
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Rows by number, for beam search."""
+        """Select rows by number, for beam search."""
         if self.length > 0:
             self.rows = taken(self.rows, order)
 
     def select(self, order: Sequence[int]) -> None:
-        """The same as reorder here."""
+        """Select rows by number, as `reorder` does."""
         Keys.reorder(self, order)
 
     def repeat(self, count: int) -> None:
-        """Each row so many times."""
+        """Repeat each row."""
         if self.length > 0:
             self.rows = [row[:] for row in held(self.rows) for _ in range(count)]
 
     def reset(self) -> None:
-        """Drop all."""
+        """Drop all rows."""
         self.rows = None
 
     def record(self) -> None:
-        """Keys are all kept anyway."""
+        """Do nothing: all keys are kept."""
 
     def content(self) -> Json:
-        """What the layer holds."""
+        """Content of the layer."""
         return {"keys": self.rows, "length": self.length, "croppable": self.croppable}
 
 
 class WindowKeys(Keys):
-    """The last tokens; if it records, all since the last crop (`DynamicSlidingWindowLayer`)."""
+    """Keys of the last tokens, or, recording, since the last crop (`DynamicSlidingWindowLayer`)."""
 
     def __init__(self, rules: LayerRules, window: int) -> None:
         super().__init__(rules)
@@ -142,7 +142,7 @@ class WindowKeys(Keys):
 
 
 class IndexedKeys(Keys):
-    """All tokens, and as many keys of an indexer (`DynamicIndexedLayer`)."""
+    """Keys of all tokens, and as many of an indexer (`DynamicIndexedLayer`)."""
 
     def __init__(self, rules: LayerRules) -> None:
         super().__init__(rules)
