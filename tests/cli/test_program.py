@@ -50,7 +50,7 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
         (["list"], set()),
         (["list", "llama.cpp"], {"llamacpp"}),
         (["list", "vllm@0.24.0"], {"vllm"}),
-        (["run", STALE, "--no-verify"], {"llamacpp"}),
+        (["run", STALE], {"llamacpp"}),
     ],
 )
 def test_one_engine_is_played_and_shown_without_the_others(

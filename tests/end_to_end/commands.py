@@ -24,7 +24,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.logs.settings import flag_of
-from cachesim.lab.real.hunt.proof import PROVERS
+from cachesim.lab.real.hunt.proof import real_prover
 from cachesim.lab.real.hunt.report import commands as report_lines
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
@@ -210,7 +210,8 @@ def provable(scenario: Scenario, step: int) -> bool:
 
     A reply that the server chooses itself can be quoted by no line that is printed beforehand.
     """
-    prover = PROVERS[scenario.engine.name]
+    prover = real_prover(scenario.engine.name)
+    assert prover is not None
     quoted = any(
         f"{name}.reply" in str(each.prompt)
         for name, said in zip(scenario.step_names, scenario.step, strict=True)

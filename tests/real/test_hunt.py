@@ -15,9 +15,10 @@ from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
-from cachesim.lab.real.hunt.proof import PROVERS, ProofResult, by_metadata, on_the_wheel
 from cachesim.lab.real.hunt.report import commands, write
+from cachesim.lab.real.llama_cpp.prover import PROVER, on_the_wheel
 from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.proving import ProofResult, by_metadata
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
@@ -49,8 +50,8 @@ def _caught(monkeypatch: pytest.MonkeyPatch) -> list[Counterexample]:
         brought.append(found)
         return ProofResult(confirmed=len(brought) > 1, seen=f"number {len(brought)}")
 
-    fake = replace(PROVERS["llama.cpp"], prove=prove, ready=lambda _: None, kinds=())
-    monkeypatch.setattr(proof, "PROVERS", {"llama.cpp": fake})
+    fake = replace(PROVER, prove=prove, ready=lambda _: None, kinds=())
+    monkeypatch.setattr(proof, "real_prover", {"llama.cpp": fake}.get)
     monkeypatch.setattr(room, "SMALL", 12)
     monkeypatch.setattr(room, "known_causes", lambda _: {})
     monkeypatch.setattr(room, "ARRIVALS", 0)

@@ -15,10 +15,10 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.hunt.proof import PROVERS
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp_python import compare
 from cachesim.lab.real.llama_cpp_python.program import program_of, report_lines
+from cachesim.lab.real.llama_cpp_python.prover import PROVER
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import tiny
 from cachesim.scenario import load
@@ -122,11 +122,10 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
 ) -> None:
     monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,))
     found = lost_window()
-    prover = PROVERS[RELEASE.engine]
 
-    result = prover.prove(found, RELEASE)
+    result = PROVER.prove(found, RELEASE)
 
-    assert prover.fits(found.scenario)
+    assert PROVER.fits(found.scenario)
     assert (confirmed, seen) == (result.confirmed, result.seen)
 
 

@@ -14,7 +14,9 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
 from cachesim.errors import InputError
-from cachesim.lab.real.hunt.proof import PROVERS, ProofResult
+from cachesim.lab.real.hunt import proof
+from cachesim.lab.real.mlx_lm.prover import PROVER
+from cachesim.lab.real.proving import ProofResult
 from cachesim.model.presets import PRESETS
 from cachesim.scenario.format import Step
 from cachesim.scenario.labels import CONFIRMED, SOURCE
@@ -247,8 +249,8 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
     def prove(found: Counterexample, _: Profile) -> ProofResult:
         return ProofResult(confirmed=found.finding.kind == "crash", seen=f"{found.number}")
 
-    prover = replace(PROVERS["mlx-lm"], prove=prove, fits=lambda _: fits, ready=lambda _: None)
-    monkeypatch.setitem(PROVERS, "mlx-lm", prover)
+    prover = replace(PROVER, prove=prove, fits=lambda _: fits, ready=lambda _: None)
+    monkeypatch.setattr(proof, "real_prover", {"mlx-lm": prover}.get)
     command = ("check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1")
 
     assert main([*command, "--format", "json"]) == 1
