@@ -50,7 +50,7 @@ def test_at_a_terminal_it_waits_before_each_run(
     assert 0 == main(["learn", "5"])
     said = capsys.readouterr()
     asked = " ".join(said.err.split())
-    assert "The server takes it four letters before the end" in asked
+    assert "It is taken before the last four letters are read" in asked
     assert "10: right" in said.out
     assert "Not yet. Hint: It matches `the cat sat `." in asked
     assert "6: the run says 10" in said.out
