@@ -716,7 +716,7 @@ def _arrow(
 def restored(run: Run, index: int) -> CheckpointState | None:
     """The checkpoint that a step resumed from, as it was before."""
     step = run.steps[index]
-    if step.detail is None or run.detail is None:
+    if step.detail is None or run.detail is None or not step.cached:  # 0: a reset followed
         return None
     for number, event in enumerate(step.events):
         if event.name() != "checkpoint-restored":

@@ -75,6 +75,16 @@ def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_i
     assert arrow.wrong
 
 
+def test_no_arrow_leads_to_a_slot_that_was_reset_after_it_restored_a_checkpoint() -> None:
+    reset, kept = (
+        story(watched("ik_llama.cpp-1889-reset-site", f"ik_llama.cpp@d2da6da05{patch}"))
+        for patch in ("", "+1889")
+    )
+
+    assert () == reset.arrows
+    assert ["restored from 395[394..394] of A"] == [each.label for each in kept.arrows]
+
+
 def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_clipped() -> None:
     picture = story(watched("llama.cpp-two-codes", "llama.cpp@b11549"))
     (arrow,) = (each for each in picture.arrows if each.wrong)
