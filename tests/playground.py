@@ -338,6 +338,7 @@ def opened(tab: Any) -> None:
     equal(explained_by_the_program(log), tab.evaluate("window.playground.report().json"))
     holds("requests" in tab.frame_locator("#log iframe").locator("h1").inner_text(), "no report")
     say("a dropped log is explained as by `cachesim why`, byte for byte")
+    followed(tab, log)
     tab.get_by_role("button", name="Three requests").click()
     wait(tab, "simulator.current !== null")
     tab.evaluate(DROP, [log.name, log.read_text(encoding="utf-8")])
@@ -348,6 +349,45 @@ def opened(tab: Any) -> None:
     wait(tab, "document.getElementById('verdict').textContent.startsWith('Not read')")
     equal(True, tab.locator("#json").is_disabled())
     say("a file that is no log is refused with a reason")
+
+
+def followed(tab: Any, log: Path) -> None:
+    """The form of a dropped log: its server, whose fields can be set, and its requests."""
+    told = json.loads(explained_by_the_program(log))
+    (server,) = told["servers"]
+    shown = [tab.locator(each).input_value() for each in ("#engine", "#release", "#model")]
+    equal(server["profile"], "@".join(shown[:2]))
+    equal(server["model"]["preset"], shown[2])
+    flags = (line.partition(" = ") for line in tab.locator("#flags").input_value().splitlines())
+    equal(
+        {name: each["value"] for name, each in server["options"].items()},
+        {name: json.loads(value) for name, _, value in flags},
+    )
+    equal((False, False), (tab.locator("#steps").is_visible(), tab.locator("#toml").is_visible()))
+    holds("Assumed: model" in text(tab, "#how"), text(tab, "#how"))
+    say("the form shows the server that was read out of the log")
+    tab.select_option("#model", "dense")
+    wait(tab, "document.getElementById('same').textContent.includes('--model dense')")
+    command = text(tab, "#same").partition("cachesim ")[2].split()
+    equal(
+        cachesim(*command, "--format", "json", folder=log.parent),
+        tab.evaluate("window.playground.report().json"),
+    )
+    say("a field that is set reads the log again, as the command beside it does")
+    tab.fill("#flags", "ctx_checkpoints = many")
+    tab.press("#flags", "Tab")
+    wait(tab, "document.querySelector('.problem') !== null")
+    holds("option 'ctx_checkpoints'" in text(tab, ".problem"), text(tab, ".problem"))
+    tab.evaluate(DROP, [log.name, log.read_text(encoding="utf-8")])
+    wait(tab, "!document.getElementById('as-scenario').hidden")
+    tab.click("#as-scenario")
+    wait(tab)
+    equal(
+        [each["prompt_tokens"] for each in told["requests"]],
+        tab.evaluate(f"JSON.parse({RESULT}.json).runs[0].steps.map((each) => each.prompt_tokens)"),
+    )
+    equal(False, tab.locator("#as-scenario").is_visible())
+    say("the requests of a log open as a scenario")
 
 
 DROP: Final = """([name, text]) => {

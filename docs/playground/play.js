@@ -42,17 +42,24 @@ let pristine = null;
 let expected = [];
 let origin = null; // the shipped scenario that was opened
 
-function scenario() {
-  const options = {};
+const flagsOf = (values) => Object.entries(values).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join("\n");
+
+/** The lines of the flags' field as values. */
+function options() {
+  const found = {};
   for (const line of form.flags.split("\n").map((each) => each.trim()).filter(Boolean)) {
     const at = line.indexOf("=");
     const [key, value] = at < 0 ? [line, ""] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
     try {
-      options[key] = JSON.parse(value);
+      found[key] = JSON.parse(value);
     } catch {
-      options[key] = value;
+      found[key] = value;
     }
   }
+  return found;
+}
+
+function scenario() {
   const steps = form.steps.map((each) => {
     const step = { name: each.name, prompt: each.prompt };
     for (const key of ["predict", "slot"]) if (each[key] !== undefined && each[key] !== null) step[key] = each[key];
@@ -62,7 +69,7 @@ function scenario() {
     format: 1,
     name: form.name || "playground",
     model: { preset: form.model, seed: form.seed ?? 0, ...(form.window ? { window: form.window } : {}) },
-    engine: { name: form.engine, profiles: [rules()], options },
+    engine: { name: form.engine, profiles: [rules()], options: options() },
     spans: Object.fromEntries(form.spans.map((each) => [each.name, each.length])),
     step: steps,
     ...(asked() === pristine ? { expect: expected.filter((each) => each.profile === undefined || each.profile === rules()) } : {}),
@@ -76,10 +83,12 @@ function fill(select, values, chosen) {
 function show() {
   const engine = choices.engines[form.engine];
   const isFile = form.toml !== null;
-  for (const each of document.querySelectorAll(".of-form")) each.hidden = isFile;
-  for (const each of document.querySelectorAll(".of-file")) each.hidden = !isFile;
+  const { log } = form;
+  const shown = { form: !isFile && !log, file: isFile, log, server: !isFile, run: !log };
+  for (const [kind, visible] of Object.entries(shown)) for (const each of document.querySelectorAll(`.of-${kind}`)) each.hidden = !visible;
+  byId("server").hidden = Boolean(log) && !(log.server && log.server.played);
   fill(byId("engine"), Object.keys(choices.engines).map((name) => [name, name]), form.engine);
-  byId("engine").disabled = isFile;
+  byId("engine").disabled = isFile || Boolean(log);
   if (!engine.releases.some((each) => each.name === form.release)) form.release = engine.releases[0].name;
   fill(byId("release"), engine.releases.map((each) => [each.name, each.name, each.about]), form.release);
   form.patches = form.patches.filter((each) => release().patches.includes(each));
@@ -93,6 +102,7 @@ function show() {
   fill(byId("model"), Object.entries(choices.models).map(([name, about]) => [name, `${name}: ${about}`]), form.model);
   byId("window").value = form.window ?? "";
   byId("flags").value = form.flags;
+  byId("flags").rows = Math.max(2, Math.min(10, form.flags.split("\n").length));
   fill(byId("flag"), [["", "add a flag"], ...Object.entries(engine.flags).map(([name, about]) => [name, name, about])], "");
   byId("spans").replaceChildren(...form.spans.map(spanView));
   byId("steps").replaceChildren(...form.steps.map(stepView));
@@ -149,7 +159,8 @@ function clearProblems() {
 function showProblems(problems) {
   clearProblems();
   const unplaced = [];
-  problems.map(form.toml !== null ? (text) => ({ field: "file", text }) : placed).forEach(({ field, key, text }, i) => {
+  const where = form.log ? (text) => ({ field: /\boption '/.test(text) ? "flags" : null, text }) : form.toml !== null ? (text) => ({ field: "file", text }) : placed;
+  problems.map(where).forEach(({ field, key, text }, i) => {
     const row = field && [...document.querySelectorAll(".field")].find((each) => each.dataset.field === field);
     if (!row) { unplaced.push(text); return; }
     const input = row.querySelector(`[data-key="${key}"]`) || row.querySelector('textarea, input[type="number"], input');
@@ -186,14 +197,23 @@ function verdict(text, tone = "") {
   byId("peek").textContent = `${text.length > 90 ? `${text.slice(0, 88)}…` : text} ↑`;
 }
 
+let cancelled = false;
+function stopped(text, again) {
+  cancelled = true;
+  verdict(`Cancelled. ${text}`);
+  byId("verdict").append(" ", h("button", { type: "button", onclick: play }, again));
+}
+
 let waiting = 0;
 function play() {
+  cancelled = false;
   window.clearTimeout(waiting);
   waiting = window.setTimeout(run, 60);
 }
 
 async function run() {
   if (!simulator || !simulator.files) return;
+  if (form.log) { await readLog(); return; }
   const [now, log] = [form, report];
   byId("verdict").setAttribute("aria-busy", "true");
   const source = form.toml === null ? { scenario: scenario() } : { text: form.toml };
@@ -203,8 +223,7 @@ async function run() {
   trouble("");
   if (result.cancelled) {
     clear();
-    verdict("Cancelled. The simulator starts again; change something, or run it again.");
-    byId("verdict").append(" ", h("button", { type: "button", onclick: play }, "Run it again"));
+    stopped("The simulator starts again; change something, or run it again.", "Run it again");
     return;
   }
   if (result.problems) {
@@ -253,7 +272,7 @@ async function load(manifest) {
   }
   simulator = new Simulator({
     progress: (share, what) => { byId("loading").hidden = false; byId("progress").value = share; byId("state").textContent = share < 1 ? `${what}: ${Math.round(100 * share)} %` : what; },
-    ready: () => { byId("loading").hidden = true; if (form && !report) play(); },
+    ready: () => { byId("loading").hidden = true; if (form && !report && !cancelled) play(); },
     trouble: (text) => trouble(`The simulator stopped: ${text}`),
     busy: (seconds) => { byId("busy").hidden = seconds === null; byId("elapsed").textContent = seconds === null ? "" : `Running, ${seconds} s`; },
   });
@@ -286,7 +305,7 @@ async function open(value, { expects = null, title = "", about = "", name = null
 }
 
 /** A scenario file: as a form where the form has a place for all of it, else as its text. */
-async function openText(text, { name = null, wanted = null } = {}) {
+async function openText(text, { name = null, wanted = null, arithmetic = "float" } = {}) {
   const found = await simulator.ask({ do: "open", text });
   if (found.cancelled) return;
   if (found.problems) {
@@ -295,7 +314,7 @@ async function openText(text, { name = null, wanted = null } = {}) {
   }
   const [engine, rest] = (wanted || found.profile).split("@");
   const [chosen, ...patches] = rest.split("+");
-  const common = { name: found.name, engine, release: chosen, patches, arithmetic: "float" };
+  const common = { name: found.name, engine, release: chosen, patches, arithmetic };
   const source = found.form && found.form.steps.length <= MOST.steps && found.form.spans.every((each) => (typeof each.length === "string" ? each.length.length <= MOST.text : each.length <= MOST.length)) && found.form.steps.every((each) => (each.predict ?? 0) <= MOST.predict) ? found.form : { toml: text };
   await open({ ...common, ...source }, { expects: found.expect, about: found.about, name });
 }
@@ -323,22 +342,67 @@ async function openExample(name) {
   await openLog(name, await (await file(`logs/${name}`)).arrayBuffer(), known.title);
 }
 
+/** The form of a log: the server that was read out of it, whose fields may be corrected. */
 async function openLog(name, data, title = "") {
-  form = form || { about: "", ...wellFormed(structuredClone(openings[0].form)) };
-  show();
+  form = { about: "", ...wellFormed({}), log: { name, data, server: null } };
   for (const button of byId("openings").children) button.setAttribute("aria-pressed", String(button.textContent === title));
+  showServer();
+  await readLog();
+}
+
+/** What the reader changed of the server that the log tells of, and the command that says the same. */
+function corrected() {
+  const { name, server } = form.log;
+  const given = {};
+  if (!server || !server.played) return { given, command: "" };
+  if (rules() !== [server.release, ...server.patches].join("+")) given.profile = rules();
+  if (form.model !== server.model) given.model = form.model;
+  if (form.window !== server.window) given.window = form.window ?? 0;
+  const set = Object.entries(options()).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(server.options[key]));
+  if (set.length) given.options = Object.fromEntries(set);
+  const quoted = (text) => (/^[\w@+.,=:/-]+$/.test(text) ? text : `'${String(text).replaceAll("'", "'\\''")}'`);
+  const flags = Object.entries({ profile: given.profile, model: given.model, window: given.window }).filter(([, value]) => value !== undefined).flatMap(([key, value]) => [`--${key}`, String(value)]);
+  for (const [key, value] of set) flags.push("--set", `${key}=${typeof value === "string" ? value : JSON.stringify(value)}`);
+  return { given, command: ["cachesim why", ...[name, ...flags].map(quoted)].join(" ") };
+}
+
+const WAYS = { printed: "Printed in the log", computed: "Computed from its lines", bounded: "Inferred from its lines", assumed: "Assumed", given: "Set here" };
+
+/** The fields of a log's server; `told` is what the last reading used. */
+function showServer(told = null) {
+  const { name, server } = form.log;
+  show();
+  byId("read").textContent = server ? `${server.servers > 1 ? `The first of ${server.servers} servers in` : "The server of"} ${name}: ${server.requests} requests.${server.played ? " A field that the log does not tell, or tells wrongly, can be set below; the log is then read again." : ` Requests to ${server.engine} are not replayed: the report has the numbers that its lines print.`}` : `Reading ${name}`;
+  byId("how").textContent = told && told.played ? Object.entries(told.how).map(([way, names]) => `${WAYS[way] || way}: ${names.join(", ")}.`).join(" ") : "";
+  byId("same").textContent = told && told.played ? `On your own machine: ${corrected().command}` : "";
+  byId("as-scenario").hidden = !(told && told.toml);
+}
+
+async function readLog() {
+  if (!simulator) return; // the page says why
+  const { log } = form;
+  const { given } = corrected();
   clear();
   clearProblems();
   trouble("");
-  verdict(simulator.ready ? `Reading ${name}` : `${name} is read once the simulator has loaded.`);
-  report = { json: "", name };
-  const found = await simulator.ask({ do: "log" }, { name, data });
+  verdict(simulator && simulator.ready ? `Reading ${log.name}` : `${log.name} is read once the simulator has loaded.`);
+  const mine = { json: "", name: log.name };
+  report = mine;
+  const found = await simulator.ask({ do: "log" }, { name: log.name, data: log.data, given: JSON.stringify(given) });
+  if (found === null || form.log !== log || report !== mine) return; // something else was opened, or set
   if (found.cancelled || found.problems) {
     report = null;
-    verdict(found.cancelled ? "Cancelled. The simulator starts again." : `Not read. ${found.problems.join("\n")}`, "wrong");
+    if (found.cancelled) stopped("The simulator starts again; change something, or read it again.", "Read it again");
+    else verdict(`Not read. ${showProblems(found.problems)}`, "wrong");
+    if (!log.server) byId("read").textContent = `${log.name} was not read.`;
     return;
   }
+  const { name } = log;
   report = { ...found, name };
+  log.server ||= found.server;
+  const fields = { ...found.server, flags: flagsOf(found.server.options) };
+  if (fields.played) form = { ...form, ...wellFormed({ ...fields, toml: null }), log };
+  showServer(found.server);
   verdict(`${name}: the report of cachesim why`);
   const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
   frame.srcdoc = found.html;
@@ -404,6 +468,7 @@ function listen() {
   byId("add-span").addEventListener("click", () => { if (form.spans.length < MOST.spans) form.spans.push({ name: free(form.spans.map((each) => each.name), [..."abcdefghij"]), length: 20 }); show(); play(); });
   byId("add-step").addEventListener("click", () => { if (form.steps.length < MOST.steps) form.steps.push({ name: free(form.steps.map((each) => each.name), [..."ABCDEFGHIJ"]), prompt: form.spans[0] ? form.spans[0].name : "", predict: 4, slot: null }); show(); play(); });
   byId("cancel").addEventListener("click", () => simulator.cancel());
+  byId("as-scenario").addEventListener("click", () => { if (report && report.server) openText(report.server.toml, { arithmetic: "ring" }); });
   byId("search").addEventListener("input", search);
   byId("file").addEventListener("change", (event) => { if (event.target.files[0]) openFile(event.target.files[0]); event.target.value = ""; });
   byId("take-pasted").addEventListener("click", () => { if (byId("pasted").value.trim()) openFile(new File([byId("pasted").value], "pasted.log")); });

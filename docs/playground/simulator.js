@@ -41,12 +41,13 @@ class Simulator {
     this.worker.postMessage({ files: this.files });
   }
 
-  /** An answer to come; a run that waits gives way to a later one, which resolves it with null. */
+  /** An answer to come; a run or a log that waits gives way to a later one, and gets null. */
   ask(question, log = null) {
     return new Promise((resolve) => {
-      if ((question.do || "run") === "run") {
-        for (const each of this.queue.filter((one) => one.question.do === "run")) each.resolve(null);
-        this.queue = this.queue.filter((one) => one.question.do !== "run");
+      const gives = (one) => one.do === "run" || one.do === "log";
+      if (gives(question)) {
+        for (const each of this.queue.filter((one) => gives(one.question))) each.resolve(null);
+        this.queue = this.queue.filter((one) => !gives(one.question));
       }
       this.queue.push({ question, log, resolve });
       this.pump();

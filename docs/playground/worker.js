@@ -55,7 +55,7 @@ async function load(files) {
 }
 
 /** The report on a log; what only logs need is unpacked for the first of them. */
-function read({ name, data }) {
+function read({ name, data, given }) {
   if (explained === null) {
     unpack(later);
     later = [];
@@ -64,7 +64,7 @@ function read({ name, data }) {
   }
   const bytes = python.toPy(new Uint8Array(data));
   try {
-    return explained(name, bytes);
+    return explained(name, bytes, given || "{}");
   } finally {
     bytes.destroy();
   }

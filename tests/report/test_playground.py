@@ -132,6 +132,41 @@ def test_a_log_is_explained_as_by_the_command() -> None:
     assert "problems" in json.loads(explained("empty.log", b"nothing"))
 
 
+def server(given: dict[str, Any]) -> dict[str, Any]:
+    data = (ROOT / "docs" / "examples" / "few-checkpoints.log").read_bytes()
+    found: dict[str, Any] = json.loads(explained("few.log", data, json.dumps(given)))["server"]
+    return found
+
+
+def test_a_log_is_handed_out_with_the_server_that_was_read_out_of_it() -> None:
+    read = server({})
+
+    assert ("llama.cpp", "b9538", "hybrid") == (read["engine"], read["release"], read["model"])
+    assert 1 == read["options"]["ctx_checkpoints"]
+    assert ["model"] == read["how"]["assumed"]
+    assert "ctx_checkpoints" in read["how"]["printed"]
+    told = question(text=read["toml"], profile="llama.cpp@b9538", arithmetic="ring")
+    assert [0, 1240, 0, 1580, 1840] == [each["cached"] for each in told["steps"]]
+
+
+def test_a_setting_of_the_reader_replaces_the_logs() -> None:
+    read = server({"model": "dense", "options": {"ctx_checkpoints": 32}})
+
+    assert ("dense", 32) == (read["model"], read["options"]["ctx_checkpoints"])
+    assert ["model", "ctx_checkpoints"] == read["how"]["given"]
+
+
+def test_a_log_that_is_not_replayed_is_handed_out_without_a_scenario() -> None:
+    lines = (ROOT / "tests" / "logs" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = (each["files"][0][1] for each in map(json.loads, lines) if len(each["files"]) == 1)
+    told = (
+        json.loads(explained("one.log", each.encode("utf-8", "surrogateescape"))) for each in texts
+    )
+    found = next(each["server"] for each in told if not each.get("server", {"played": 1})["played"])
+
+    assert (False, None) == (found["played"], found["toml"])
+
+
 IN_A_BROWSER = """
 import sys
 
