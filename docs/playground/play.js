@@ -406,10 +406,9 @@ async function readLog() {
   verdict(`${name}: the report of cachesim why`);
   const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
   frame.srcdoc = found.html;
-  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); });
+  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); if (byId("out").getBoundingClientRect().top > window.innerHeight / 2) byId("out").scrollIntoView({ block: "start" }); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
-  if (byId("out").getBoundingClientRect().top > window.innerHeight / 2) byId("out").scrollIntoView({ block: "start" });
   byId("json").disabled = false;
 }
 
