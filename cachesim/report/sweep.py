@@ -113,8 +113,8 @@ class Knee:
     def sentence(self) -> str:
         """The share at the knee, and the gain of a doubling on both sides."""
         return (
-            f"{100 * self.share:.1f} % at {self.at:,g}: a doubling up to it gains "
-            f"{100 * self.before:.1f} points, beyond it {100 * self.after:.1f}"
+            f"{100 * self.share:.1f} % at {self.at:,g}: doubling up to {self.at:,g} gains "
+            f"{100 * self.before:.1f} points, doubling beyond {100 * self.after:.1f}"
         )
 
 

@@ -20,7 +20,7 @@ terminals work. Options with the same words as above are only named.
 | status | meaning |
 |---|---|
 | 0 | all as expected |
-| 1 | an answer diverged, an expectation failed, or two sides differ |
+| 1 | an unexpected wrong answer, a failed check, or two sides differ |
 | 2 | wrong usage, or a wrong file |
 | 3 | cachesim broke a contract of its own: please report it |
 | 130 | interrupted |

@@ -170,6 +170,7 @@ function showProblems(problems) {
   });
   trouble(unplaced.join("\n"));
   const first = document.querySelector(".problem");
+  if (first) first.scrollIntoView({ block: "nearest" });
   return first ? first.textContent : unplaced[0];
 }
 
@@ -287,6 +288,7 @@ async function load(manifest) {
 
 async function open(value, { expects = null, title = "", about = "", name = null } = {}) {
   form = { about, ...wellFormed(structuredClone(value)) };
+  document.documentElement.style.overflowAnchor = "";
   origin = name;
   expected = expects || [];
   pristine = expects ? asked() : null;
@@ -326,6 +328,7 @@ async function openShipped(name, wanted = null) {
 }
 
 const LOG = 60000000; // bytes of a log that are read here
+const NARROW = window.matchMedia("(max-width: 900px)"); // the report stands above the form
 
 async function openFile(file) {
   byId("open").open = false;
@@ -387,6 +390,7 @@ async function readLog() {
   trouble("");
   verdict(simulator && simulator.ready ? `Reading ${log.name}` : `${log.name} is read once the simulator has loaded.`);
   const mine = { json: "", name: log.name };
+  document.documentElement.style.overflowAnchor = "none"; // a report that grows above the form would push it away
   report = mine;
   const found = await simulator.ask({ do: "log" }, { name: log.name, data: log.data, given: JSON.stringify(given) });
   if (found === null || form.log !== log || report !== mine) return; // something else was opened, or set
@@ -406,7 +410,7 @@ async function readLog() {
   verdict(`${name}: the report of cachesim why`);
   const frame = h("iframe", { title: `Report on ${name}`, sandbox: "allow-same-origin allow-popups" });
   frame.srcdoc = found.html;
-  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); if (byId("out").getBoundingClientRect().top > window.innerHeight / 2) byId("out").scrollIntoView({ block: "start" }); });
+  frame.addEventListener("load", () => { const fit = () => { if (frame.contentDocument) frame.style.height = `${Math.ceil(frame.contentDocument.body.getBoundingClientRect().bottom) + 40}px`; }; fit(); new ResizeObserver(fit).observe(frame); const { top } = byId("out").getBoundingClientRect(); if (NARROW.matches && (top < 0 || top > window.innerHeight / 2)) byId("out").scrollIntoView({ block: "start" }); });
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
   byId("json").disabled = false;

@@ -62,7 +62,7 @@ def test_a_knee_is_where_a_doubling_brings_much_less_than_the_one_before() -> No
 
     assert (4000, 0.37) == (knee.at, knee.share)
     assert (0.09, 0.005) == (round(knee.before, 6), round(knee.after, 6))
-    text = "37.0 % at 4,000: a doubling up to it gains 9.0 points, beyond it 0.5"
+    text = "37.0 % at 4,000: doubling up to 4,000 gains 9.0 points, doubling beyond 0.5"
     assert text == knee.sentence
 
 
