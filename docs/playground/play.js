@@ -375,7 +375,7 @@ const WAYS = { printed: "Printed in the log", computed: "Computed from its lines
 function showServer(told = null) {
   const { name, server } = form.log;
   show();
-  byId("read").textContent = server ? `${server.servers > 1 ? `The first of ${server.servers} servers in` : "The server of"} ${name}: ${server.requests} requests.${server.played ? " A field that the log does not tell, or tells wrongly, can be set below; the log is then read again." : ` Requests to ${server.engine} are not replayed: the report has the numbers that its lines print.`}` : `Reading ${name}`;
+  byId("read").textContent = server ? `${server.servers > 1 ? `The first of ${server.servers} servers in` : "The server of"} ${name}: ${server.requests} requests.${server.played ? " A field that the log does not tell, or tells wrongly, can be set below; the log is then explained again." : ` Requests to ${server.engine} are not replayed: the report has the numbers that its lines print.`}` : `Reading ${name}`;
   byId("how").textContent = told && told.played ? Object.entries(told.how).map(([way, names]) => `${WAYS[way] || way}: ${names.join(", ")}.`).join(" ") : "";
   byId("same").textContent = told && told.played ? `On your own machine: ${corrected().command}` : "";
   byId("as-scenario").hidden = !(told && told.toml);
@@ -396,7 +396,7 @@ async function readLog() {
   if (found === null || form.log !== log || report !== mine) return; // something else was opened, or set
   if (found.cancelled || found.problems) {
     report = null;
-    if (found.cancelled) stopped("The simulator starts again; change something, or read it again.", "Read it again");
+    if (found.cancelled) stopped("The simulator starts again; change something, or explain it again.", "Explain it again");
     else verdict(`Not read. ${showProblems(found.problems)}`, "wrong");
     if (!log.server) byId("read").textContent = `${log.name} was not read.`;
     return;
