@@ -48,6 +48,7 @@ from cachesim.lab.real.transformers.environments import (
 )
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import ASYNC as VLLM_ASYNC
+from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import KERNELS
 from cachesim.scenario.shipped import load_all
@@ -233,7 +234,10 @@ def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
     less = 1 if release in {VLLM.real()[0], VLLM.real()[-1]} else BETWEEN
     usual = (VLLM_SCHEDULER, SCHEDULED // less)
     more = AT_ONCE // less
-    return _decide_alike(release, usual, (VLLM_ASYNC, more), (VLLM_AGENTS, more))
+    others = [(VLLM_ASYNC, more), (VLLM_AGENTS, more)]
+    if release in VLLM.having(VLLM.option("connector"), "store-async"):
+        others.append((VLLM_LOADS, more))
+    return _decide_alike(release, usual, *others)
 
 
 def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:

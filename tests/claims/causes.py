@@ -184,6 +184,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "groups-disagree": lambda lost: lost.after < min(lost.detail["answers"].values()),
     "last-token": _last,
     "less-loaded": _span,
+    "load-failed": lambda lost: lost.after == lost.detail["valid"],
     "list-moved-out": _nothing,
     "look-ahead-block": _drafted,
     "memory-depth": _nothing,

@@ -19,6 +19,7 @@ UNSEEN: Final = frozenset(
         "mlx-lm-trimmed-too-little",
         "vllm-attention-missing",
         "vllm-from-store",
+        "vllm-load-failed",  # what is lost was gained from the store
         "vllm-state-forgiven",
     }
 )

@@ -111,4 +111,12 @@ FROM_STORE: Final = Cause(
     fields=("tokens",),
 )
 
+LOAD_FAILED: Final = Cause(
+    id="load-failed",
+    sentence="the load from the store failed: {valid} tokens of the prompt are valid",
+    about="Under `kv_load_failure_policy` recompute, tokens from the first failed block on count as"
+    " not computed.",
+    fields=("valid",),
+)
+
 CAUSES: Final = declared(globals())

@@ -343,6 +343,8 @@ class KVCacheManager:
         num_lookahead: int = 0,
         num_external: int = 0,
         full_sequence_must_fit: bool = False,
+        delay_cache_blocks: bool = False,
+        reserved_blocks: int = 0,
     ) -> tuple[list[int], ...] | None:
         """Allocate blocks for a chunk, after its hit; None without enough free blocks.
 
@@ -362,17 +364,26 @@ class KVCacheManager:
         num_slots = min(num_main + num_lookahead, self.max_model_len)
         self.remove_skipped_blocks(request, max(0, total - self._unsettled(request)))
         need = Need(num_slots, num_main, num_local + num_external, num_local)
-        if self._needed(request, found, need) > self.pool.num_free:
+        if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
             return None
         if (hit is not None and any(hit)) or num_external > 0:
             self._hold(request, found, num_local, num_external)
         new = tuple(
             [manager.allocate_new_blocks(request, num_slots, num_main) for manager in self.managers]
         )
-        if self.enable_caching:
+        if self.enable_caching and not delay_cache_blocks:
             published = self.cache_blocks(request, min(num_main, request.num_tokens))
             self.unwritten[request.id] = published
         return new
+
+    def remaining_blocks(self, request: Request, slots: int) -> int:
+        """Blocks that a request lacks for all its tokens, and `slots` more for drafts.
+
+        Follows `_request_remaining_blocks`.
+        """
+        whole, computed = min(request.num_tokens, self.max_model_len), request.num_computed
+        need = Need(whole + slots, whole, computed, computed, admission=True)
+        return self._needed(request, self.nothing, need)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
         """Free blocks that no later token needs; their table entries become null."""

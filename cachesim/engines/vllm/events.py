@@ -131,3 +131,17 @@ class CacheReset(Event):
     @property
     def sentence(self) -> str:
         return "all ids are forgotten" if self.done else "blocks are in use: nothing is forgotten"
+
+
+@event("gain")
+class LoadArrived(Event):
+    """{tokens} tokens have arrived from the store; the request no longer waits for them"""
+
+    tokens: Count
+
+
+@event("loss")
+class LoadFailed(Event):
+    """the load from the store failed; {valid} tokens of the prompt are valid"""
+
+    valid: Count

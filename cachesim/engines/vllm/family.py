@@ -5,7 +5,7 @@ from typing import Final
 
 from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.option import request_field
-from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.options import MOST_BLOCKS, VllmOptions
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0202,
@@ -263,6 +263,14 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
             "under the policy `priority`: smaller numbers are served first",
             low=-(1 << 31),
             high=1 << 31,
+        ),
+        request_field(
+            "failed_block",
+            "whole number",
+            "beside `store-async`: the block of this request's first load that does not arrive, "
+            "from 0; in a model of several groups nothing of the load does",
+            low=0,
+            high=MOST_BLOCKS,
         ),
     ),
     asks={"priority": -1},

@@ -186,10 +186,30 @@ class VllmOptions:
     )
     connector: str = option(
         "--kv-transfer-config",
-        "an external store of blocks; `store-attention` promises every group and brings attention",
+        "an external store of blocks; `store-async` loads them in later steps, `store-attention` "
+        "promises every group and brings attention",
         default="none",
-        choices=("none", "store", "store-attention"),
+        choices=("none", "store", "store-async", "store-attention"),
+        arrived={"store-async": "0.33.0"},
         tried=("none", "store"),
+    )
+    load_steps: int = option(
+        "",
+        "steps after which a load of `store-async` has arrived",
+        default=1,
+        low=1,
+        high=1000,
+        unit="steps",
+        since="0.33.0",
+        needs="connector",
+    )
+    kv_load_failure_policy: str = option(
+        "--kv-transfer-config.kv-load-failure-policy",
+        "what happens to a request whose load fails: it ends with an error, or computes the rest",
+        default="fail",
+        choices=("fail", "recompute"),
+        since="0.33.0",
+        needs="connector",
     )
 
     @property
@@ -241,6 +261,7 @@ class VllmOptions:
             lookahead=self.drafts if self.use_eagle else 0,
             use_eagle=self.drops_eagle_block(rules),
             by_priority=self.scheduling_policy == "priority",
+            recomputes=self.kv_load_failure_policy == "recompute",
         )
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
@@ -378,6 +399,12 @@ class VllmOptions:
             msg = (
                 f"option 'max_num_batched_tokens' is {budget}; vLLM does not start with fewer "
                 f"than max_num_seqs, which is {seqs}"
+            )
+            raise OptionError(msg)
+        if self.connector == "store-async" and self.async_scheduling:
+            msg = (
+                "connector 'store-async' is not simulated beside async_scheduling, with which "
+                "blocks are freed a step later: leave one of them out"
             )
             raise OptionError(msg)
         if self.mamba_cache_mode not in rules.modes:

@@ -104,7 +104,12 @@ class Prefixes:
         return left
 
 
-Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "aborted"]
+Status: TypeAlias = Literal[
+    "waiting", "loading", "running", "preempted", "finished", "aborted", "error"
+]
+"""`loading` is WAITING_FOR_REMOTE_KVS, `error` FINISHED_ERROR."""
+
+ENDED: Final = frozenset({"finished", "aborted", "error"})
 
 
 @dataclass(slots=True, eq=False)
@@ -263,3 +268,17 @@ class Limits:
     use_eagle: bool = False  # the last block of hits is dropped for a drafter
     by_priority: bool = False  # policy
     overlaps: bool = False  # a step is scheduled before the previous one's output
+    recomputes: bool = False  # kv_load_failure_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What a step's output says of a connector's transfers (`KVConnectorOutput`)."""
+
+    received: tuple[Request, ...] = ()  # finished_recving
+    sent: tuple[Request, ...] = ()  # finished_sending
+    failed: tuple[Request, ...] = ()  # failed_recving
+    invalid: frozenset[int] = frozenset()  # invalid_block_ids
+
+
+NO_TRANSFERS: Final = Transfers()

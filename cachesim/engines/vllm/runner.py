@@ -20,7 +20,7 @@ import numpy as np
 from cachesim.engines.vllm.block_pool import NULL, GroupSpec, cdiv
 from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import Chunk, Request, Step
+from cachesim.engines.vllm.request import Chunk, Request, Step, Transfers
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UpstreamAbort
 from cachesim.model.adapters import adapted_in
@@ -524,15 +524,31 @@ class Runner:
 
 # An external store of blocks (a KV connector): it survives resets, and may report too many tokens.
 #
+# `store-async` loads in later steps: the scheduler allocates the blocks, and the request waits.
+#
+#     step        n: promised, blocks allocated   ...   n + steps: filled, given ids   computed
+#     request     loading                               waiting                        running
+#
 # It stores the blocks of finished requests, by prefix and group. A request is promised the longest
 # prefix beyond its own hit whose blocks are stored. `store-attention` loads attention's blocks only
 # but promises those of all groups: the defect reported for several connectors.
 
-LOADS: Final = {
+LOADS: Final[dict[str, frozenset[str]]] = {
     "store": frozenset({"full", "window", "chunked", "mamba"}),
+    "store-async": frozenset({"full", "window", "chunked", "mamba"}),
     "store-attention": frozenset({"full"}),
 }
 """The kinds of groups whose blocks a store loads."""
+
+
+@dataclass(slots=True)
+class Load:
+    """A load under way: the steps left, and the block that fails, if one does."""
+
+    request: Request
+    span: tuple[int, int]
+    steps: int
+    fails: int | None
 
 
 @dataclass(slots=True)
@@ -542,6 +558,9 @@ class Connector:
     manager: KVCacheManager
     pages: Pages
     loads: frozenset[str]
+    steps: int = 0  # of a load; 0: before the step of its promise runs
+    failing: dict[int, int] = field(default_factory=dict)  # request -> block of its first load
+    loading: dict[int, Load] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[int, tuple[Array, ...]]] = field(default_factory=dict)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # request -> [from, to)
     reach: dict[int, int] = field(default_factory=dict)  # request -> end of its last promise
@@ -553,16 +572,18 @@ class Connector:
         """The store of the options, or None."""
         if options.connector == "none":
             return None
-        return cls(manager, runner.pages, LOADS[options.connector])
+        steps = options.load_steps if options.connector == "store-async" else 0
+        return cls(manager, runner.pages, LOADS[options.connector], steps)
 
-    def find(self, request: Request, local: int) -> int:
+    def find(self, request: Request, local: int) -> tuple[int, bool]:
         """Number of stored tokens beyond the hit, in whole scheduler blocks.
 
-        Follows `get_num_new_matched_tokens`: one number for all groups.
+        True if they are loaded in later steps. Follows `get_num_new_matched_tokens`: one number for
+        all groups.
         """
         size = self.manager.sizes.scheduler_block
         if local % size or not request.reads_cache:
-            return 0
+            return 0, False
         most = (request.num_tokens - 1) // size * size
         end = local
         for position in range(local + size, most + 1, size):
@@ -571,14 +592,19 @@ class Connector:
             if self._has_all(request, local, position):
                 end = position
         self.reach[request.id] = end if end > local else 0
-        return end - local
+        return end - local, end > local and self.steps > 0
 
     def promise(self, request: Request, local: int, tokens: int) -> None:
         """Record a promise after its blocks are allocated.
 
         Follows `update_state_after_alloc`.
         """
-        self.promised[request.id] = (local, local + tokens)
+        span = (local, local + tokens)
+        if not self.steps:
+            self.promised[request.id] = span
+            return
+        fails = self.failing.pop(request.id, None)
+        self.loading[request.id] = Load(request, span, self.steps, fails)
 
     def _has_attention(self, request: Request, end: int, size: int) -> bool:
         unit = self.manager.sizes.hash_block
@@ -603,21 +629,48 @@ class Connector:
         for chunk in step.chunks:
             span = self.promised.pop(chunk.request.id, None)
             if span is not None and chunk.fresh:
-                for group, (spec, table) in enumerate(
-                    zip(self.manager.groups, chunk.blocks, strict=True)
-                ):
-                    if spec.kind in self.loads:
-                        request = chunk.request
-                        size, unit = self.manager.groups[group].block, self.manager.sizes.hash_block
-                        for index in range(span[0] // size, span[1] // size):
-                            if table[index] == NULL:
-                                continue
-                            content = self.kept.get(
-                                (request.hashes[(index + 1) * size // unit - 1], group)
-                            )
-                            if content is not None:
-                                self.pages.reach(table[index])
-                                self.pages.fill(group, table[index], content)
+                self._bring(chunk.request, span, chunk.blocks)
+
+    def _bring(
+        self, request: Request, span: tuple[int, int], tables: Sequence[Sequence[int]]
+    ) -> None:
+        unit = self.manager.sizes.hash_block
+        for group, (spec, table) in enumerate(zip(self.manager.groups, tables, strict=True)):
+            if spec.kind not in self.loads:
+                continue
+            for index in range(span[0] // spec.block, span[1] // spec.block):
+                key = (request.hashes[(index + 1) * spec.block // unit - 1], group)
+                content = self.kept.get(key)
+                if table[index] != NULL and content is not None:
+                    self.pages.reach(table[index])
+                    self.pages.fill(group, table[index], content)
+
+    def get_finished(self) -> Transfers:
+        """The loads that end with this step. One that fails brings nothing from its failed block
+        on, or, in a model of several groups, nothing at all.
+        """
+        for load in self.loading.values():
+            load.steps -= 1
+        ended = [each for each in self.loading.values() if not each.steps]
+        failed, invalid = [], set[int]()
+        for load in ended:
+            del self.loading[load.request.id]
+            tables = self.manager.tables_of(load.request)
+            (first, end), [group, *others] = load.span, self.manager.groups
+            if load.fails is not None and others:
+                failed.append(load.request)
+                continue
+            if load.fails is not None:
+                blocks = range(first // group.block, end // group.block)
+                at = blocks[min(load.fails, len(blocks) - 1)]
+                invalid.add(tables[0][at])
+                end = at * group.block
+            self._bring(load.request, (first, end), tables)
+        return Transfers(
+            received=tuple(each.request for each in ended),
+            failed=tuple(failed),
+            invalid=frozenset(invalid),
+        )
 
     def save(self, request: Request) -> None:
         """Store the cached blocks of a finished request's prefix."""

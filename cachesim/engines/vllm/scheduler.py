@@ -5,13 +5,29 @@ blocks the last request is preempted, and recomputed later from its cached prefi
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
-from cachesim.engines.vllm.block_pool import checkpoint_position
+from cachesim.engines.vllm.block_pool import cdiv, checkpoint_position
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
-from cachesim.engines.vllm.request import PLACEHOLDER, Chunk, Limits, Request, Step
+from cachesim.engines.vllm.request import (
+    ENDED,
+    NO_TRANSFERS,
+    PLACEHOLDER,
+    Chunk,
+    Limits,
+    Request,
+    Status,
+    Step,
+    Transfers,
+)
 from cachesim.errors import UpstreamAbort
+
+Stored: TypeAlias = tuple[int, bool]
+"""Tokens that a store has beyond a hit, and whether they are loaded in later steps."""
+
+NOTHING_STORED: Final[Stored] = (0, False)
 
 
 @dataclass(slots=True)
@@ -36,13 +52,18 @@ class Scheduler:
         self.passes_block_tables = False  # pass block tables to the runner
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit], None] | None = None
-        self.external: Callable[[Request, int], int] | None = None
+        self.external: Callable[[Request, int], Stored] | None = None
         self.on_external: Callable[[Request, int, int], None] | None = None
+        self.delays_free: Callable[[Request], bool] | None = None
+        self.holding: deque[Request] = deque()  # waiting, with blocks (`kv_holding_waiting`)
+        self.received: set[int] = set()
+        self.failed: set[int] = set()
+        self.prefills: set[Request] = set()  # `_inflight_prefills`
 
     @property
     def busy(self) -> bool:
         """True while a request is unfinished."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.holding)
 
     def add_request(self, request: Request) -> None:
         """Queue a request, by arrival or by priority."""
@@ -108,6 +129,8 @@ class Scheduler:
             request.in_flight += chunk.count
             known = request.num_tokens + request.placeholders
             request.is_prefill_chunk = request.num_computed < known
+            if not request.is_prefill_chunk:
+                self.prefills.discard(request)
             if self.limits.overlaps and not request.is_prefill_chunk:
                 request.placeholders += 1 + len(chunk.drafts)
                 request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
@@ -127,6 +150,7 @@ class Scheduler:
                 return blocks
             victim = self._victim(turn)
             self.manager.free(victim)
+            self.prefills.discard(victim)
             victim.status = "preempted"
             victim.num_computed = 0
             victim.spec_tokens = []
@@ -158,33 +182,37 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         limits = self.limits
-        while self.waiting and budget > 0 and len(self.running) < limits.max_seqs:
-            request = self.waiting[0]
-            hit, num_external = self._prefix_hit(request)
-            uncached = hit.uncached
-            start = hit.length + num_external
-            new = request.num_tokens - start
-            padded = self._pads(new, start, step)
-            if padded is None or (padded and 1 + limits.drafts > budget):
+        skipped: list[Request] = []
+        while budget > 0 and len(self.running) < limits.max_seqs:
+            queue = self.holding or self.waiting
+            if not queue:
                 break
-            if padded:
-                new = 1 + limits.drafts
-            new = min(new, budget)
-            if self.splitter is not None:
+            request = queue[0]
+            if request.status == "loading" and not self._has_arrived(request):
+                skipped.append(queue.popleft())
+                continue
+            hit, (num_external, loads) = Hit(self.manager.nothing, 0), NOTHING_STORED
+            if not request.num_computed:  # else its load has arrived
+                hit, (num_external, loads) = self._prefix_hit(request)
+            start = request.num_computed + hit.length + num_external
+            new, padded = (0, False) if loads else self._count(request, start, step, budget)
+            if self.splitter is not None and not loads and new:
                 self.splitter.check_external(num_external)
-                new = self.splitter.take(request, new, start, uncached)
-                if new == 0:
-                    break
-                if padded and new != 1 + limits.drafts:
+                new = self.splitter.take(request, new, start, hit.uncached)
+                if padded and new and new != 1 + limits.drafts:
                     new, padded = 1, False
+            if not new and not loads:
+                break
             blocks = self.manager.allocate_slots(
                 request,
                 new,
                 num_local_hit=hit.length,
                 hit=hit.blocks,
-                num_lookahead=self._lookahead(request),
+                num_lookahead=0 if loads else self._lookahead(request),
                 num_external=num_external,
                 full_sequence_must_fit=limits.reserve_full,
+                delay_cache_blocks=loads,
+                reserved_blocks=self._reserved_blocks() if loads else 0,
             )
             if blocks is None:
                 if self.on_deferred is not None:
@@ -192,10 +220,17 @@ class Scheduler:
                 break
             if num_external and self.on_external is not None:
                 self.on_external(request, hit.length, num_external)
-            self.waiting.popleft()
+            queue.popleft()
+            request.num_computed = start
+            if loads:
+                request.status = "loading"
+                self.prefills.add(request)
+                skipped.append(request)
+                continue
             self.running.append(request)
             request.status = "running"
-            request.num_computed = start
+            if start + new < request.num_tokens:
+                self.prefills.add(request)
             drafts = (PLACEHOLDER,) * limits.drafts if padded else ()
             chunk = Chunk(
                 request,
@@ -208,8 +243,49 @@ class Scheduler:
             )
             step.chunks.append(chunk)
             budget -= new
+        self.holding.extendleft(reversed(skipped))
+        if limits.by_priority:
+            self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
 
-    def _prefix_hit(self, request: Request) -> tuple[Hit, int]:
+    def _count(self, request: Request, start: int, step: Step, budget: int) -> tuple[int, bool]:
+        """Tokens to compute of a waiting request, 0 if it has to wait; and if it is padded."""
+        new = request.num_tokens - start
+        padded = self._pads(new, start, step)
+        if padded is None or (padded and 1 + self.limits.drafts > budget):
+            return 0, False
+        return min(1 + self.limits.drafts if padded else new, budget), padded
+
+    def _has_arrived(self, request: Request) -> bool:
+        """Give the blocks of a load their ids once it has ended; False before.
+
+        Follows `_handle_blocked_waiting_request` and `_update_waiting_for_remote_kv`.
+        """
+        if request.id not in self.received:
+            return False
+        if request.id in self.failed and not request.num_computed:
+            self.manager.free(request)
+        elif self.manager.enable_caching:
+            self.manager.cache_blocks(request, request.num_computed)
+        self.failed.discard(request.id)
+        if request.num_computed == request.num_tokens:
+            request.num_computed -= 1
+        self.received.remove(request.id)
+        request.status = "preempted" if request.preemptions else "waiting"
+        return True
+
+    def _reserved_blocks(self) -> int:
+        """Blocks that a load leaves to prompts in progress, and to drafts.
+
+        Follows `_inflight_prefill_reserved_blocks` and `_spec_decode_step_blocks`.
+        """
+        limits = self.limits
+        slots = 1 + limits.drafts + limits.lookahead if limits.drafts else 0
+        attention = (each.block for each in self.manager.groups if each.kind != "mamba")
+        return sum(self.manager.remaining_blocks(each, slots) for each in self.prefills) + sum(
+            cdiv(slots, block) for block in attention
+        )
+
+    def _prefix_hit(self, request: Request) -> tuple[Hit, Stored]:
         """Prefix hit of a waiting request, and the tokens of a store beyond it.
 
             |   whole blocks of the hit   | tail |
@@ -228,19 +304,19 @@ class Scheduler:
             hit = manager.get_computed_blocks(request)
         self._looked_up(request, hit)
         if self.external is None:
-            return hit, 0
+            return hit, NOTHING_STORED
         size = manager.sizes.scheduler_block
         tail = hit.length % size if rules.store_hit in {"attention", "whole-blocks"} else 0
-        found = self.external(request, hit.length - tail)
+        found, loads = self.external(request, hit.length - tail)
         if diverged and found <= tail:  # no state at the end of attention's hit
             hit = manager.get_computed_blocks(request)
             self._looked_up(request, hit)
-            return hit, 0
+            return hit, NOTHING_STORED
         if not tail:
-            return hit, found
+            return hit, (found, loads)
         if found > tail:
-            return manager.shortened(hit, hit.length - tail), found
-        return hit, 0
+            return manager.shortened(hit, hit.length - tail), (found, loads)
+        return hit, NOTHING_STORED
 
     def _looked_up(self, request: Request, hit: Hit) -> None:
         if self.on_lookup is not None:
@@ -273,16 +349,25 @@ class Scheduler:
 
     # -- outputs -----------------------------------------------------------------------------------
 
-    def update_from_output(self, step: Step, sampled: Sequence[Sequence[int]]) -> list[Request]:
-        """Process a step's tokens; return the finished requests. Follows `update_from_output`."""
+    def update_from_output(
+        self,
+        step: Step,
+        sampled: Sequence[Sequence[int]],
+        transfers: Transfers = NO_TRANSFERS,
+    ) -> list[Request]:
+        """Process a step's tokens and its transfers; return the finished requests.
+
+        Follows `update_from_output`.
+        """
         done = []
+        failed = self._failed_loads(transfers, {each.request: each.count for each in step.chunks})
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             self.manager.written(request)
             request.in_flight -= chunk.count
             is_stale = request.stale > 0
             request.stale -= chunk.count if is_stale else 0
-            if request.status in ("finished", "aborted"):
+            if request in failed or request.status in ENDED:
                 continue
             if chunk.drafts and tokens and not is_stale:
                 rejected = len(chunk.drafts) - (len(tokens) - 1)
@@ -295,7 +380,80 @@ class Scheduler:
         if done:
             self.running = [each for each in self.running if each.status == "running"]
             self.waiting = deque(each for each in self.waiting if each.status != "finished")
+        for request in () if self.limits.recomputes else failed:
+            self.abort(request, "error")
+            done.append(request)
+        for request in transfers.received:
+            if request.status == "loading":
+                self.received.add(request.id)
+            else:
+                self.manager.free(request)
+        for request in transfers.sent:
+            self.manager.free(request)
         return done
+
+    # -- failed loads ------------------------------------------------------------------------------
+
+    def _failed_loads(
+        self, transfers: Transfers, counts: Mapping[Request, int]
+    ) -> dict[Request, None]:
+        """The requests whose tokens of this step do not count.
+
+            | loaded | invalid | loaded |     recompute: from here on
+                     ^                        fail: the request ends with an error
+
+        Follows `_handle_failed_recving` and `_handle_invalid_blocks`. Trap: under `fail` the blocks
+        of a load before the step lose their ids, under `recompute` they keep them.
+        """
+        found: dict[Request, None] = {}
+        for request in transfers.failed:
+            if request.status == "loading" and self.limits.recomputes:
+                request.num_computed = 0
+                self.failed.add(request.id)
+            elif request.status == "loading":
+                found[request] = None
+        if not transfers.invalid:
+            return found
+        if len(self.manager.groups) > 1:
+            where = "Scheduler._handle_invalid_blocks"
+            raise UpstreamAbort(where, "invalid blocks of a model with several groups")
+        loading = [each for each in self.holding if each.status == "loading"]
+        later, _ = self._truncate(loading, transfers.invalid, counts)
+        now, evicted = self._truncate(self.running, transfers.invalid, counts)
+        if self.limits.recomputes:
+            self.failed |= {each.id for each in later}
+            return found | now
+        for block in evicted:
+            self.manager.pool.evict(block)
+        return found | later | now
+
+    def _truncate(
+        self, requests: Iterable[Request], invalid: frozenset[int], counts: Mapping[Request, int]
+    ) -> tuple[dict[Request, None], set[int]]:
+        """Cut requests at their first invalid block; the blocks from there on are returned, too.
+
+        A block that an earlier request will compute counts as computed for the others. Follows
+        `_update_requests_with_invalid_blocks`.
+        """
+        [group], [manager] = self.manager.groups, self.manager.managers
+        affected: dict[Request, None] = {}
+        evicted, marked = set[int](), set[int]()
+        for request in requests:
+            computed = request.num_computed - counts.get(request, 0)
+            table = manager.tables.get(request.id, [])
+            cut = None
+            for index, block in enumerate(table[: cdiv(computed, group.block)]):
+                if block not in invalid:
+                    continue
+                affected[request] = None
+                if block not in marked:
+                    marked.add(block)
+                    if cut is None:
+                        cut = index
+                        evicted.update(table[index:])
+            if request in affected:
+                request.num_computed = computed if cut is None else cut * group.block
+        return affected, evicted
 
     def _append(self, request: Request, tokens: Sequence[int], *, is_stale: bool) -> bool:
         """Append sampled tokens up to a stop; True if the request is finished and freed.
@@ -325,32 +483,42 @@ class Scheduler:
             self._free(request)
         return stopped
 
-    def _free(self, request: Request) -> None:
-        """Free a request's blocks; before, a store gets those that are not out of a window.
+    def _free(self, request: Request, *, delays: bool = False) -> None:
+        """Free a request's blocks, or leave them to a transfer that has not ended; before, a store
+        gets those that are not out of a window.
 
         Follows `_free_request` and `_connector_finished`.
         """
+        self.prefills.discard(request)
         if self.external is not None:
             known = self.rules.scheduler.store_frees == "known-tokens"
             count = request.num_tokens if known else request.num_computed
             self.manager.remove_skipped_blocks(request, count)
-        self.manager.free(request)
+        if self.delays_free is not None:
+            delays |= self.delays_free(request)
+        if not delays:
+            self.manager.free(request)
 
     def update_draft_token_ids(self, request: Request, drafts: Sequence[int]) -> None:
         """Set a request's drafts for the next step; none during prefill."""
         if request.status == "running":
             request.spec_tokens = [] if request.is_prefill_chunk else list(drafts)
 
-    def abort(self, request: Request) -> None:
-        """Remove a cancelled request. Follows `finish_requests`."""
-        if request.status in ("finished", "aborted"):
+    def abort(self, request: Request, status: Status = "aborted") -> None:
+        """Remove a request before its end. Follows `finish_requests`."""
+        if request.status in ENDED:
             return
         if request.status == "running":
             self.running.remove(request)
+        elif request in self.holding:
+            self.holding.remove(request)
         else:
             self.waiting.remove(request)
-        request.status = "aborted"
-        self._free(request)
+        delays = request.status == "loading" and request.id not in self.received
+        self.received.discard(request.id)
+        self.failed.discard(request.id)
+        request.status = status
+        self._free(request, delays=delays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,18 @@ from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import PLACEHOLDER, ROOT, Chunk, Job, Prefixes, Request, Step
+from cachesim.engines.vllm.request import (
+    NO_TRANSFERS,
+    PLACEHOLDER,
+    ROOT,
+    Chunk,
+    Job,
+    Prefixes,
+    Request,
+    Step,
+)
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import PLACES, Connector, Runner
+from cachesim.engines.vllm.runner import PLACES, Connector, Load, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError, OptionError, UpstreamEndless
 from cachesim.model.adapters import Strengths
@@ -434,6 +443,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             drafts=request.drafts,
             strengths=lora.strengths,
         )
+        if fields.get("failed_block") is not None and self.options.connector != "store-async":
+            msg = "request field 'failed_block' is for servers with connector 'store-async'"
+            raise OptionError(msg)
         self._jobs.append(job)
         capacity = self.options.max_model_len - len(request.prompt)
         if capacity < 1:
@@ -455,13 +467,16 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             reads_cache=request.cache_prompt,
             priority=fields.get("priority") or 0,
         )
+        if self.connector is not None and fields.get("failed_block") is not None:
+            self.connector.failing[job.request.id] = fields["failed_block"]
         self.scheduler.add_request(job.request)
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
         request = self._jobs[ticket].request
-        if self._pending is not None and request is not None and self._pending.has(request):
-            self._events.clear()  # its step is in flight
+        scheduled = self._pending is not None and request is not None and self._pending.has(request)
+        if scheduled or (request is not None and request.id in self._loading):
+            self._events.clear()  # its step or its load is in flight
         else:
             super().forget(ticket)
 
@@ -479,6 +494,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.runner.forget(request.id)
         job.end("cancelled")
         self._emit(events.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
+
+    @property
+    def _loading(self) -> Mapping[int, Load]:
+        return self.connector.loading if self.connector is not None else {}
 
     def reset_prefix_cache(self) -> bool:
         """Remove all ids, as `POST /reset_prefix_cache` does; False while blocks are in use."""
@@ -498,7 +517,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self._pending is not None:
             self._execute(self._pending)
             return True
-        if not self.scheduler.busy:
+        if not self.scheduler.busy and not self._loading:
             return False
         self._published.clear()
         step = self.scheduler.schedule()
@@ -525,7 +544,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                     drafts=len(chunk.drafts),
                 )
             )
-        if not step.chunks and not step.preempted:
+        if not step.chunks and not step.preempted and not self._loading:
             self._idle += 1
             if self._idle > MOST_IDLE:
                 where = "Scheduler.schedule"
@@ -542,10 +561,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
-        self._emit(events.StepWritten(chunks=len(step.chunks)))
+        if step.chunks or not self._loading:
+            self._emit(events.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.known))
-        finished = self.scheduler.update_from_output(step, sampled)
+        transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
+        loaded = {each: each.num_computed for each in transfers.received}
+        finished = self.scheduler.update_from_output(step, sampled, transfers)
+        for request, before in loaded.items():
+            self._has_loaded(request, before)
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             if chunk.drafts and tokens:
@@ -563,11 +587,22 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if request.status == "aborted":
                 self.runner.forget(request.id)
         for request in finished:
+            self.runner.forget(request.id)
+            if request.status == "error":
+                self._jobs[request.id].end("InternalServerError", "a load from the store failed")
+                continue
             if self.connector is not None:
                 self.connector.save(request)
-            self.runner.forget(request.id)
             self._jobs[request.id].done = True
             self._emit(events.RequestFinished(task=request.id, generated=Count(request.num_output)))
+
+    def _has_loaded(self, request: Request, tokens: int) -> None:
+        valid = request.num_computed
+        if request.status == "error" or valid < tokens:
+            self._emit(events.LoadFailed(task=request.id, valid=Count(valid)))
+            self._jobs[request.id].ledger.apply(causes.LOAD_FAILED, valid, valid=valid)
+        else:
+            self._emit(events.LoadArrived(task=request.id, tokens=Count(tokens)))
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
         """Greedy or forced tokens, up to the first rejected draft."""
@@ -691,7 +726,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             ],
             "free": pool.num_free,
             "running": [request.id for request in self.scheduler.running],
-            "waiting": [request.id for request in self.scheduler.waiting],
+            "waiting": [
+                request.id for request in (*self.scheduler.holding, *self.scheduler.waiting)
+            ],
         }
 
     def held(self) -> Held:

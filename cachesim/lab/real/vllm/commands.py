@@ -1,10 +1,11 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import play_on_runner
 from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
+from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, LOADS, SCHEDULER, overrides
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
 
@@ -17,6 +18,7 @@ def real_vllm(
     first: int = 0,
     agents: bool = False,
     async_scheduling: bool = False,
+    loads: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
     runner: bool = False,
@@ -47,6 +49,9 @@ def real_vllm(
     async_scheduling
         Workloads whose next step is scheduled before the one before it has come back, as vLLM's
         engine core does by default; some of the agents' are so in any case.
+    loads
+        Workloads beside a store whose loads come steps later or fail, and which still reads the
+        blocks of finished requests: on releases with the connector `store-async`.
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
@@ -69,6 +74,10 @@ def real_vllm(
     """
     numbers = range(first, first + workloads)
     own = release or FAMILY.real()[-1]
+    having = FAMILY.having(FAMILY.option("connector"), "store-async")
+    if loads and own not in having:
+        msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
+        raise OptionError(msg)
     if runner and scenario is not None:
         return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:
@@ -82,5 +91,5 @@ def real_vllm(
         return play_end_to_end()
     if scenario is not None:
         return SCHEDULER.play_named(scenario, release)
-    usual = ASYNC if async_scheduling else SCHEDULER
+    usual = LOADS if loads else ASYNC if async_scheduling else SCHEDULER
     return (AGENTS if agents else usual).compare(own, seed, numbers).show()

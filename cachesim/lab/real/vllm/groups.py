@@ -22,6 +22,52 @@ WRONG_DRAFT: Final = 9_999_999
 MOST_STEPS: Final = 20_000
 
 
+class Loads:
+    """Transfers of a store under way; a workload says how many steps each takes.
+
+    | step    | step + 1 | ...  `loads` 2: received at the end of the second step
+      begins    received          `sends` as many steps after a request's end
+    """
+
+    def __init__(self) -> None:
+        self.loading: dict[Name, int] = {}  # steps left
+        self.sending: dict[Name, int] = {}
+        self.failed: set[Name] = set()  # failed by request
+        self.invalid: dict[Name, int] = {}  # a block that fails, by request
+        self._fails: set[Name] = set()
+
+    def begin(
+        self, name: Name, wanted: Wanted, tables: Sequence[Sequence[int]], first: int, count: int
+    ) -> None:
+        """Begin the load of `count` blocks, from `first` on."""
+        if "loads" in wanted:
+            self.loading[name] = wanted["loads"]
+        if "fails" not in wanted or name in self._fails or not count:
+            return
+        self._fails.add(name)  # the store has less the next time
+        if len(tables) == 1:
+            self.invalid[name] = tables[0][first + wanted["fails"] % count]
+        else:
+            self.failed.add(name)
+
+    def next(self) -> tuple[list[Name], list[Name], list[Name], set[int]]:
+        """Received, sent and failed requests, and invalid blocks, at the end of a step."""
+        received, sent = self._ended(self.loading), self._ended(self.sending)
+        failed = [each for each in received if each in self.failed]
+        now = [each for each in self.invalid if each not in self.loading]
+        self.failed -= set(failed)
+        return received, sent, failed, {self.invalid.pop(each) for each in now}
+
+    @staticmethod
+    def _ended(left: dict[Name, int]) -> list[Name]:
+        for name in left:
+            left[name] -= 1
+        ended = [name for name, steps in left.items() if steps <= 0]
+        for name in ended:
+            del left[name]
+        return ended
+
+
 class Groups:
     """A fresh scheduler, and the results of one group of requests after another."""
 
@@ -46,6 +92,7 @@ class Groups:
         self.drafts: int = config.get("drafts", 0)
         self.most_under_way = 2 if config.get("overlaps") else 1
         self.under_way: list[tuple[Real, Spans]] = []  # scheduled, and not yet come back
+        self.loads = Loads()
         self.evicted: list[list[int]] = []
         self.results: dict[Name, Entry] = {}
         self.wanted: dict[Name, Wanted] = {}
@@ -84,19 +131,20 @@ class Groups:
         stuck = 0
         for turn in range(MOST_STEPS):
             self._arrive(requests, group, turn)
-            busy = self.busy()
+            moving = bool(self.loads.loading or self.loads.sending)
+            busy = self.busy() or moving
             if not busy and not self.under_way:
                 if len(requests) == len(group):
                     return ""
                 continue
             if busy:
                 step, spans = self.schedule(requests)
-                stuck = 0 if spans or self.under_way else stuck + 1
+                stuck = 0 if spans or self.under_way or moving else stuck + 1
                 if stuck > 3:
                     return "stuck"
                 for name, span in spans.items():
                     self.results[name]["chunks"].append([*span])
-                if spans:
+                if spans or self.loads.loading or self.loads.sending:
                     self.under_way.append((step, spans))
                     if len(self.under_way) < self.most_under_way:
                         continue

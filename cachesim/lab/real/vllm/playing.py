@@ -5,9 +5,9 @@ from typing import Any
 
 from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
-from cachesim.engines.vllm.request import Limits, Prefixes, Request, Step
+from cachesim.engines.vllm.request import Limits, Prefixes, Request, Step, Transfers
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.scheduler import Scheduler
+from cachesim.engines.vllm.scheduler import Scheduler, Stored
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.groups import Groups, Spans, Wanted
@@ -64,6 +64,7 @@ class Player(Groups):
                 use_eagle=eagle and not ahead,
                 by_priority=config.get("policy") == "priority",
                 overlaps=overlaps,
+                recomputes=bool(config.get("recomputes")),
             ),
         )
         apart = config.get("store") and rules.scheduler.store_hit == "longest-group"
@@ -73,8 +74,11 @@ class Player(Groups):
         self.scheduler.on_lookup = self._looked_up
         if config.get("store"):
             self.scheduler.external = self._stored
+            self.scheduler.on_external = self._load
+            self.scheduler.delays_free = self._sends
         self.manager.pool.on_evict = self._evicted
         self.labels: dict[int, tuple[int, int]] = {}
+        self.known: dict[int, Request] = {}
         self.reset, self.abort = self.manager.reset_prefix_cache, self.scheduler.abort
 
     def _looked_up(self, request: Request, hit: Hit) -> None:
@@ -83,10 +87,23 @@ class Player(Groups):
             entry.append(hit.length + hit.uncached if hit.uncached else 0)
         self.results[request.id]["lookups"].append(entry)
 
-    def _stored(self, request: Request, local: int) -> int:
-        size = self.manager.sizes.scheduler_block
-        most: int = min(self.wanted[request.id].get("stored", 0), request.num_tokens - 1)
-        return max(0, most // size * size - local)
+    def _stored(self, request: Request, local: int) -> Stored:
+        size, wanted = self.manager.sizes.scheduler_block, self.wanted[request.id]
+        most: int = min(wanted.get("stored", 0), request.num_tokens - 1)
+        found = max(0, most // size * size - local)
+        return found, bool(found) and "loads" in wanted
+
+    def _load(self, request: Request, local: int, tokens: int) -> None:
+        block = self.manager.groups[0].block
+        tables, wanted = self.manager.tables_of(request), self.wanted[request.id]
+        self.loads.begin(request.id, wanted, tables, local // block, tokens // block)
+
+    def _sends(self, request: Request) -> bool:
+        wanted = self.wanted[request.id]
+        if request.status != "finished" or "sends" not in wanted:
+            return False
+        self.loads.sending[request.id] = wanted["sends"]
+        return True
 
     def _evicted(self, block: int, key: int) -> None:
         self.evicted.append([block, *self._label(key)])
@@ -104,7 +121,7 @@ class Player(Groups):
             labels[number] = (request.id, (index + 1) * unit)
 
     def request(self, number: int, wanted: Wanted) -> Request:
-        return Request.make(
+        made = self.known[number] = Request.make(
             number,
             self.prefixes,
             read_row(wanted["prompt"]),
@@ -112,6 +129,7 @@ class Player(Groups):
             extra=wanted.get("salt"),
             priority=wanted.get("priority", 0),
         )
+        return made
 
     def busy(self) -> bool:
         return bool(self.scheduler.busy)
@@ -125,7 +143,15 @@ class Player(Groups):
         return next(len(each.drafts) for each in step.chunks if each.request.id == name)
 
     def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
-        self.scheduler.update_from_output(step, list(sampled.values()))
+        received, sent, failed, invalid = self.loads.next()
+        known = self.known
+        transfers = Transfers(
+            received=tuple(known[each] for each in received),
+            sent=tuple(known[each] for each in sent),
+            failed=tuple(known[each] for each in failed),
+            invalid=frozenset(invalid),
+        )
+        self.scheduler.update_from_output(step, list(sampled.values()), transfers)
 
     def propose(self, requests: Mapping[int, Request], proposals: Mapping[int, list[int]]) -> None:
         for name, each in requests.items():

@@ -15,7 +15,7 @@ from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
-from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async
+from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async, draw_loads
 from cachesim.play.session import Record
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
@@ -54,6 +54,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
+        "recomputes": limits.recomputes,
     }
 
 
@@ -78,6 +79,7 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
     """
     connector = of_kind(Vllm, server).connector
     stored = {} if connector is None else connector.reach
+    loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
     searches = of_kind(Vllm, server).options.speculative_method == "ngram"
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
@@ -85,7 +87,9 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
         more: dict[str, Any] = {"after": turn} if turn else {}
         more |= {"propose": _proposals(record)} if searches else {}
-        found.append(_wanted(record) | more | ({"stored": reach} if reach else {}))
+        fails = record.step.options.get("failed_block")
+        more |= {} if fails is None else {"fails": fails}
+        found.append(_wanted(record) | more | (loads | {"stored": reach} if reach else {}))
     return found
 
 
@@ -172,6 +176,9 @@ SCHEDULER: Final = RealScheduler(
 ASYNC: Final = replace(SCHEDULER, draw=draw_async)
 """The same, with asynchronous scheduling."""
 
+LOADS: Final = replace(SCHEDULER, draw=draw_loads)
+"""The same, beside a store whose loads come steps later, or fail."""
+
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
 
@@ -179,7 +186,7 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
-    drawn = (draw, draw_async, draw_agents)
+    drawn = (draw, draw_async, draw_agents, draw_loads)
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]

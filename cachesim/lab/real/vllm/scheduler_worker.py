@@ -50,6 +50,7 @@ class Release:
         requests = importlib.import_module("vllm.v1.request")
         self.request = requests.Request
         self.aborted = requests.RequestStatus.FINISHED_ABORTED
+        self.ended = requests.RequestStatus.FINISHED_LENGTH_CAPPED
         self.outputs = importlib.import_module("vllm.v1.outputs")
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
@@ -64,7 +65,7 @@ class Server(Groups):
 
     def __init__(self, release: Release, config: Json) -> None:
         super().__init__(config)
-        self.release = release
+        self.release, self.config = release, config
         release.environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = config.get("retention")
         release.utils.init_none_hash(release.sha256)
         release.store.server = self
@@ -203,8 +204,25 @@ class Server(Groups):
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=self._transfers(),
         )
         self.scheduler.update_from_output(step, runner)
+
+    def _transfers(self) -> Real:
+        """What the worker's half of the store reports, as `KVConnectorOutput`.
+
+        In order: a set of names has another one in every process.
+        """
+        received, sent, failed, invalid = self.loads.next()
+        if not (received or sent or invalid):
+            return None
+        return fitting(
+            self.release.outputs.KVConnectorOutput,
+            finished_recving=received,
+            finished_sending=sent,
+            failed_recving=failed,
+            invalid_block_ids=invalid,
+        )
 
     def propose(self, requests: Mapping[str, Real], proposals: Mapping[str, list[int]]) -> None:
         alive = [name for name in proposals if not requests[name].is_finished()]

@@ -176,7 +176,10 @@ class ConfigFactory:
         if config.get("store"):
             given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
             given["kv_transfer_config"] = self.transfer(
-                kv_connector=CONNECTOR, kv_connector_module_path=STORE, kv_role="kv_both"
+                kv_connector=CONNECTOR,
+                kv_connector_module_path=STORE,
+                kv_role="kv_both",
+                **({"kv_load_failure_policy": "recompute"} if config.get("recomputes") else {}),
             )
         return {name: value for name, value in given.items() if name in self._known}
 

@@ -27,16 +27,38 @@ class Store:
         return lambda *_, **__: None
 
     def get_num_new_matched_tokens(self, request: Real, local: int) -> tuple[int, bool]:
-        """Tokens beyond the local hit, loaded before the step runs."""
-        size = self.server.sizes[0]
-        if self.server.groups_apart:
-            self.server.results[request.request_id]["lookups"].append([local])
-        stored = self.server.wanted[request.request_id].get("stored", 0)
-        return max(0, min(stored, request.num_tokens - 1) // size * size - local), False
+        """Tokens beyond the local hit, and whether they are loaded in later steps."""
+        server = self.server
+        wanted = server.wanted[request.request_id]
+        if server.groups_apart:
+            server.results[request.request_id]["lookups"].append([local])
+        found = max(0, self.reached(request) - local)
+        return found, found > 0 and "loads" in wanted
 
-    def request_finished_all_groups(self, *_: Real) -> tuple[bool, None]:
-        """Nothing is sent: blocks may be freed at once."""
-        return False, None
+    def update_state_after_alloc(self, request: Real, blocks: Real, external: int) -> None:
+        """Begin a load."""
+        if not external:
+            return
+        server, tables = self.server, blocks.get_block_ids()
+        block = server.config["groups"][0]["block"]
+        wanted = server.wanted[request.request_id]
+        end = self.reached(request)
+        first, count = (end - external) // block, external // block
+        server.loads.begin(request.request_id, wanted, tables, first, count)
+
+    def reached(self, request: Real) -> int:
+        """End of the tokens that the store has of a request."""
+        size, wanted = self.server.sizes[0], self.server.wanted[request.request_id]
+        return int(min(wanted.get("stored", 0), request.num_tokens - 1) // size * size)
+
+    def request_finished_all_groups(self, request: Real, *_: Real) -> tuple[bool, None]:
+        """True if the blocks of a request that ran to its end are still to be sent."""
+        server = self.server
+        wanted = server.wanted[request.request_id]
+        if request.status != server.release.ended or "sends" not in wanted:
+            return False, None
+        server.loads.sending[request.request_id] = wanted["sends"]
+        return True, None
 
     request_finished = request_finished_all_groups
 

@@ -75,6 +75,39 @@ def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return overlapping(draw(seed, number, rules), rules)
 
 
+def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload beside a store whose loads come steps later, or fail, and which reads on."""
+    rng = Random(f"vllm loads {seed} {number}")
+    kind = ("store", "alone", "priority", "eagle", "pressure")[number % 5]
+    config = config_of(rng, kind, rules) | {"store": True, "recomputes": rng.random() < 0.5}
+    if kind == "alone":
+        config["groups"] = [{"kind": "full", "block": rng.choice((4, 8, 16))}]
+        config.pop("retention", None)
+    config |= {"lookahead_hashes": False} if kind == "eagle" else {}
+    longest = rng.choice((40, 90, 200))
+    writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    by_request = len(config["groups"]) > 1
+    steps = []
+    for _ in range(rng.randint(3, 8)):
+        group = [writer.request(config.get("drafts", 0)) for _ in range(rng.choice((1, 2, 3, 5)))]
+        may_fail = True
+        for wanted in group:
+            wanted["stored"] = rng.choice((0, rng.randint(1, 2 * longest), 2 * longest))
+            if rng.random() < 0.7:
+                wanted["loads"] = rng.choice((1, 1, 2, 3, 6))
+            if rng.random() < 0.3:
+                wanted["sends"] = rng.choice((1, 2, 5))
+            if rng.random() < 0.3 and may_fail and ("loads" in wanted or not by_request):
+                wanted["fails"] = rng.randint(0, 9)
+                may_fail = config["recomputes"]  # the real one ends several in any order
+        spread(rng, group, urgent=kind == "priority")
+        steps.append(group)
+    room = smallest(config, writer.largest if kind == "pressure" else 2 * longest + 60)
+    config["blocks"] = room + rng.randint(0, room)
+    config["max_seqs"] = max(config["max_seqs"], rng.choice((1, 4, 16)))
+    return {"id": f"loads-{kind}-{number}", "config": config, "steps": steps}
+
+
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
     """The requests of a group arrive one after another while others run; some disconnect."""
     turn = 0

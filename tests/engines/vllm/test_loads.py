@@ -1,0 +1,176 @@
+"""Loads from a store that arrive steps later: who waits, who runs on, and what a failure costs."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.engines import base
+from cachesim.engines.vllm.events import ChunkScheduled, LoadArrived
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.server import Vllm
+from cachesim.errors import OptionError
+from cachesim.lab.real.vllm.playing import play
+from cachesim.lab.real.vllm.workloads import draw_loads
+from cachesim.model.presets import preset
+from cachesim.typed import of_kind
+from cachesim.units import Token
+
+STORED = tuple(map(Token, range(300, 400)))
+OTHER = tuple(map(Token, range(420, 460)))
+
+
+def server(model: str = "dense", profile: str = "vllm@0.33.0", **options: Any) -> Vllm:
+    """A server whose store has the blocks of `STORED`, and whose pool has none."""
+    wanted = {"connector": "store-async", "load_steps": 3} | options
+    made = of_kind(
+        Vllm,
+        base.Engine.create(profile, model=preset(model), options=wanted, arithmetic="ring"),
+    )
+    answer(made, STORED)
+    assert made.reset_prefix_cache()
+    return made
+
+
+def answer(engine: Vllm, prompt: tuple[Token, ...], **fields: Any) -> base.Reply:
+    ticket = engine.submit(base.Request(prompt=prompt, predict=4, options=fields))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    engine.check_integrity()
+    return reply
+
+
+@pytest.mark.parametrize("model", ["dense", "hybrid", "swa", "hybrid-swa"])
+def test_a_load_that_comes_later_gives_the_cold_answer(model: str) -> None:
+    engine = server(model)
+    cold = answer(server(model, connector="none"), STORED)
+
+    again = answer(engine, STORED)
+
+    assert 96 == again.cached
+    assert cold.generated == again.generated
+    assert (cold.logits == again.logits).all()
+
+
+def test_others_run_while_a_request_waits_for_its_load() -> None:
+    engine = server(load_steps=5)
+    seen = len(engine.events)
+    waiting = engine.submit(base.Request(prompt=STORED, predict=1))
+    other = engine.submit(base.Request(prompt=OTHER, predict=3))
+    engine.run()
+
+    order = [
+        type(each).__name__ + str(each.task)
+        for each in engine.events[seen:]
+        if isinstance(each, ChunkScheduled | LoadArrived)
+    ]
+
+    ran, arrived = f"ChunkScheduled{other}", f"LoadArrived{waiting}"
+    assert [ran] * 3 + [arrived, f"ChunkScheduled{waiting}"] == order
+
+
+def test_a_failed_load_ends_the_request_by_default() -> None:
+    engine = server()
+    reply = answer(engine, STORED, failed_block=2)
+
+    assert "InternalServerError" == reply.error
+    assert reply.cached is None
+    assert 96 == answer(engine, STORED).cached
+
+
+@pytest.mark.parametrize(("failed", "valid"), [(2, 32), (1, 16), (99, 80)])
+def test_what_arrived_before_the_failed_block_counts(failed: int, valid: int) -> None:
+    engine = server(kv_load_failure_policy="recompute")
+    cold = answer(server(connector="none"), STORED)
+
+    reply = answer(engine, STORED, failed_block=failed)
+
+    assert valid == reply.cached
+    assert (cold.logits == reply.logits).all()
+    assert {"load-failed": valid} == {
+        each.rule: each.after for each in reply.losses if each.rule == "load-failed"
+    }
+
+
+@pytest.mark.parametrize(("model", "failed"), [("dense", 0), ("hybrid", 2)])
+def test_a_load_of_which_nothing_counts_is_looked_up_again(model: str, failed: int) -> None:
+    """The store has it the second time; several groups lose the whole load."""
+    engine = server(model, kv_load_failure_policy="recompute")
+
+    reply = answer(engine, STORED, failed_block=failed)
+
+    assert 96 == reply.cached
+    told = [type(each).__name__ for each in engine.events]
+    assert ["LoadFailed", "LoadArrived"] == [each for each in told if each.startswith("Load")]
+
+
+def test_the_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:
+    engine = server(load_steps=4)
+    free = engine.manager.pool.num_free
+    ticket = engine.submit(base.Request(prompt=STORED, predict=1))
+    engine.step()
+    engine.cancel(ticket)
+
+    left = [engine.manager.pool.num_free]
+    while engine.step():
+        left.append(engine.manager.pool.num_free)
+
+    assert [free - 6] * 3 + [free] == left
+
+
+def test_a_forgotten_request_leaves_its_load_to_end() -> None:
+    engine = server()
+    ticket = engine.submit(base.Request(prompt=STORED, predict=1))
+    engine.step()
+    engine.cancel(ticket)
+    engine.forget(ticket)
+    engine.check_integrity()
+    engine.run()
+
+    engine.check_integrity()
+    assert not engine.manager.managers[0].tables
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "why"),
+    [
+        ({"connector": "store"}, {"failed_block": 0}, "'store-async'"),
+        ({"async_scheduling": True}, {}, "not simulated beside async_scheduling"),
+        ({"kv_load_failure_policy": "retry"}, {}, "fail, recompute"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    options: dict[str, Any], fields: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(OptionError, match=why):
+        answer(server(**options), STORED, **fields)
+
+
+def test_releases_that_were_not_compared_have_no_such_store() -> None:
+    with pytest.raises(OptionError, match=r"0\.33\.0"):
+        server(profile="vllm@0.32.0")
+
+
+def test_drawn_loads_wait_fail_and_are_read_on() -> None:
+    """What the comparison with the real scheduler covers."""
+    rules = FAMILY.release("0.33.0").rules
+    drawn = [draw_loads(1, number, rules) for number in range(10)]
+
+    asked = [wanted for each in drawn for group in each["steps"] for wanted in group]
+    for key in ("loads", "fails", "sends", "abort"):
+        assert any(key in wanted for wanted in asked), key
+    assert not [each["id"] for each in drawn if "error" in play(each, rules)[-1]]
+
+
+def test_a_request_whose_load_failed_was_not_played_as_one_that_arrived() -> None:
+    rules = FAMILY.release("0.33.0").rules
+    whole = {"prompt": "1-40", "generate": 1, "reply": "99", "stored": 32, "loads": 2}
+    config = {"groups": [{"kind": "full", "block": 8}], "blocks": 40, "store": True}
+
+    def cached(more: dict[str, Any], **settings: Any) -> list[Any]:
+        told = play({"config": config | settings, "steps": [[whole | more]]}, rules)
+        return [each["cached"] for each in told[0]["requests"]]
+
+    assert [32] == cached({})
+    assert [8] == cached({"fails": 1}, recomputes=True)
+    assert [None] == cached({"fails": 1})
