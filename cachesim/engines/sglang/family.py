@@ -113,6 +113,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"copies_inner_windows": False}),
     ),
     Patch(
+        name="no-34808",
+        pull=34808,
+        about="defect put back: states are tracked on a finer grid than the tree's pages",
+        fits=("0.5.22", "0.5.23"),
+        lay=laying(tree={"tracks_by_chunks": True}),
+    ),
+    Patch(
         name="no-27291",
         pull=27291,
         about="defect put back: the storage is asked for the last page too, where no match ends",

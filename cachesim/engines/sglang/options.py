@@ -38,6 +38,14 @@ class SglangOptions:
         unit="tokens",
         tried=(1, 4, 16, 32),
     )
+    dcp_size: int = option(
+        "--dcp-size",
+        "ranks that share the keys of a decode; the tree's pages are so many times longer",
+        default=1,
+        low=1,
+        high=64,
+        since="0.5.22",
+    )
     max_total_tokens: int = option(
         "--max-total-tokens",
         "number of token slots",
@@ -219,6 +227,11 @@ class SglangOptions:
         since="0.5.22",
     )
 
+    @property
+    def tree_page(self) -> int:
+        """The page of the allocator and the tree, "widened" by the ranks of a decode."""
+        return self.page_size * self.dcp_size
+
     def check(self, rules: Rules, *, states: bool) -> None:
         """Refuse options that do not fit together."""
         if self.hicache_storage_backend != "none" and not self.enable_hierarchical_cache:
@@ -227,7 +240,7 @@ class SglangOptions:
                 "enable_hierarchical_cache = true"
             )
             raise OptionError(msg)
-        page = self.page_size
+        page = self.tree_page
         if self.max_total_tokens < page:
             msg = (
                 f"option 'max_total_tokens' is {self.max_total_tokens}: write at least a page, "
@@ -259,6 +272,7 @@ class SglangOptions:
                 "`no_buffer` this release turns its radix cache off; choose `extra_buffer`"
             )
             raise OptionError(msg)
+        page = self.page_size
         grid = max(64, page)
         if states and self.extra_buffer(rules) and self.mamba_track_interval % grid:
             msg = (
@@ -281,7 +295,7 @@ class SglangOptions:
             )
             raise OptionError(msg)
         ratio = self.host_ratio(kind, sizes, spec)
-        tokens = host_size(sizes.tokens, ratio, self.page_size)
+        tokens = host_size(sizes.tokens, ratio, self.tree_page)
         if tokens <= sizes.tokens and not rules.scheduler.host_may_be_smaller:
             msg = (
                 f"the host would hold {tokens} tokens and the device {sizes.tokens}: this release "
@@ -293,7 +307,7 @@ class SglangOptions:
             states = max(states, 2 * -(-tokens // self.chunked_prefill_size))
         return HostShape(
             tokens=tokens,
-            window_tokens=host_size(sizes.window_tokens, ratio, self.page_size),
+            window_tokens=host_size(sizes.window_tokens, ratio, self.tree_page),
             states=states,
             policy=self.hicache_write_policy,
             storage=self._storage(),

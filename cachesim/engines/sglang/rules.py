@@ -49,6 +49,10 @@ class TreeRules:
     key_without_reply: bool = False
     """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
 
+    tracks_by_chunks: bool = False
+    """#34760: states are tracked on the grid of chunks and physical pages, although the pages of
+    the tree are longer with `dcp_size`; a state then hangs on a node that ends before it."""
+
     windows_go_by_tokens: bool = False
     """#34870: where a prefill lets windows go is counted in tokens, although the tree has pairs,
     and one window is kept and no whole pages; the match after the insertion then refuses the leaf,

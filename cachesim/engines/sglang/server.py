@@ -509,7 +509,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def _tree(self) -> Tree:
         options = self.options
-        page = options.page_size
+        page = options.tree_page
         tokens = options.max_total_tokens // page * page
         windows = int(tokens * options.swa_full_tokens_ratio) // page * page
         self.sizes = sizes = Sizes(
@@ -519,7 +519,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             page=page,
             bigrams=options.speculative_algorithm == "EAGLE" and "mamba" not in self.kind,
             extra_buffer=options.extra_buffer(self.rules),
-            grid=grid_of(page),
+            grid=grid_of(options.page_size if self.rules.tree.tracks_by_chunks else page),
             window=max(self.network.spec.window - 1, 1),
             states_per_path=options.mamba_max_states_per_path,
             policy=options.radix_eviction_policy,

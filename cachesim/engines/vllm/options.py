@@ -413,7 +413,11 @@ class VllmOptions:
             raise OptionError(msg)
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
-        """The longest `max_model_len` of which a request fits the pool is set, as by `auto`."""
+        """The longest `max_model_len` of which a request fits the pool is set, as by `auto`.
+
+        A given one is refused where upstream refuses to start. Trap: its check counts a state less
+        than a request of `align` holds at most, and before #47272 the null block as free.
+        """
         low, high = 0, self._longest
         while low < high:
             middle = (low + high + 1) // 2
@@ -422,7 +426,10 @@ class VllmOptions:
             else:
                 high = middle - 1
         longest = low
-        if self.max_model_len > longest:
+        aligned = sum(each.kind == "mamba" and each.mode == "align" for each in groups)
+        counted = self._blocks(groups, rules, self.max_model_len) - aligned
+        room = self.num_gpu_blocks_override - rules.pool.reserves_null_block
+        if self.max_model_len > longest and counted > room:
             msg = (
                 f"the pool of {self.num_gpu_blocks_override} blocks holds no request of "
                 f"max_model_len = {self.max_model_len} tokens: write {longest} or less, "

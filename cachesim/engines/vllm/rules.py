@@ -35,6 +35,9 @@ class PoolRules:
     appends_uncached: bool = False
     """0.27 only: without prefix caching, freed blocks go to the tail instead of the head."""
 
+    reserves_null_block: bool = True
+    """0.29 (#47272): the check at the start counts the null block as taken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupRules:
@@ -376,6 +379,7 @@ RULES_0290 = replace(
 
 RULES_0280 = replace(
     RULES_0290,
+    pool=replace(RULES_0290.pool, reserves_null_block=False),
     lookup=replace(RULES_0290.lookup, truncates_all=False),
     retention=replace(RULES_0290.retention, on_hit_alignment=False, accepts_idle_zero=False),
     scheduler=replace(RULES_0290.scheduler, pins_tails=True),
@@ -419,7 +423,7 @@ RULES_0240 = replace(RULES_0251, scheduler=replace(RULES_0251.scheduler, padding
 
 RULES_0230 = replace(
     RULES_0240,
-    pool=PoolRules(unhashed_first="windows"),
+    pool=PoolRules(unhashed_first="windows", reserves_null_block=False),
     lookup=replace(RULES_0240.lookup, reports_junction=False),
     retention=replace(RULES_0240.retention, thins_states=False),
     scheduler=replace(
@@ -429,7 +433,7 @@ RULES_0230 = replace(
 
 RULES_0221 = replace(
     RULES_0230,
-    pool=PoolRules(unhashed_first="never"),
+    pool=PoolRules(unhashed_first="never", reserves_null_block=False),
     retention=replace(
         RULES_0230.retention,
         interval=False,
