@@ -127,6 +127,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"fetches_last_page": True}),
     ),
     Patch(
+        name="31771",
+        pull=31771,
+        about="as proposed: of a long node on the host only the last window is loaded",
+        fits=("0.5.23",),
+        lay=laying(tree={"splits_long_windows": True}),
+    ),
+    Patch(
         name="39436",
         pull=39436,
         about="as proposed: the host has room for the states of all the tokens that it holds",

@@ -617,6 +617,9 @@ class HostTier:
                 break
             covered += len(each)
             count += 0 if each.window else len(each)
+            if self.tree.rules.tree.splits_long_windows and covered > self.tree.shape.window:
+                page = self.tree.shape.page
+                count -= 0 if each.window else (covered - self.tree.shape.window) // page * page
         return count
 
     # -- back to the device ------------------------------------------------------------------------
@@ -628,6 +631,8 @@ class HostTier:
         node, before = req.best, req.last_node
         if node is None or before is None:
             return 0
+        if self.tree.rules.tree.splits_long_windows:
+            self._split_long_window(node, req)
         held, lock = self.hold(node), self.tree.lock(node)
         came = self._load_back(node, req)
         self.tree.unlock(node, lock)
@@ -639,6 +644,20 @@ class HostTier:
         if count:
             req.shared, req.last_node = slots, node
         return count
+
+    def _split_long_window(self, node: Node, req: Req) -> None:
+        """Split the node in which the window before a match begins, so that no more is loaded.
+
+        Proposed in #31771; whole pages are loaded.
+        """
+        left, page = self.tree.shape.window, self.tree.shape.page
+        for each in node.path() if self.tree.has_windows else ():
+            if len(each) >= left:
+                above = (len(each) - left) // page * page
+                if above and not each.window and each.host_window is not None:
+                    self.tree.split(each, above, req.extra_key)
+                return
+            left -= len(each)
 
     def _load_back(self, node: Node, req: Req) -> bool:
         """Follows `load_back`."""

@@ -49,6 +49,10 @@ class TreeRules:
     key_without_reply: bool = False
     """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
 
+    splits_long_windows: bool = False
+    """#31771, as proposed: where a match goes on from windows on the host, only the last window is
+    loaded, in whole pages; else the window slots of each node that it touches."""
+
     tracks_by_chunks: bool = False
     """#34760: states are tracked on the grid of chunks and physical pages, although the pages of
     the tree are longer with `dcp_size`; a state then hangs on a node that ends before it."""
