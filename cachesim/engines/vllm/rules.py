@@ -301,6 +301,10 @@ class RunnerRules:
     and 0.31 also those with `mamba_cache_mode` all; none since 0.32. V2 passes no block of the last
     step to layers in mode all, so that 0.29 ends at the first decode with EAGLE or MTP."""
 
+    counts_move_twice: bool = False
+    """#51571: with overlapping steps V1 reads a request's count of accepted tokens at its row of
+    the step before; where the copy from the device is there before rows move, it has moved too."""
+
     drafts_in_all_mode: bool = True
     """#41233 (0.22): mode `all` supports drafts; before, the start failed (#39809)."""
 

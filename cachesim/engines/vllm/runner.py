@@ -242,6 +242,15 @@ def state_groups(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
     return tuple(number for number, group in enumerate(groups) if group.kind == "mamba")
 
 
+def _region(chunk: Chunk, longest: int) -> int:
+    """Decodes come first, then short and long pieces of prompts, and first pieces last."""
+    if not chunk.start:
+        return 3
+    if chunk.count > longest:
+        return 2
+    return int(chunk.start < chunk.request.num_prompt)
+
+
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """Sampler: the tokens for the logits of a chunk's last `1 + drafts` tokens."""
 
@@ -262,6 +271,7 @@ class Runner:
     prefills_lead: bool = False  # V2: the step has a prefill chunk as long as a decode with drafts
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
+    rows: list[int] = field(default_factory=list)  # requests by their row of the input batch
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.network, self.groups)
@@ -297,6 +307,8 @@ class Runner:
             self.pages.reach(max(source, target))
             self.pages.copy(group, source, target)
         mode = self._state.mode if self.state_groups else ""
+        if mode == "align" and self.v1 and self.rules.counts_move_twice:
+            self._move_rows(step)
         if mode == "align":
             for chunk in step.chunks:
                 held, size = self.held[chunk.request.id], self._state.block
@@ -328,6 +340,46 @@ class Runner:
                 last = (chunk.end - 1) // self._state.block
                 self.held[chunk.request.id].last_scheduled = last if whole else None
         return sampled
+
+    def _move_rows(self, step: Step) -> None:
+        """Read counts of accepted tokens at their old rows, although they have moved along.
+
+        rows before     A  B        counts  1  3
+        A done, C new   C  B                1  3
+        decodes first   B  C                3  1    B's count is read at its old row: 1
+
+        Follows `_update_states`, `condense`, `reorder_batch_to_split_decodes_and_prefills`, and
+        `_prepare_inputs` of V1 with overlapping steps.
+        """
+        chunks = {chunk.request.id: chunk for chunk in step.chunks}
+        before = {name: row for row, name in enumerate(self.rows)}
+        counts = [self.held[name].accepted if name in self.held else 1 for name in self.rows]
+        rows: list[int | None] = [name if name in chunks else None for name in self.rows]
+        for name in (each for each in chunks if each not in before):
+            if None not in rows:
+                rows.append(None)
+                counts.append(1)
+            row = rows.index(None)
+            rows[row], counts[row] = name, 1
+        while None in rows:
+            last = rows.pop()
+            if last is not None:
+                row = rows.index(None)
+                rows[row], counts[row] = last, counts[len(rows)]
+        self.rows = [name for name in rows if name is not None]
+        longest = 1 + self._state.speculative_blocks
+        regions = [_region(chunks[name], longest) for name in self.rows]
+        wrong = [row for row, each in enumerate(sorted(regions)) if regions[row] != each]
+        order = dict(zip(sorted(wrong, key=regions.__getitem__), wrong, strict=True))
+        for source in order:
+            target = order[source]
+            while source != target:
+                for each in (self.rows, counts):
+                    each[source], each[target] = each[target], each[source]
+                order[target], target = target, order.get(target, target)
+        for name in self.rows:
+            if name in before:
+                self.held[name].accepted = counts[before[name]]
 
     def _known(self, chunk: Chunk, judge: Judge) -> list[int]:
         if chunk.end < chunk.known:
