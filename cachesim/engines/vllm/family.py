@@ -91,7 +91,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="51571",
         pull=51599,
-        about="defect as reported: accepted counts move with their rows and are read at the old ones",
+        about="defect as reported: accepted counts move with their rows, and are read at old ones",
         fits=("0.27.1", "0.28.0"),
         lay=laying(runner={"counts_move_twice": True}),
     ),

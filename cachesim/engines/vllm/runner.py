@@ -371,7 +371,7 @@ class Runner:
         regions = [_region(chunks[name], longest) for name in self.rows]
         wrong = [row for row, each in enumerate(sorted(regions)) if regions[row] != each]
         order = dict(zip(sorted(wrong, key=regions.__getitem__), wrong, strict=True))
-        for source in order:
+        for source in tuple(order):
             target = order[source]
             while source != target:
                 for each in (self.rows, counts):
