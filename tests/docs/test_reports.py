@@ -17,9 +17,9 @@ PAGE: Final = DOCS / "out-of-reach.md"
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 116, "in part": 11, "none": 40},
+    "first": {"agrees": 115, "in part": 12, "none": 40},
     "newer": {"agrees": 18, "in part": 5, "none": 17},
-    "autumn": {"agrees": 9, "in part": 3, "unread": 5, "none": 36},
+    "autumn": {"agrees": 16, "in part": 8, "unread": 2, "none": 27},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
 counted for itself, and a change that moves a report from one to another says so here."""
