@@ -258,6 +258,7 @@ class Shape:
     window: int = 0  # of layers that have one; 0: the preset's own
     chats: bool = False  # some workloads are chats, where the server renders them
     edges: tuple[int, ...] = EDGES  # lengths of many prompts
+    page: int = 0  # tokens of a page at whose ends many prompts part; 0: none is known
     alike: bool = False  # requests sent together are equal, as those of one call are
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
@@ -501,6 +502,9 @@ class _Tree:
     def _cut(self, length: int) -> int:
         if length < 2:
             return length
+        page = self._shape.page
+        if 0 < page < length and self._draws.integer(0, 1):
+            return page * self._draws.integer(1, length // page) - self._draws.integer(0, 1)
         if self._draws.integer(0, 1):
             return max(1, length - self._draws.one_of(NEAR_THE_END))
         return self._draws.integer(1, length - 1)

@@ -64,6 +64,24 @@ def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
     assert next(result.verdict()).startswith("right so far: ")
 
 
+@pytest.mark.parametrize(("share", "fewest"), [(0.0, True), (1.0, False)])
+def test_rounding_is_measured_on_fewer_prompts_where_that_takes_much_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, share: float, *, fewest: bool
+) -> None:
+    monkeypatch.setattr(loop, "CALIBRATING", share)
+    with fake("llama", PROFILES["llama"]) as server:
+        result = probed(server.url, requests=600)
+    assert fewest == (len(result.judge.noise.alone) == loop.FEWEST_SAMPLES)
+
+
+def test_an_answer_that_was_off_once_is_not_told_as_a_cold_one() -> None:
+    with fake("llama", PROFILES["llama"]) as server:
+        result = probed(server.url, requests=200)
+    assert ", but for " not in next(result.verdict())
+    result.outcome.suspicions = 1
+    assert ", but for 1 once (" in next(result.verdict())
+
+
 def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() -> None:
     """As keys in f16 round on a hybrid model without checkpoints."""
 

@@ -53,6 +53,7 @@ class Dialect(ABC):
     cold_flags: ClassVar[str] = ""  # of a second process that keeps nothing
     cold_keeps: ClassVar[bool] = True  # a second process with those flags, in some memory
     one_sequence: ClassVar[bool] = False  # an unrelated prompt leaves nothing of the one before
+    paged: ClassVar[str] = ""  # the engine whose flag names the size of a page, if no answer does
     unloads: ClassVar[bool] = False  # `erase` leaves nothing
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
     path: str
@@ -456,6 +457,7 @@ class TransformersServer(TextServer):
     """`transformers serve`: without continuous batching it keeps nothing of a request."""
 
     name = "transformers serve"
+    paged = "transformers"
     cold_flags = "--no-continuous-batching"
     cold_keeps = False
 

@@ -40,7 +40,7 @@ from cachesim.lab.probe.target import HISTORY, Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
 from cachesim.testing.survey import Cause, causes_by_step
-from cachesim.testing.workloads import Seeded, Shape, draw_workload
+from cachesim.testing.workloads import EDGES, Seeded, Shape, draw_workload
 
 FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
 
@@ -52,6 +52,9 @@ STARTS: Final = 3
 
 SAMPLES: Final = 30
 """Prompts of the calibration."""
+
+FEWEST_SAMPLES, CALIBRATING = 10, 0.25
+"""On a slow server it ends after so many prompts, once this share of the time is over."""
 
 CONTINUATION: Final = 6
 """Forced tokens on which calibration and replays compare."""
@@ -70,6 +73,11 @@ TRIALS: Final = 100
 
 EXPLAINING: Final = 4
 """Simulated servers on which the cause is looked for."""
+
+LONG_REPLIES, LONG_TEXT = 8, 16
+"""Most tokens of drawn replies where texts alone are compared, and of the reply in a replay: each
+token more may be another one.
+"""
 
 LONGEST_LIKE: Final = 1000
 """Tokens of a prompt of `--like`, where the context allows them."""
@@ -280,6 +288,9 @@ class Probe:
         noise, target = self.judge.noise, self.target
         company, reuse = list[float](), list[float]()
         for number in range(SAMPLES):
+            share = self.meter.seconds / (60 * self.meter.limits.minutes)
+            if number >= FEWEST_SAMPLES and share > CALIBRATING:
+                break
             prompt, reply = self._text(5, self._longest), self._text(CONTINUATION, CONTINUATION)
             cut = self._chance.randint(1, len(prompt) - 1)
             target.erase()
@@ -403,7 +414,8 @@ class Probe:
                 continue
             self.outcome.suspicions += 1
             test, threshold = self.judge.next_test()
-            workload = up_to(scenario, number, CONTINUATION if self.facts.forces else 0)
+            least = 0 if self.facts.probabilities else LONG_TEXT
+            workload = up_to(scenario, number, CONTINUATION if self.facts.forces else least)
             calm = one_at_a_time(workload, self._slot)
             place = sum(step.do == "complete" for step in workload.step[:number])
             forms = [(workload, number), (calm, place)]
@@ -691,7 +703,8 @@ class Probe:
 
     @property
     def _longest(self) -> int:
-        return self.plan.longest or max(8, min(120, self._context // 8))
+        paged = min(2 * self.target.page + 8, self._context // 4) if self.target.page else 0
+        return self.plan.longest or max(8, min(120, self._context // 8), paged)
 
     def _text(self, shortest: int, longest: int) -> tuple[Word, ...]:
         count = self._chance.randint(shortest, max(shortest, longest))
@@ -707,9 +720,13 @@ class Probe:
         """Workloads that have something to send."""
         slots = self.facts.parallel
         parallel = {"parallel": slots} if family_of(self._profile.engine).has_slots else {}
+        page = self.target.page
         shape = Shape(
             flags=False,
             longest=self._longest,
+            replies=LONG_REPLIES if not self.facts.probabilities else Shape().replies,
+            edges=(*EDGES, *(3 * (page - 1, page, page + 1, 2 * page + 1) if page else ())),
+            page=page,
             together=together and slots > 1,
             cancels=together,
             fixed=parallel,

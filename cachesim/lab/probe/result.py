@@ -114,9 +114,10 @@ class Result:
             which = f"{out.reused} answers from cache, of {out.compared} compared,"
             if out.reused is None:
                 which = f"{out.compared} answers, from cache or not,"
+            but = f", but for {out.suspicions} once" if out.suspicions else ""
             yield (
                 f"right so far: {which} are the cold answers within "
-                f"{self.judge.noise.limit:.2g} ({sent})"
+                f"{self.judge.noise.limit:.2g}{but} ({sent})"
             )
             if power := out.compared if out.reused is None else out.reused:
                 least = max(1, round(power / UNSEEN))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from tempfile import TemporaryFile
 from typing import Final
 
+from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.connection import Connection, Meter
@@ -75,6 +76,7 @@ class Target:
                 self._cold = self._found(cold_url)
             elif not self.dialect.cold_by:
                 self._start_cold(start)
+            self.page = page_of(self.dialect.paged, start)
         except BaseException:
             self.close()
             raise
@@ -187,6 +189,15 @@ class Target:
                 process.close()
         if self.process is None and self._connections and hasattr(self, "dialect"):
             self.erase()
+
+
+def page_of(engine: str, command: str) -> int:
+    """Tokens of a page of the cache, by the flags of a server or their default; 0: not known."""
+    if not engine:
+        return 0
+    option = next(each for each in family_of(engine).table() if each.name == "page_size")
+    found = re.search(rf"{option.flag}[ =](\d{{1,9}})\b", command)
+    return int(found[1]) if found else int(option.default)
 
 
 # -- the process of a server -----------------------------------------------------------------------
