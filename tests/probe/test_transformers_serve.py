@@ -16,14 +16,10 @@ from cachesim import Engine
 from cachesim.engines.base import Request
 from cachesim.lab.probe.connection import Connection, Limits, Meter
 from cachesim.lab.probe.target import ServerProcess
-from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.transformers.environments import NEWEST
+from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.model.presets import preset
 
-SERVING: Final = Environment(
-    name=f"transformers-serve-{NEWEST}",
-    requirements=("torch==2.13.0", f"transformers[serving]=={NEWEST}"),
-)
+SERVING: Final = environment_for(NEWEST, serves=True)
 SCRIPT: Final = Path(__file__).with_name("serve_transformers.py")
 PAGE, BLOCKS, BATCH, REPLY = 4, 96, 32, 6
 BATCHING: Final = (
@@ -35,7 +31,9 @@ FIRST: Final = 4  # the id of w0
 pytestmark = [
     pytest.mark.wheel,
     pytest.mark.nightly,
-    pytest.mark.skipif(not SERVING.is_ready(), reason="fastapi is not installed beside torch"),
+    pytest.mark.skipif(
+        not SERVING.is_ready(), reason="fastapi is not installed beside torch: make nightly"
+    ),
 ]
 
 

@@ -9,15 +9,17 @@ from cachesim.lab.real.environment import Environment
 NEWEST: Final = "5.24.0"
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
 
-OLDER_HUB: Final = ("huggingface_hub<2",)
-"""What releases before 5.15 need beside them."""
+OLDER: Final = (((5, 15, 0), "huggingface_hub<2"), ((5, 21, 0), "psutil"))
+"""What releases before another need beside them; psutil for continuous batching on a CPU."""
 
 
-def environment_for(release: str) -> Environment:
-    """The environment of a release."""
+def environment_for(release: str, *, serves: bool = False) -> Environment:
+    """The environment of a release; `serves`: with what `transformers serve` needs."""
     if not RELEASE.fullmatch(release):
         msg = f"--release {release!r} is no release of transformers; write one as {NEWEST}"
         raise OptionError(msg)
-    older = tuple(map(int, release.split("."))) < (5, 15, 0)
-    packages = ("torch==2.13.0", f"transformers=={release}", *(OLDER_HUB if older else ()))
-    return Environment(name=f"transformers-{release}", requirements=packages)
+    numbers = tuple(map(int, release.split(".")))
+    more = (package for first, package in OLDER if numbers < first)
+    name, extra = ("transformers-serve", "[serving]") if serves else ("transformers", "")
+    packages = ("torch==2.13.0", f"transformers{extra}=={release}", *more)
+    return Environment(name=f"{name}-{release}", requirements=packages)
