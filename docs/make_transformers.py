@@ -3,19 +3,24 @@
     cachesim real transformers --output results.jsonl
     python docs/make_transformers.py results.jsonl
 
-Without a file the picture is drawn again from the verdicts that are kept beside it.
+Without a file the picture is drawn again from the verdicts that are kept beside it. The verdicts of
+known causes in several releases are kept, too; later ones replace those of the same release:
+
+    cachesim real transformers --causes --release 5.7.0 --release 5.8.0 --output causes.jsonl
+    python docs/make_transformers.py --causes causes.jsonl
 """
 
 import csv
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.scripts import OPERATIONS
 
 FOLDER: Final = Path(__file__).parent / "measurements"
@@ -23,6 +28,9 @@ VERDICTS: Final = FOLDER / "transformers.json"
 PICTURE: Final = FOLDER / "transformers.html"
 REPORTS: Final = FOLDER / "transformers-reports.csv"
 """A verdict for each report and release that was played."""
+
+CAUSES: Final = FOLDER / "transformers-causes.csv"
+"""A verdict for what shows a cause, and each release that was played."""
 
 CODES: Final = {"right": "r", "wrong": "w", "limit": "l", "unclear": "u", "refused": "-"}
 CRASH, ABSENT = "c", " "
@@ -99,6 +107,39 @@ def courses() -> dict[str, str]:
     return {name: course(verdicts) for name, verdicts in rows.items()}
 
 
+def keep_causes(lines: list[str]) -> None:
+    """Add verdicts of causes to those that are kept."""
+    kept = {(*shown, release): verdict for shown, release, verdict in _causes_kept()}
+    for each in map(json.loads, lines):
+        if (each["family"], each["operation"]) in SHOWN:
+            kept[each["family"], each["operation"], each["release"]] = each["verdict"]
+    order = {shown: number for number, shown in enumerate(SHOWN)}
+    rows = sorted(kept.items(), key=lambda each: (order[each[0][:2]], numbers(each[0][2])))
+    with CAUSES.open("w", newline="", encoding="utf-8") as table:
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(("family", "operation", "release", "verdict"))
+        writer.writerows((*key, verdict) for key, verdict in rows)
+
+
+def _causes_kept() -> Iterator[tuple[tuple[str, str], str, str]]:
+    with CAUSES.open(newline="", encoding="utf-8") as table:
+        for each in csv.DictReader(table):
+            yield (each["family"], each["operation"]), each["release"], each["verdict"]
+
+
+def courses_of_causes() -> dict[str, str]:
+    """The verdicts of what shows each cause, from release to release."""
+    rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for (family, operation), release, verdict in _causes_kept():
+        rows[f"{family}, {operation}"].append((release.rpartition(".")[0], verdict))
+    return {name: course(verdicts) for name, verdicts in rows.items()}
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    """The numbers of a release, for an order."""
+    return tuple(map(int, release.split(".")))
+
+
 def course(verdicts: list[tuple[str, str]]) -> str:
     """Releases with one verdict after another as one range."""
     parts = []
@@ -116,7 +157,10 @@ def drawn() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:2] == ["--causes"]:
+        for name in sys.argv[2:]:
+            keep_causes(Path(name).read_text(encoding="utf-8").splitlines())
+    elif sys.argv[1:]:
         lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
         VERDICTS.write_text(json.dumps(compact(lines), indent=1) + "\n", encoding="utf-8")
     PICTURE.write_text(drawn(), encoding="utf-8")

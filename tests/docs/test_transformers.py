@@ -4,10 +4,12 @@ import csv
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import make_transformers
 import pytest
 
+from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.commands import play_family
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.results import Found
@@ -49,6 +51,27 @@ def test_the_page_says_what_each_reports_operation_did_in_which_releases() -> No
     rows = re.findall(r"^\| \[(#\d+)\]\S* \| ([^|]*) \| ([^|]*) \|$", page, flags=re.MULTILINE)
 
     assert make_transformers.courses() == {f"{number}, {of}": course for number, of, course in rows}
+
+
+def test_the_page_says_what_shows_each_cause_and_in_which_releases() -> None:
+    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+, [\w-]+) \|.*\| ([^|]*) \|$", page, flags=re.MULTILINE)
+
+    assert [f"{family}, {operation}" for family, operation in SHOWN] == [name for name, _ in rows]
+    assert make_transformers.courses_of_causes() == dict(rows)
+
+
+def test_verdicts_of_causes_are_kept_in_order_and_replaced_by_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_transformers, "CAUSES", tmp_path / "causes.csv")
+    (tmp_path / "causes.csv").write_text("family,operation,release,verdict\n")
+    cause = CELL | {"family": "bamba", "operation": "tokens"}
+    for release, verdict in (("5.10.1", "right"), ("5.9.0", "crash"), ("5.10.1", "wrong")):
+        lines = [cause | {"release": release, "verdict": verdict}, CELL]  # the last shows none
+        make_transformers.keep_causes([json.dumps(each) for each in lines])
+
+    assert {"bamba, tokens": "5.9 crash, 5.10 wrong"} == make_transformers.courses_of_causes()
 
 
 def test_the_page_names_the_releases_in_which_reports_were_played() -> None:

@@ -5,13 +5,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import make_transformers
 import pytest
 
+from cachesim.lab.real.transformers import reports
+from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.commands import play_family
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
-from cachesim.lab.real.transformers.results import Found
+from cachesim.lab.real.transformers.results import Cell, Found
+from cachesim.lab.real.transformers.script_worker import APART
 from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn
 from cachesim.lab.real.transformers.worker import Worker
 
@@ -135,6 +139,25 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
     )
     assert 29 == done.stdout.count("\nright with: positions given\n")
     assert "29 failed, 15 passed, 13 skipped" in done.stdout
+
+
+@NIGHTLY
+@pytest.mark.parametrize("shown", SHOWN, ids=" ".join)
+def test_a_causes_program_needs_the_library_and_torch_alone(
+    worker: Worker, shown: tuple[str, str]
+) -> None:
+    """What shows a cause, without the worker's patches, as the page says of the newest release."""
+    family, operation = shown
+    script = drawn(operation, family, 0)
+    answer = worker.order({"family": family, "attention": "eager", "scripts": [script]})
+    [result] = answer["results"]
+    verdict = make_transformers.courses_of_causes()[", ".join(shown)].rpartition(" ")[2]
+    assert verdict == result["verdict"]
+    found = Cell(release=NEWEST, family=family, operation=operation, script=script, **result)
+    apart = APART in found.cause
+    program = program_of(Model.of(family, answer), script, between=apart)
+    printed = reports._printed(environment_for(NEWEST).python, program)
+    assert (verdict != "right") == reports._shows(printed, found), printed
 
 
 @pytest.mark.parametrize(

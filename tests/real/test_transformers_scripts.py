@@ -11,13 +11,14 @@ import pytest
 from cachesim.errors import OptionError
 from cachesim.lab.real.transformers import commands, one_family, reports
 from cachesim.lab.real.transformers import worker as worker_module
-from cachesim.lab.real.transformers.causes import cause_of
-from cachesim.lab.real.transformers.environments import environment_for
+from cachesim.lab.real.transformers.causes import CAUSES, SHOWN, cause_of
+from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
 from cachesim.lab.real.worker_process import WorkerError
+from tests import real_engines
 
 MODEL = {"fields": {}, "key": "past_key_values", "own": False, "positions": True}
 """A model in a worker's answer."""
@@ -279,6 +280,38 @@ def test_wrong_usage_has_a_sentence(words: dict[str, Any], sentence: str) -> Non
 def test_older_releases_get_the_hub_that_they_need() -> None:
     assert "huggingface_hub<2" in environment_for("5.14.1").requirements
     assert "huggingface_hub<2" not in environment_for("5.15.0").requirements
+
+
+def test_continuous_batching_before_5_21_gets_what_tells_the_memory_of_a_cpu() -> None:
+    assert "psutil" in environment_for("5.20.2").requirements
+    assert "psutil" not in environment_for("5.21.0").requirements
+
+
+def test_a_night_sets_up_both_environments_of_the_newest_release() -> None:
+    wanted = {environment_for(NEWEST, serves=each).name for each in (False, True)}
+    assert {f"transformers-{NEWEST}", f"transformers-serve-{NEWEST}"} == wanted
+    assert wanted <= {each.name for each in real_engines.beside(every=True)}
+    assert not wanted & {each.name for each in real_engines.beside()}
+
+
+def test_each_cause_has_an_operation_that_shows_it_and_those_alone_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: set[tuple[str, str]] = set()
+
+    def play(_: object, family: str, scripts: Mapping[str, Any], *__: object) -> None:
+        played.update((family, operation) for operation in scripts)
+
+    known = [family for family, _ in SHOWN]
+    monkeypatch.setattr(commands, "environment_for", lambda _: SimpleNamespace(ready=Path))
+    monkeypatch.setattr(commands, "families_of", lambda _, __, wanted, **___: wanted or known)
+    monkeypatch.setattr(commands, "play_family", play)
+    assert 0 == commands.real_transformers(causes=True)
+    assert played == set(SHOWN)
+    assert {each.title for each in CAUSES} == {each.title for each in SHOWN.values()}
+    played.clear()
+    commands.real_transformers(causes=True, operation=["paged"])
+    assert {"paged"} == {operation for _, operation in played}
 
 
 @pytest.mark.parametrize(

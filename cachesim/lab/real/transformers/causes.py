@@ -37,6 +37,7 @@ class Cause(NamedTuple):
     operations: tuple[str, ...] = ()  # by their beginnings; none: all
     layer: str = ""  # part of the class of the first layer that differs
     families: tuple[str, ...] = ()  # whose source was read; none: all share the line
+    shown: tuple[str, str] = ("", "")  # family and operation; none: shown by the cause before
 
     def explains(self, cell: Cell) -> bool:
         """True if a wrong result has this cause."""
@@ -58,6 +59,7 @@ CAUSES: Final = (
         "whole prompt; with a longer cache the length is negative. The documentation's prefilled "
         "cache has fewer tokens than the prompt; nothing refuses another one.",
         "#40906 leaves the case as a TODO; #36151 is about positions that are guessed.",
+        shown=("llama", "generate-cached"),
     ),
     Cause(
         CALLS,
@@ -81,16 +83,20 @@ CAUSES: Final = (
         "Mamba-1 starts from a state of zeros in each call of several tokens",
         "models/mamba/modeling_mamba.py, selective scan: `ssm_state = torch.zeros(...)`",
         "The state of the cache is read for a single token only, so chunks, a further turn and "
-        "speculative tokens forget what came before.",
+        "speculative tokens forget what came before. A comment says that the kernel takes no "
+        "initial state; no error and no documentation does.",
         "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
         families=("mamba", "falcon_mamba", "jamba"),
+        shown=("jamba", "chunks"),
     ),
     Cause(
         CALLS,
         "`generate` with a cache of states alone feeds the whole conversation again",
-        "generation/utils.py, _prefill: `cache.get_seq_length()` is 0 for states alone",
-        "A cache of states has no length, so no token of the prompt counts as cached.",
+        "generation/utils.py:4307, _prefill: `not all(cache.is_linear)`",
+        "A cache of states has no length, so the prompt is never cut. The comment above allows the "
+        "full sequence with a cache; right are the new tokens alone with the mask of all.",
         families=("mamba", "mamba2", "falcon_mamba"),
+        shown=("mamba2", "generate-turn"),
     ),
     Cause(
         POSITIONS,
@@ -99,13 +105,17 @@ CAUSES: Final = (
         "Without `position_ids` the cached length is not added, as other models do.",
         "#44330 took `cache_position` away.",
         families=("bamba",),
+        shown=("bamba", "tokens"),
     ),
     Cause(
         REORDER,
         "`batch_select_indices` leaves DeepSeek-V4's compressor in the old order",
         "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: `reorder_cache` alone",
-        "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not.",
+        "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not. The model "
+        "is `_is_stateful`, which keeps `generate` from contrastive search; the cache refuses "
+        "nothing.",
         families=("deepseek_v4",),
+        shown=("deepseek_v4", "select"),
     ),
     Cause(
         REORDER,
@@ -119,6 +129,7 @@ CAUSES: Final = (
             "inkling2_text",
             "inkling2_loop_text",
         ),
+        shown=("falcon_h1", "select"),
     ),
     Cause(
         APART,
@@ -126,6 +137,7 @@ CAUSES: Final = (
         "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
         "The cache that a caller gives holds the keys of the attention layers only.",
         families=("recurrent_gemma",),
+        shown=("recurrent_gemma", "tokens"),
     ),
     Cause(
         REBUILT,
@@ -142,6 +154,7 @@ CAUSES: Final = (
         "`key_length` is the size of the buffer, not the number of tokens in it.",
         operations=("static", "generate-static"),
         families=("gpt_neo",),
+        shown=("gpt_neo", "static"),
     ),
     Cause(
         DYNAMIC,
@@ -152,6 +165,7 @@ CAUSES: Final = (
         "#47950: a review says that hybrid static layers would crop the linear part alone.",
         operations=("static-crop-recorded",),
         families=("inkling_text", "inkling2_text", "inkling2_loop_text"),
+        shown=("inkling2_text", "static-crop-recorded"),
     ),
     Cause(
         DYNAMIC,
@@ -161,6 +175,7 @@ CAUSES: Final = (
         "(cache_utils.py:483). The offset is read before, used after; `+ 0` makes it right.",
         operations=("static",),
         families=("inkling_text",),
+        shown=("inkling_text", "static"),
     ),
     Cause(
         DYNAMIC,
@@ -169,28 +184,36 @@ CAUSES: Final = (
         "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
         "#45510 (closed) would override it; #48700 is about `reorder_cache` and `reset`.",
         operations=("grouped", "fp8"),
+        shown=("llama", "grouped-select"),
     ),
     Cause(
         NEW_MASK,
         "Mamba-1 multiplies its input by the mask of the whole batch",
         "models/mamba/modeling_mamba.py:56: `hidden_states * attention_mask[:, :, None]`",
-        "For a single new token the product has a column for each earlier one.",
+        "For a single new token the product has a column for each earlier one. `generate` gives no "
+        "mask then; the documentation asks for the mask of all tokens in a loop of one's own. "
+        "`create_recurrent_attention_mask`, which cuts it, is used by Mamba-2 and not here.",
         families=("mamba", "falcon_mamba"),
+        shown=("mamba", "pad-tokens"),
     ),
     Cause(
         REBUILT,
         "A refused `crop` has cropped the layers before the one that refuses",
         "cache_utils.py:1873, Cache.crop: layers are cropped one after another",
-        "The error says that nothing can be rolled back, and the cache is of two lengths.",
+        "The error says that nothing can be rolled back, and the cache is of two lengths: the next "
+        "call raises where layers share a mask, so that this is no silent answer.",
         operations=("crop-refused",),
+        shown=("laguna", "crop-refused"),
     ),
     Cause(
         REBUILT,
         "`crop` leaves DeepSeek-V4's compressed entries of the tokens that go",
         "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: no `crop`",
-        "`is_croppable` is True, since only the window's layer is asked.",
+        "`is_croppable` is True, since only the window's layer is asked. The model's comment says "
+        "that the compressor cannot go back, and `_is_stateful` keeps `generate` from it.",
         families=("deepseek_v4",),
         operations=("crop",),
+        shown=("deepseek_v4", "crop-short"),
     ),
     Cause(
         REBUILT,
@@ -201,6 +224,7 @@ CAUSES: Final = (
         "further crop is wrong.",
         families=("lfm2", "lfm2_moe"),
         operations=("crop-twice", "crop-deep"),
+        shown=("lfm2", "crop-twice"),
     ),
     Cause(
         REBUILT,
@@ -218,6 +242,7 @@ CAUSES: Final = (
         layer="SlidingWindow",
         operations=("crop-twice", "crop-deep"),
         families=("doge",),
+        shown=("doge", "crop-twice"),
     ),
     Cause(
         REBUILT,
@@ -226,6 +251,7 @@ CAUSES: Final = (
         "`Cache.reset` walks over `layers`; the states are in `linear_cache`.",
         families=("minimax",),
         operations=("reset", "static-reset", "fp8-reset", "grouped-reset"),
+        shown=("minimax", "reset"),
     ),
     Cause(
         SELECTED,
@@ -234,6 +260,7 @@ CAUSES: Final = (
         "`batch_select_indices` is overridden, and beam search calls `reorder_cache`.",
         "#46612 and #46639 are about caches of another name, not about this class.",
         families=("minimax",),
+        shown=("minimax", "generate-beams"),
     ),
     Cause(
         WHOLE_MASK,
@@ -241,13 +268,15 @@ CAUSES: Final = (
         "models/git/modeling_git.py:843: `extended_attention_mask = torch.ones(...)`",
         "Each call after the first is taken for one after an image, also after text alone.",
         families=("git",),
+        shown=("git", "pad-tokens"),
     ),
     Cause(
         PER_CALL,
         "Continuous batching: DiffLlama's second attention overwrites the first one's values",
-        "models/diffllama/modeling_diffllama.py:272: two calls of `attention_interface` a layer",
+        "models/diffllama/modeling_diffllama.py:276, 286: `attention_interface` twice a layer",
         "Each call writes its half of the values to the same blocks. Right in 5.24.0.",
         families=("diffllama",),
+        shown=("diffllama", "paged"),
     ),
     Cause(
         PER_CYCLE,
@@ -255,15 +284,18 @@ CAUSES: Final = (
         "integrations/eager_paged.py: `layer_idx=module.layer_idx`",
         "The model's own cache is given `layer_idx + cycle_offset`. 5.24.0 raises AttributeError.",
         families=("hrm_text",),
+        shown=("hrm_text", "paged"),
     ),
     Cause(
         UNLIMITED,
         "Moshi's mask has no window, its cache has one",
         "models/moshi/modeling_moshi.py:778: `create_causal_mask`",
         "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
-        "a cache attends to.",
+        "a cache attends to. Which of the two is meant is not documented; with the cache the "
+        "answer depends on how the prompt is divided into calls.",
         "#39251 (open) sees a test fail with the window's cache and pass with a dynamic one.",
         families=("moshi",),
+        shown=("moshi", "tokens"),
     ),
     Cause(
         "attention of its own, which is not replaced by the paged one",
@@ -271,6 +303,7 @@ CAUSES: Final = (
         "generation/continuous_batching/continuous_api.py: no check of the model",
         "`set_attn_implementation` changes nothing where a model does not look its attention up: "
         "no earlier token is seen. GPT-J and CodeGen are right in 5.24.0, others raise there.",
+        shown=("bloom", "paged"),
     ),
     Cause(
         "positions of its own, which do not follow those of the packed prompts",
@@ -279,8 +312,12 @@ CAUSES: Final = (
         "Prompts are packed into one row; a model without `position_ids` counts on from one prompt "
         "to the next. 5.24.0 raises AttributeError, since they ask the paged cache for its length; "
         "also for twelve families that were right before.",
+        shown=("bart", "paged"),
     ),
 )
+
+SHOWN: Final = {each.shown: each for each in CAUSES if each.shown[0]}
+"""A cause by the family and operation that show it."""
 
 
 def cause_of(cell: Cell) -> Cause | None:

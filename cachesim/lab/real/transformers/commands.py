@@ -16,6 +16,7 @@ from cachesim.files import Output
 from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.batches import compare, overrides
+from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.copies import Copy
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.layers import compare_layers
@@ -38,6 +39,7 @@ def real_transformers(
     library: Path | None = None,
     family: Sequence[str] = (),
     operation: Sequence[str] = (),
+    causes: bool = False,
     attention: str = "eager",
     seed: int = 0,
     shrink: int = 0,
@@ -68,6 +70,8 @@ def real_transformers(
         Families to play; all if left out.
     operation
         Operations to play; all if left out.
+    causes
+        Play one operation of each known cause of a wrong answer, and no others.
     attention
         eager or sdpa.
     seed
@@ -103,13 +107,7 @@ def real_transformers(
         changed = Copy.at(library)
     if scenario:
         return max(STAGE.play_named(scenario, each) for each in release or ("",))
-    unknown = [each for each in operation if each not in OPERATIONS]
-    if unknown:
-        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
-        raise OptionError(msg)
-    if attention not in ("eager", "sdpa"):
-        msg = f"--attention {attention} is unknown; write eager or sdpa"
-        raise OptionError(msg)
+    check_names(operation, attention)
     if newest:
         [found_there, *_] = versions_of("transformers")
         if found_there == NEWEST:
@@ -122,7 +120,7 @@ def real_transformers(
     if batches or layers or settings:
         return beside_simulated(environments, seed, 0 if settings else batches, layers)
     results = None if output is None else Output.at(output, "--output", ROWS)
-    how = Playing(family, operation or tuple(OPERATIONS), attention, seed, shrink, reports)
+    how = Playing(family, operation or tuple(OPERATIONS), attention, seed, shrink, reports, causes)
     releases = how.play(environments, changed, results)
     changes = len(releases) > 1 and show_changes(releases)
     if changed is not None:
@@ -130,6 +128,17 @@ def real_transformers(
     if newest:
         return int(changes)
     return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
+
+
+def check_names(operations: Sequence[str], attention: str) -> None:
+    """Refuse unknown operations and attention."""
+    unknown = [each for each in operations if each not in OPERATIONS]
+    if unknown:
+        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
+        raise OptionError(msg)
+    if attention not in ("eager", "sdpa"):
+        msg = f"--attention {attention} is unknown; write eager or sdpa"
+        raise OptionError(msg)
 
 
 class Playing(NamedTuple):
@@ -141,6 +150,7 @@ class Playing(NamedTuple):
     seed: int
     shrink: int
     reports: Path | None
+    causes: bool = False  # only what shows a known one
 
     def play(
         self, environments: Mapping[str, Environment], changed: Copy | None, results: Output | None
@@ -173,8 +183,13 @@ class Playing(NamedTuple):
     def _release(self, worker: Worker, name: str, *, needed: bool) -> Found:
         """The results of a release; `needed`: it has to know the families."""
         found, began = Found(name), time.monotonic()
-        for each in families_of(worker, found, self.families, needed=needed):
-            scripts = {one: drawn(one, each, self.seed) for one in self.operations}
+        wanted = self.families or (sorted({each for each, _ in SHOWN}) if self.causes else ())
+        for each in families_of(worker, found, wanted, needed=needed):
+            scripts = {
+                one: drawn(one, each, self.seed)
+                for one in self.operations
+                if not self.causes or (each, one) in SHOWN
+            }
             play_family(worker, each, scripts, self.attention, found)
         minutes = (time.monotonic() - began) / 60
         how = f"{self.attention}, seed {self.seed}, {minutes:.1f} minutes"

@@ -18,12 +18,14 @@ def is_there() -> bool:
 def manager(model: Real, new: int, *, sharing: bool) -> Iterator["Batching"]:
     """A started manager of small pages, stopped at the end."""
     library: Any = importlib.import_module("transformers")
+    settings = library.ContinuousBatchingConfig
+    page = "page_size" if hasattr(settings, "page_size") else "block_size"  # before 5.18
     started = model.init_continuous_batching(
         generation_config=library.GenerationConfig(
             max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
         ),
-        continuous_batching_config=library.ContinuousBatchingConfig(
-            page_size=4,
+        continuous_batching_config=settings(
+            **{page: 4},
             num_blocks=64,
             max_batch_tokens=32,
             use_cuda_graph=False,
