@@ -192,6 +192,7 @@ def test_a_finding_is_not_lost_in_a_folder_that_cannot_be_written(
     assert "--emit" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_shipped_scenario_is_copied_under_another_name(capsys: Capture, tmp_path: Path) -> None:
     for shipped in shipped_files():
         file = tmp_path / f"{shipped.stem}-mine.toml"

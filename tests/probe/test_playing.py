@@ -97,6 +97,7 @@ def test_a_fault_that_is_seldom_shown_is_played_more_often(rate: float, plays: i
     assert rate >= 0.95 or 0.95 <= 1 - (1 - rate) ** plays
 
 
+@pytest.mark.thorough
 def test_what_an_earlier_request_left_is_found_from_a_fresh_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

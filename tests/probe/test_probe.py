@@ -58,7 +58,7 @@ def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> No
 @pytest.mark.parametrize("noise", [slow(0.0), 2e-2])
 def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
     with fake(dialect, PROFILES[dialect], noise=noise) as server:
-        result = probed(server.url, requests=500)
+        result = probed(server.url, requests=300)
     assert result.right
     assert result.outcome.reused > 20
     assert next(result.verdict()).startswith("right so far: ")
@@ -95,7 +95,7 @@ def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() 
 
     options = {"model": "hybrid", "ctx_checkpoints": 0}
     with fake("llama", PROFILES["llama"], context=reuses, fault=computes, **options) as server:  # type: ignore[arg-type]
-        result = probed(server.url)
+        result = probed(server.url, requests=400)
     assert result.right
     assert 0 == result.outcome.suspicions
     assert result.judge.noise.limit > 0.04
@@ -151,7 +151,7 @@ def test_chats_open_together_where_prompts_are_messages(
         fake("chat", PROFILES["text"]) as warm,
         fake("chat", PROFILES["text"], prompt_cache_size=0) as cold,
     ):
-        probed(warm.url, cold=cold.url, requests=300, no_repeats=True, chat=chat)
+        probed(warm.url, cold=cold.url, requests=200, no_repeats=True, chat=chat)
     assert bool(drawn) == chat
 
 
@@ -163,7 +163,7 @@ def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:
         probed(server.url, chat=True)
 
 
-@pytest.mark.parametrize("context", [sound, stale])
+@pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_server_without_counts_is_compared_by_its_texts(context: object, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_text(" ".join(f"w{at}" for at in range(5, 400)))
@@ -240,7 +240,7 @@ def test_a_count_that_cannot_be_true_is_named() -> None:
         return done
 
     with fake("llama", PROFILES["llama"], fault=lies) as server:
-        result = probed(server.url, requests=400)
+        result = probed(server.url, requests=150)
     assert any(note.startswith("a count cannot be true: ") for note in result.outcome.notes)
 
 
@@ -282,7 +282,7 @@ def test_an_answer_that_is_seldom_wrong_by_chance_is_no_finding() -> None:
 def test_nothing_is_erased_unless_that_is_allowed() -> None:
     for allowed in (False, True):
         with fake("llama", PROFILES["llama"]) as server:
-            probed(server.url, requests=250, may_erase=allowed)
+            probed(server.url, requests=80, may_erase=allowed)
         assert allowed == (server.erased > 0)
 
 
@@ -296,11 +296,11 @@ def test_a_budget_that_ends_before_the_first_answers_has_a_sentence() -> None:
 
 def test_budgets_end_a_run() -> None:
     with fake("llama", PROFILES["llama"]) as server:
-        result = probed(server.url, requests=200)
-        assert 200 == result.requests
-        assert 200 == server.requests
-        assert "the 200 requests are used up" == result.outcome.ended
-        assert "the 9000 tokens are used up" == probed(server.url, tokens=9000).outcome.ended
+        result = probed(server.url, requests=90)
+        assert 90 == result.requests
+        assert 90 == server.requests
+        assert "the 90 requests are used up" == result.outcome.ended
+        assert "the 3000 tokens are used up" == probed(server.url, tokens=3000).outcome.ended
 
 
 def test_files_hold_the_report_the_scenario_and_the_requests(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def lost_window() -> Counterexample:
     return found
 
 
+@pytest.mark.thorough
 def test_a_search_finds_the_lost_window_in_four_requests() -> None:
     found = lost_window().scenario
 
@@ -109,6 +110,7 @@ def test_a_search_finds_the_lost_window_in_four_requests() -> None:
     assert "ram" == found.engine.options["cache"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step", "confirmed", "seen"),
     [

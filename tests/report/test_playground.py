@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cachesim import run_scenario
 from cachesim.engines import FAMILIES
 from cachesim.lab.playground import explained
@@ -121,6 +123,7 @@ def text_of(name: str) -> str:
     return shipped_file(name).read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_a_log_is_explained_as_by_the_command() -> None:
     path = ROOT / "docs" / "examples" / "hybrid.log"
     command = [sys.executable, "-m", "cachesim", "why", str(path), "--format", "json"]

@@ -84,7 +84,11 @@ def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
         (f"bisect {THREE}", f"C: wrong answer ({CONFIRMED})"),
         (f"compare {THREE}", f"wrong answers of llama.cpp@b11549: {CONFIRMED}"),
         (f"run {THREE} llama.cpp-26191-f-keep --brief", "confirmed on the real engine"),
-        ("check llama.cpp@b11549 --model hybrid --examples 400", f"evidence: {SOURCE}"),
+        pytest.param(
+            "check llama.cpp@b11549 --model hybrid --examples 400",
+            f"evidence: {SOURCE}",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_each_command_prints_the_label(

@@ -89,7 +89,7 @@ def test_isolation_of_hit_counts_may_be_left_out() -> None:
     with pytest.raises(BrokenLawError, match="salts apart"):
         check_live_cache(Shared)
 
-    check_live_cache(Shared, isolates=False, examples=100)
+    check_live_cache(Shared, isolates=False, examples=50)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
