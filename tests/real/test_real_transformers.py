@@ -89,20 +89,22 @@ def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) ->
         ("llama", "generate-cached", "wrong", "a cache shorter than the prompt"),
         ("bamba", "tokens", "wrong", "positions given"),
         ("mamba", "chunks", "wrong", "token by token"),
-        ("mamba2", "generate-turn", "wrong", "calls of the model"),
-        ("mamba2", "crop-recorded", "limit", "is_croppable is False"),
-        ("moshi", "tokens", "wrong", "a cache without windows"),
+        pytest.param("mamba2", "generate-turn", "wrong", "calls of the model", marks=NIGHTLY),
+        pytest.param("mamba2", "crop-recorded", "limit", "is_croppable is False", marks=NIGHTLY),
+        pytest.param("moshi", "tokens", "wrong", "a cache without windows", marks=NIGHTLY),
         ("falcon_h1", "select", "wrong", "reorder_cache"),
         ("lfm2", "crop-twice", "wrong", "a new cache"),
-        ("gpt_neo", "generate-static", "wrong", "a dynamic cache"),
+        pytest.param("gpt_neo", "generate-static", "wrong", "a dynamic cache", marks=NIGHTLY),
         pytest.param("inkling_text", "static", "wrong", "a dynamic cache", marks=NIGHTLY),
         pytest.param(
             "inkling2_text", "static-crop-recorded", "wrong", "a dynamic cache", marks=NIGHTLY
         ),
         pytest.param("gemma2", "static-crop", "limit", "is_croppable is False", marks=NIGHTLY),
-        ("recurrent_gemma", "tokens", "wrong", "cold runs on models of their own"),
+        pytest.param(
+            "recurrent_gemma", "tokens", "wrong", "cold runs on models of their own", marks=NIGHTLY
+        ),
         ("bart", "pad", "limit", "the same without a cache"),
-        ("roberta", "generate", "limit", "the same without a cache"),
+        pytest.param("roberta", "generate", "limit", "the same without a cache", marks=NIGHTLY),
     ],
 )
 def test_a_wrong_result_has_its_cause(

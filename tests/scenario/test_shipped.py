@@ -1,5 +1,6 @@
 """The scenarios that are shipped: every one is right, sourced, and as it expects to be."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,21 @@ from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
 from tests.hashes import digest_of, kept
 
 FILES = shipped_files()
+loaded = cache(load)
 DIGESTS = kept()
 
 
 def runs() -> list[tuple[Path, Profile]]:
     found = []
     for file in FILES:
-        scenario = load(file)
+        scenario = loaded(file)
         found += [(file, full_profile(scenario.engine.name, p)) for p in scenario.engine.profiles]
     return found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) -> None:
-    scenario = load(file)
+    scenario = loaded(file)
 
     assert file.stem == scenario.name
     assert file.parent.name == scenario.engine.name
