@@ -215,10 +215,17 @@ def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> Non
     assert {"reset": True} == told[2]
 
 
-def test_a_scenario_with_a_client_that_goes_is_refused() -> None:
-    [(_, scenario)] = load_all(["llama.cpp-cancel-and-retry"])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("llama.cpp-cancel-and-retry", "never left half done"),
+        ("sglang-34760-state-beyond-its-node", "it has one rank, --dcp-size 1"),
+    ],
+)
+def test_a_scenario_that_the_real_scheduler_cannot_be_given_is_refused(name: str, why: str) -> None:
+    [(_, scenario)] = load_all([name])
 
-    with pytest.raises(ScenarioError, match="never left half done"):
+    with pytest.raises(ScenarioError, match=why):
         SCHEDULER.play_scenario(scenario, "0.5.23")
 
 

@@ -271,7 +271,7 @@ class Runner:
     prefills_lead: bool = False  # V2: the step has a prefill chunk as long as a decode with drafts
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
-    rows: list[int] = field(default_factory=list)  # requests by their row of the input batch
+    input_batch: list[int] = field(default_factory=list)  # requests by row
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.network, self.groups)
@@ -352,9 +352,9 @@ class Runner:
         `_prepare_inputs` of V1 with overlapping steps.
         """
         chunks = {chunk.request.id: chunk for chunk in step.chunks}
-        before = {name: row for row, name in enumerate(self.rows)}
-        counts = [self.held[name].accepted if name in self.held else 1 for name in self.rows]
-        rows: list[int | None] = [name if name in chunks else None for name in self.rows]
+        before = {name: row for row, name in enumerate(self.input_batch)}
+        counts = [self.held[name].accepted if name in self.held else 1 for name in self.input_batch]
+        rows: list[int | None] = [name if name in chunks else None for name in self.input_batch]
         for name in (each for each in chunks if each not in before):
             if None not in rows:
                 rows.append(None)
@@ -366,18 +366,18 @@ class Runner:
             if last is not None:
                 row = rows.index(None)
                 rows[row], counts[row] = last, counts[len(rows)]
-        self.rows = [name for name in rows if name is not None]
+        self.input_batch = [name for name in rows if name is not None]
         longest = 1 + self._state.speculative_blocks
-        regions = [_region(chunks[name], longest) for name in self.rows]
+        regions = [_region(chunks[name], longest) for name in self.input_batch]
         wrong = [row for row, each in enumerate(sorted(regions)) if regions[row] != each]
         order = dict(zip(sorted(wrong, key=regions.__getitem__), wrong, strict=True))
         for source in tuple(order):
             target = order[source]
             while source != target:
-                for each in (self.rows, counts):
+                for each in (self.input_batch, counts):
                     each[source], each[target] = each[target], each[source]
                 order[target], target = target, order.get(target, target)
-        for name in self.rows:
+        for name in self.input_batch:
             if name in before:
                 self.held[name].accepted = counts[before[name]]
 

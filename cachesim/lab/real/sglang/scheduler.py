@@ -143,6 +143,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "its steps are never left half done": any(
             step.do == "cancel" or step.turns for step in scenario.step
         ),
+        "it has one rank, --dcp-size 1": scenario.engine.options.get("dcp_size", 1) != 1,
     }
 
 
