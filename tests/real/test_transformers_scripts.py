@@ -165,6 +165,8 @@ def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
         ("off by 0.5; deviation of the cold logits: 1.5", True),
         ("off by 1e-15; deviation of the cold logits: 1.5", False),
         ("AttributeError: 'Output' object has no attribute 'cache'", False),
+        ("expected [3, 4] got [3, 4] \nexpected [5, 6] got [5, 7] ", True),
+        ("expected [3, 4] got [3, 4] \nexpected [5, 6] got [5, 6] ", False),
     ],
 )
 def test_a_report_has_a_program_that_shows_the_cause(

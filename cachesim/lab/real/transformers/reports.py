@@ -19,6 +19,7 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 OFF: Final = re.compile(r"off by (\S+); [^:]+: (\S+)")
+TOKENS: Final = re.compile(r"^expected (\[.*?\]) got (\[.*?\]) ?(.*)$", re.MULTILINE)
 AT_FAULT: Final = "Line at fault, read in the source of 5.24.0"
 SECONDS: Final = 120
 """Time of a program."""
@@ -128,7 +129,8 @@ def _shows(printed: str, shown: Cell) -> bool:
     if shown.verdict == "crash":
         return bool(printed) and far is None
     if far is None:
-        return printed.startswith("expected")
+        rows = TOKENS.findall(printed)
+        return any(expected != got or error for expected, got, error in rows)
     return float(far[1]) > float(far[2]) / 1000
 
 
