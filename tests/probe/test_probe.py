@@ -74,12 +74,12 @@ def test_rounding_is_measured_on_fewer_prompts_where_that_takes_much_of_the_time
     assert fewest == (len(result.judge.noise.alone) == loop.FEWEST_SAMPLES)
 
 
-def test_an_answer_that_was_off_once_is_not_told_as_a_cold_one() -> None:
+def test_an_answer_that_was_off_once_is_not_reported_as_a_cold_one() -> None:
     with fake("llama", PROFILES["llama"]) as server:
         result = probed(server.url, requests=200)
-    assert ", but for " not in next(result.verdict())
+    assert ", except " not in next(result.verdict())
     result.outcome.suspicions = 1
-    assert ", but for 1 once (" in next(result.verdict())
+    assert ", except 1 that replays did not confirm (" in next(result.verdict())
 
 
 def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() -> None:

@@ -114,7 +114,9 @@ class Result:
             which = f"{out.reused} answers from cache, of {out.compared} compared,"
             if out.reused is None:
                 which = f"{out.compared} answers, from cache or not,"
-            but = f", but for {out.suspicions} once" if out.suspicions else ""
+            but = ""
+            if out.suspicions:
+                but = f", except {out.suspicions} that replays did not confirm"
             yield (
                 f"right so far: {which} are the cold answers within "
                 f"{self.judge.noise.limit:.2g}{but} ({sent})"
