@@ -33,7 +33,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 200
+	@nice -n 10 $(BIN)/python -m tests.claims 100
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
@@ -59,6 +59,7 @@ nightly: $(VENV)/.check      ## each real engine, the same on a thousand new log
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.playground --every
+	@$(BIN)/python -m tests.site_pages --every
 	@for each in lmcache mlx sglang vllm; do $(BIN)/python -m examples.$$each || exit 1; done
 
 hashes: $(VENV)/.test        ## digests of every run, 12,000 drawn workloads, lessons and pages: which ones a change alters

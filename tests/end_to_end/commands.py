@@ -58,6 +58,8 @@ PASTED: Final = 5
 """How often the lines of a report are pasted whose requests have to overlap."""
 
 LATEST: Final = LLAMA_CPP.real()[-1]
+SOME: Final = ("b9093", "b9538", LATEST)
+"""Releases whose flags `make check` looks at."""
 
 
 def tasks(settings: Settings) -> Iterator[Task]:
@@ -76,7 +78,7 @@ def tasks(settings: Settings) -> Iterator[Task]:
             yield Task(name=f"hunt {release}", do=run_hunt, given=(release, settings.seed + number))
     yield Task(name="searches", do=run_searches)
     yield Task(name="advice", do=run_advice)
-    for release in LLAMA_CPP.real():
+    for release in LLAMA_CPP.real() if settings.all_commands else SOME:
         yield Task(name=f"flags {release}", do=run_flags, given=(release,))
     yield Task(name="flags of mlx-lm", do=run_mlx_flags)
 
