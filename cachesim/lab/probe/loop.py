@@ -54,7 +54,7 @@ SAMPLES: Final = 30
 """Prompts of the calibration."""
 
 FEWEST_SAMPLES, CALIBRATING = 10, 0.25
-"""On a slow server it ends after so many prompts, once this share of the time is over."""
+"""Fewest prompts of the calibration of a slow server, and its share of the time."""
 
 CONTINUATION: Final = 6
 """Forced tokens on which calibration and replays compare."""

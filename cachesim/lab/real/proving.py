@@ -1,4 +1,4 @@
-"""What proves a finding on an engine: a real server, or a scheduler and its model runner."""
+"""Proof of a finding: by a real server, or by a scheduler and its model runner."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

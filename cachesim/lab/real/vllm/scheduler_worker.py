@@ -209,9 +209,9 @@ class Server(Groups):
         self.scheduler.update_from_output(step, runner)
 
     def _transfers(self) -> Real:
-        """What the worker's half of the store reports, as `KVConnectorOutput`.
+        """Transfers that the worker's half of the store reports, as `KVConnectorOutput`.
 
-        In order: a set of names has another one in every process.
+        Lists, since the order of a set of names differs between processes.
         """
         received, sent, failed, invalid = self.loads.next()
         if not (received or sent or invalid):
