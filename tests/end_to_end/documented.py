@@ -129,8 +129,9 @@ def guide_folder(folder: Path, line: str) -> Path:
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     for name in ("schema", ".local/share/bash-completion/completions"):
         (folder / name).mkdir(parents=True)
-    if "my-report.toml" in line and "cachesim new" not in line:
-        by_a_shell("cachesim new my-report -o my-report.toml", folder)
+    mine = re.search(r"\b(my-(?:report|chat))\.toml", line)
+    if mine and "cachesim new" not in line:
+        by_a_shell(f"cachesim new {mine[1]} -o {mine[0]}", folder)
     if "why events.jsonl" in line:
         by_a_shell("cachesim compare made:60 -p vllm@0.33.0 --events events.jsonl", folder)
     shutil.copy(ROOT / "docs" / "examples" / "hybrid.log", folder / "server.log")

@@ -2,12 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from cachesim.lab.real.llama_cpp.server import environment_for
 from tests.end_to_end.commands import LATEST, alike, flags_of, not_ended, parse, unproven
-from tests.end_to_end.documented import LEFT_OUT, documented, left_out, runnable
+from tests.end_to_end.documented import LEFT_OUT, documented, guide_folder, left_out, runnable
 from tests.end_to_end.shell import Shell, printed_lines
 
 LINES = [*dict.fromkeys(documented())]
@@ -36,6 +37,18 @@ def test_no_placeholder_is_left_in_what_is_run() -> None:
     run = [runnable(line) for line in LINES if not left_out(line)]
 
     assert [] == [line for line in run if re.search(r"\b[A-Z]{3,}\b|\.\.\.", line)]
+
+
+def test_a_scenario_that_a_guide_writes_is_there_for_each_of_its_commands(tmp_path: Path) -> None:
+    named = re.compile(r"\bmy-\w+\.toml")
+    lines = [line for line in LINES if named.search(line) and "cachesim new" not in line]
+
+    assert lines
+    for number, line in enumerate(lines):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        guide_folder(folder, line)
+        assert [] == [each for each in named.findall(line) if not (folder / each).exists()]
 
 
 def test_a_proof_that_proves_nothing_is_noticed() -> None:
