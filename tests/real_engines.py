@@ -321,9 +321,9 @@ def beside(*, every: bool = False) -> Iterator[Environment]:
     """Environments of the tests that `pytest -m wheel` runs; torch in nightly runs alone."""
     yield KERNELS
     if every:
-        yield from (
-            transformers_environment_for(TRANSFORMERS, serves=each) for each in (False, True)
-        )
+        yield transformers_environment_for(TRANSFORMERS)
+        yield transformers_environment_for(TRANSFORMERS, serves=True)
+        yield transformers_environment_for(TRANSFORMERS, quantises=True)
     for version in compared(SGLANG.real(), every=every):
         yield configuration_of(SGLANG_SCHEDULER.core_of(version))
 

@@ -16,7 +16,7 @@ from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found
 from cachesim.lab.real.transformers.script_worker import APART
-from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn
+from cachesim.lab.real.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
 from cachesim.lab.real.transformers.worker import Worker
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
     ),
 ]
 NIGHTLY = pytest.mark.nightly
+QUANTISING = environment_for(NEWEST, quantises=True)
 ROOT = Path(__file__).parents[2]
 GENERATE = {"generate-cached", "generate-shorter"}
 """`generate` feeds a prompt again whose tokens are all in the cache."""
@@ -113,6 +114,24 @@ def test_a_wrong_result_has_its_cause(
     found = Found(NEWEST)
     play_family(worker, family, {operation: drawn(operation, family, 0)}, "eager", found)
     assert [(verdict, cause)] == [(each.verdict, each.cause) for each in found.cells]
+
+
+@NIGHTLY
+@pytest.mark.skipif(not QUANTISING.is_ready(), reason="optimum-quanto and hqq are not installed")
+@pytest.mark.parametrize("kind", ["quanto", "hqq"])
+def test_a_cache_that_rounds_has_the_verdicts_of_one_that_does_not(kind: str) -> None:
+    worker, found = Worker(QUANTISING.python), Found(NEWEST)
+    names = [each for each in ROUNDED if each.startswith(kind)]
+    exact = [each.replace(kind, "grouped") for each in names]
+    scripts = {each: drawn(each, "llama", 0) for each in (*names, *exact)}
+    play_family(worker, "llama", scripts, "eager", found)
+    worker.close()
+    verdicts = {each.operation: each.verdict for each in found.cells}
+
+    assert ["right", "crash", "right", "right", "wrong", "crash"] == [
+        verdicts[each] for each in names
+    ]
+    assert [verdicts[each] for each in exact] == [verdicts[each] for each in names]
 
 
 @NIGHTLY

@@ -181,6 +181,11 @@ BUGS = {
         "gemma3_text",
         "chunks",
     ),
+    "rounded-twice-as-large": (
+        {"cache_utils.py": {"return qtensor.dequantize()\n": "return qtensor.dequantize() * 2\n"}},
+        "llama",
+        "quanto",
+    ),
     "positions-restarted": (
         {"models/llama/modeling_llama.py": {"device) + past_seen_tokens": "device)"}},
         "llama",

@@ -16,7 +16,14 @@ from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
-from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, shrunk, smaller, text_of
+from cachesim.lab.real.transformers.scripts import (
+    OPERATIONS,
+    ROUNDED,
+    drawn,
+    shrunk,
+    smaller,
+    text_of,
+)
 from cachesim.lab.real.worker_process import WorkerError
 from tests import real_engines
 
@@ -40,13 +47,31 @@ class Stub:
         return answer
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", [*OPERATIONS, *ROUNDED])
 def test_a_script_is_drawn_from_its_seed_and_has_steps_that_the_worker_plays(
     operation: str,
 ) -> None:
     script = drawn(operation, "llama", 0)
     assert script == drawn(operation, "llama", 0)
     assert all(hasattr(Play, f"do_{name}") for name, *_ in script)
+
+
+def test_backends_of_quantised_caches_are_installed_where_their_operations_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+
+    def environment(_: str, *, quantises: bool) -> Any:
+        asked.append(quantises)
+        return SimpleNamespace(ready=Path)
+
+    monkeypatch.setattr(commands, "environment_for", environment)
+    monkeypatch.setattr(commands, "families_of", lambda *_, **__: [])
+    for operation in ([], ["grouped"], ["grouped", "hqq-select"]):
+        commands.real_transformers(operation=operation)
+
+    assert [False, False, True] == asked
+    assert {"optimum-quanto", "hqq"} <= {*environment_for(NEWEST, quantises=True).requirements}
 
 
 def test_scripts_of_another_family_or_seed_are_others() -> None:
@@ -217,7 +242,7 @@ def test_the_newest_release_is_played_beside_the_newest_known_one(
         found.cells.append(cell("a", "crop", verdict, release=found.release))
 
     monkeypatch.setattr(commands, "versions_of", lambda _: ("9.0.0", commands.NEWEST))
-    monkeypatch.setattr(commands, "environment_for", lambda _: SimpleNamespace(ready=Path))
+    monkeypatch.setattr(commands, "environment_for", lambda _, **__: SimpleNamespace(ready=Path))
     monkeypatch.setattr(commands, "families_of", lambda *_, **__: ["a"])
     monkeypatch.setattr(commands, "play_family", play)
     assert status == commands.real_transformers(newest=True)
@@ -289,9 +314,8 @@ def test_continuous_batching_before_5_21_gets_what_tells_the_memory_of_a_cpu() -
     assert "psutil" not in environment_for("5.21.0").requirements
 
 
-def test_a_night_sets_up_both_environments_of_the_newest_release() -> None:
-    wanted = {environment_for(NEWEST, serves=each).name for each in (False, True)}
-    assert {f"transformers-{NEWEST}", f"transformers-serve-{NEWEST}"} == wanted
+def test_a_night_sets_up_each_environment_of_the_newest_release() -> None:
+    wanted = {f"transformers{each}-{NEWEST}" for each in ("", "-serve", "-quantised")}
     assert wanted <= {each.name for each in real_engines.beside(every=True)}
     assert not wanted & {each.name for each in real_engines.beside()}
 
@@ -305,7 +329,7 @@ def test_each_cause_has_an_operation_that_shows_it_and_those_alone_are_played(
         played.update((family, operation) for operation in scripts)
 
     known = [family for family, _ in SHOWN]
-    monkeypatch.setattr(commands, "environment_for", lambda _: SimpleNamespace(ready=Path))
+    monkeypatch.setattr(commands, "environment_for", lambda _, **__: SimpleNamespace(ready=Path))
     monkeypatch.setattr(commands, "families_of", lambda _, __, wanted, **___: wanted or known)
     monkeypatch.setattr(commands, "play_family", play)
     assert 0 == commands.real_transformers(causes=True)

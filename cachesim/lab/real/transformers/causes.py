@@ -183,7 +183,7 @@ CAUSES: Final = (
         "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by QuantizedLayer",
         "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
         "#45510 (closed) would override it; #48700 is about `reorder_cache` and `reset`.",
-        operations=("grouped", "fp8"),
+        operations=("grouped", "fp8", "quanto", "hqq"),
         shown=("llama", "grouped-select"),
     ),
     Cause(

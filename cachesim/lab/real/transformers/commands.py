@@ -24,7 +24,14 @@ from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes
 from cachesim.lab.real.transformers.scenarios import STAGE
-from cachesim.lab.real.transformers.scripts import OPERATIONS, Script, drawn, shrunk, text_of
+from cachesim.lab.real.transformers.scripts import (
+    OPERATIONS,
+    ROUNDED,
+    Script,
+    drawn,
+    shrunk,
+    text_of,
+)
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
@@ -69,7 +76,8 @@ def real_transformers(
     family
         Families to play; all if left out.
     operation
-        Operations to play; all if left out.
+        Operations to play; all if left out, but those of quanto and hqq, whose packages are
+        installed the first time that one is named.
     causes
         Play one operation of each known cause of a wrong answer, and no others.
     attention
@@ -116,7 +124,10 @@ def real_transformers(
         release = (NEWEST, found_there)
     if changed is not None:
         release = release or (changed.release,)
-    environments = {name: environment_for(name) for name in release or (NEWEST,)}
+    quantises = any(each in ROUNDED for each in operation)
+    environments = {
+        name: environment_for(name, quantises=quantises) for name in release or (NEWEST,)
+    }
     if batches or layers or settings:
         return beside_simulated(environments, seed, 0 if settings else batches, layers)
     results = None if output is None else Output.at(output, "--output", ROWS)
@@ -132,9 +143,10 @@ def real_transformers(
 
 def check_names(operations: Sequence[str], attention: str) -> None:
     """Refuse unknown operations and attention."""
-    unknown = [each for each in operations if each not in OPERATIONS]
+    known = [*OPERATIONS, *ROUNDED]
+    unknown = [each for each in operations if each not in known]
     if unknown:
-        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(OPERATIONS)}"
+        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(known)}"
         raise OptionError(msg)
     if attention not in ("eager", "sdpa"):
         msg = f"--attention {attention} is unknown; write eager or sdpa"

@@ -161,3 +161,15 @@ def give_mtp(model: Real) -> bool:
 
     layers.MtpModel.from_pretrained = made
     return True
+
+
+def assistant_of(model: Real) -> Real:
+    """A copy of a model that is right now and then."""
+    torch: Any = importlib.import_module("torch")
+    helper = copy.deepcopy(model)
+    for weight in helper.parameters():
+        source = torch.Generator().manual_seed(3)
+        weight.add_(torch.randn(weight.shape, generator=source).to(weight) * 0.05)
+    helper.generation_config.num_assistant_tokens = 4
+    helper.generation_config.assistant_confidence_threshold = 0.0
+    return helper

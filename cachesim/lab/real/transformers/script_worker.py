@@ -4,7 +4,8 @@ A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a m
 model; a line {"fields", "layers", "results"} goes out. A script is a list of steps, each with its
 arguments:
 
-    ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised
+    ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised;
+                            "quanto", "hqq": rounded, with ["near"] to compare keys in the end
     ["encoder", 7]          so many encoder states, which each call is given
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
@@ -74,6 +75,7 @@ SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
 CHANGES = ("crop", "try", "reset", "fork", "reorder", "select", "repeat")
+ROUNDED = ("quanto", "hqq")
 KEYS = ("past_key_values", "cache_params", "cache")  # the last since 5.24
 
 METHODS = {
@@ -138,6 +140,7 @@ class Play:
         self.rows: list[Real] = [torch.zeros(1, 0, dtype=torch.long)]  # tokens of each, unpadded
         self.widths = 0  # of the batch, with padding
         self.cache: Real = None
+        self.replay: Real = None  # of a cache that rounds
         self.recording = False
         self.encoded: dict[str, Any] = {}  # states of an encoder, which each call is given
         self.drawn = 0
@@ -194,19 +197,25 @@ class Play:
         if kind in ("fp8", "grouped") and DYNAMIC not in self.remedies:
             changes: Any = importlib.import_module("patches_worker")
             return changes.quantised(config, kind)
+        if kind in ROUNDED and DYNAMIC not in self.remedies:
+            return importlib.import_module("rounded_worker").cache(config, kind)
         return library.DynamicCache(config=config)
 
     def do_cache(self, kind: str) -> None:
+        if kind in ROUNDED:
+            self.replay = importlib.import_module("rounded_worker").Replay(self, kind)
         self.cache = self.new(kind)
+
+    def do_near(self) -> None:
+        """The first layer's keys are off by no more than a rounding."""
+        if not self.replay.is_near():
+            self.gap = self.uncached_gap = INFINITE
 
     def do_encoder(self, count: int) -> None:
         """States of an encoder: drawn ones, the same in each call."""
         inspect: Any = importlib.import_module("inspect")
         config = self.model.config
-        size = next(
-            (getattr(config, each) for each in ("hidden_size", "d_model") if hasattr(config, each)),
-            0,
-        )
+        size = getattr(config, "hidden_size", None) or getattr(config, "d_model", 0)
         if "encoder_hidden_states" not in inspect.signature(self.model.forward).parameters:
             msg = f"{type(self.model).__name__} takes no encoder_hidden_states"
             raise AbsentError(msg)
@@ -351,7 +360,10 @@ class Play:
         return self.cold_model(ids, use_cache=False, **self.encoded).logits
 
     def _compare(self, got: Real, count: int) -> None:
-        cold = torch.cat([self.cold(row)[:, -count:] for row in self.rows])
+        if self.replay is None:
+            cold = torch.cat([self.cold(row)[:, -count:] for row in self.rows])
+        else:
+            cold = self.replay.cold(count)
         if self._measure(got, cold):
             given = self._batching(self.widths, self.widths)
             if "attention_mask" not in given:
@@ -378,7 +390,7 @@ class Play:
 
     def _first_difference(self) -> str:
         """The first layer whose content is not that of a new cache after the same tokens."""
-        if len({row.shape[1] for row in self.rows}) > 1 or self.cache is None:
+        if len({row.shape[1] for row in self.rows}) > 1 or self.cache is None or self.replay:
             return ""
         mine, self.cache = self.cache, self.new("dynamic")
         fresh = self.cache
@@ -536,6 +548,7 @@ class Play:
                 return
 
     def _manner(self, how: str) -> dict[str, Any]:
+        changes: Any = importlib.import_module("patches_worker")
         if how == "beams":
             return {"num_beams": 3, "output_scores": True}
         manner: dict[str, Any] = {"output_logits": True}
@@ -543,12 +556,9 @@ class Play:
             manner["prefill_chunk_size"] = 1 if SINGLY in self.remedies else 5
         elif how in ("static", "offloaded") and UNLIMITED in self.remedies:
             manner[self.key] = self.new("dynamic")
-        elif how == "static" and DYNAMIC not in self.remedies:
-            manner["cache_implementation"] = "static"
-        elif how == "offloaded" and DYNAMIC not in self.remedies:
-            manner["cache_implementation"] = "offloaded"
+        elif how in ("static", "offloaded") and DYNAMIC not in self.remedies:
+            manner["cache_implementation"] = how
         elif how == "mtp":
-            changes: Any = importlib.import_module("patches_worker")
             if not changes.give_mtp(self.model):
                 msg = "no num_mtp_layers"
                 raise AbsentError(msg)
@@ -556,18 +566,8 @@ class Play:
         elif how == "lookup":
             manner |= {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
         elif how == "assisted":
-            manner["assistant_model"] = self._assistant()
+            manner["assistant_model"] = changes.assistant_of(self.model)
         return manner
-
-    def _assistant(self) -> Real:
-        """A model that is right now and then."""
-        helper = copy.deepcopy(self.model)
-        for weight in helper.parameters():
-            source = torch.Generator().manual_seed(3)
-            weight.add_(torch.randn(weight.shape, generator=source).to(weight) * 0.05)
-        helper.generation_config.num_assistant_tokens = 4
-        helper.generation_config.assistant_confidence_threshold = 0.0
-        return helper
 
     def _greedy(self, ids: Real) -> tuple[Real, Real]:
         logits = []

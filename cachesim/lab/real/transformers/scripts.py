@@ -52,6 +52,11 @@ def _quantised(kind: str, step: Step, rng: Random) -> Script:
     return [*script, *([step] if step else []), *_feeds(rng, 1, 6, 2)]
 
 
+def _rounded(kind: str, step: Step, rng: Random) -> Script:
+    """The same; in the end, keys are compared with exact ones."""
+    return [*_quantised(kind, step, rng), ["near"]]
+
+
 _QUANTISED_STEPS: Final[Mapping[str, Step]] = {
     "": [],
     "-crop": ["crop", -1],
@@ -121,10 +126,18 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "paged-together": lambda rng: [["packed", *(rng.randint(9, 26) for _ in range(4))]],
 }
 
+ROUNDED: Final[Mapping[str, Callable[[Random], Script]]] = {
+    f"{kind}{name}": partial(_rounded, kind, step)
+    for kind in ("quanto", "hqq")
+    for name, step in _QUANTISED_STEPS.items()
+}
+"""Operations on quantised caches whose backends are further packages: played where named."""
+
 
 def drawn(operation: str, family: str, seed: int) -> Script:
     """The script of an operation on a family."""
-    return OPERATIONS[operation](Random(f"{seed} {family} {operation}"))
+    draw = OPERATIONS.get(operation) or ROUNDED[operation]
+    return draw(Random(f"{seed} {family} {operation}"))
 
 
 def smaller(script: Script) -> Iterator[Script]:
