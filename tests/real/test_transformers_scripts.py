@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,24 @@ def test_results_are_counted_and_families_without_results_are_named(
     assert "a cold run depends on later tokens: c" in printed
     assert "not built: b: KeyError: 'x'" in printed
     assert "not built: d: the process ended" in printed
+
+
+def test_two_families_are_played_at_once_and_results_have_the_families_order() -> None:
+    both = Barrier(2, timeout=60)
+
+    class Waiting(Stub):
+        def order(self, wanted: Mapping[str, Any]) -> Any:
+            if wanted["family"] in "ab":
+                both.wait()  # until the other one is played, too
+            return super().order(wanted)
+
+    result = {"verdict": "right", "gap": 0.0, "place": ""}
+    answers = {each: {"causal": True, "results": [result]} for each in "abce"} | {"d": None}
+    workers: Any = [Waiting(answers), Waiting(answers)]
+    found = Found("5.23.0")
+    commands.play_families(workers, {each: {"crop": SCRIPT} for each in "abcde"}, "eager", found)
+    assert [*"abce"] == [each.family for each in found.cells]
+    assert {"d": "the process ended"} == found.unbuilt
 
 
 def test_the_smallest_script_is_printed_with_its_place(

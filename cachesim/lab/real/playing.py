@@ -152,10 +152,11 @@ def comparing(command: Callable[P, int]) -> Callable[P, int]:
     return or_not
 
 
-def watched(parts: Sequence[T]) -> Iterable[T]:
-    """The parts of a comparison, with a progress bar."""
+def watched(parts: Iterable[T], count: int | None = None) -> Iterable[T]:
+    """The parts of a comparison, with a progress bar; `count`: how many, if they have no length."""
     beside = console(stderr=True)
-    return track(parts, console=beside, transient=True, disable=not beside.is_terminal)
+    hidden = not beside.is_terminal
+    return track(parts, total=count, console=beside, transient=True, disable=hidden)
 
 
 def table_of_numbers(title: str, name: str, *heads: str) -> Table:

@@ -2,10 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
@@ -37,6 +39,8 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 ROWS: Final = b'{"release"'
+PROCESSES: Final = 2
+"""Families that are played at once."""
 
 
 @comparing
@@ -177,38 +181,41 @@ class Playing(NamedTuple):
                 newest = f"a changed copy of {name}"
                 pythons[newest] = copies.enter_context(changed.python(environment))
             for name, python in pythons.items():
-                worker = Worker(python)
+                workers = [Worker(python) for _ in range(PROCESSES)]
                 try:
-                    releases.append(self._release(worker, name, needed=name == newest))
+                    releases.append(self._release(workers, name, needed=name == newest))
                     if self.reports is not None and len(releases) == len(pythons):
                         for path in write_reports(
-                            self.reports, worker, python, releases, self.attention
+                            self.reports, workers[0], python, releases, self.attention
                         ):
                             console().print(f"{path}", markup=False, soft_wrap=True)
                 finally:
-                    worker.close()
+                    for each in workers:
+                        each.close()
                 if results is not None:
                     cells = [each for found in releases for each in found.cells]
                     results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
         return releases
 
-    def _release(self, worker: Worker, name: str, *, needed: bool) -> Found:
+    def _release(self, workers: Sequence[Worker], name: str, *, needed: bool) -> Found:
         """The results of a release; `needed`: it has to know the families."""
         found, began = Found(name), time.monotonic()
         wanted = self.families or (sorted({each for each, _ in SHOWN}) if self.causes else ())
-        for each in families_of(worker, found, wanted, needed=needed):
-            scripts = {
+        scripts = {
+            each: {
                 one: drawn(one, each, self.seed)
                 for one in self.operations
                 if not self.causes or (each, one) in SHOWN
             }
-            play_family(worker, each, scripts, self.attention, found)
+            for each in families_of(workers[0], found, wanted, needed=needed)
+        }
+        play_families(workers, scripts, self.attention, found)
         minutes = (time.monotonic() - began) / 60
         how = f"{self.attention}, seed {self.seed}, {minutes:.1f} minutes"
         show(found, f"transformers {name}, {how}")
         wrong = [each for each in found.cells if each.verdict == "wrong"]
         for cell in wrong[: self.shrink]:
-            show_smallest(worker, cell, self.attention)
+            show_smallest(workers[0], cell, self.attention)
         return found
 
 
@@ -232,9 +239,7 @@ def beside_simulated(
     )
 
 
-def families_of(
-    worker: Worker, found: Found, wanted: Sequence[str], *, needed: bool
-) -> Iterable[str]:
+def families_of(worker: Worker, found: Found, wanted: Sequence[str], *, needed: bool) -> list[str]:
     """The wanted families of a release, or all; one where they are not needed may lack some."""
     known = worker.order({"families": True})
     missing = [each for each in wanted if each not in known]
@@ -242,7 +247,33 @@ def families_of(
         msg = f"--family {missing[0]} is no decoder of transformers {found.release}"
         raise OptionError(msg)
     found.unbuilt = dict.fromkeys(missing, f"not in {found.release}")
-    return watched([each for each in wanted or known if each not in missing])
+    return [each for each in wanted or known if each not in missing]
+
+
+def play_families(
+    workers: Sequence[Worker],
+    scripts: Mapping[str, Mapping[str, Script]],
+    attention: str,
+    found: Found,
+) -> None:
+    """Play each family on the next idle worker; results are in the order of the families."""
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for each in workers:
+        idle.put(each)
+
+    def play(family: str) -> Found:
+        part, worker = Found(found.release), idle.get()
+        try:
+            play_family(worker, family, scripts[family], attention, part)
+        finally:
+            idle.put(worker)
+        return part
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        for part in watched(pool.map(play, scripts), len(scripts)):
+            found.cells += part.cells
+            found.unbuilt |= part.unbuilt
+            found.not_causal += part.not_causal
 
 
 def play_family(
