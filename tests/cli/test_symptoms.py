@@ -26,9 +26,9 @@ FRESH: Final = Path(__file__).with_name("symptoms_fresh.csv")
 queries whose reports got no scenario, before the ranking was looked at."""
 
 LEAST: Final = {
-    "first": 19,
+    "first": 21,
     "in three": 26,
-    "not tuned on, first": 37,
+    "not tuned on, first": 38,
     "not tuned on, in three": 49,
     "fresh, first": 15,
     "fresh, in three": 17,
