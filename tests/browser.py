@@ -467,7 +467,7 @@ def violations(tab: Any, axe: str | None) -> list[str]:
     if axe is None:
         return []
     tab.evaluate(axe)
-    found = tab.evaluate("axe.run()")["violations"]
+    found = tab.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
     return [
         f"axe {each['id']}: {node['target']} {node['failureSummary'].splitlines()[-1].strip()}"
         for each in found

@@ -17,13 +17,14 @@ from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import WindowPair, parts_of
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.server_context import ServerContext, budget_left
+from cachesim.engines.llamacpp.server_context import ServerContext, apply_lora, budget_left
 from cachesim.engines.llamacpp.slot import EMBEDDED, Slot, SlotState, TaskKind
-from cachesim.engines.tokens import LONGEST, Rope, as_rope
+from cachesim.engines.tokens import LONGEST, as_rope
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token
 
 # Tokens put into a memory without a network: whole runs, and many steps of known replies, at once.
+# Known replies also go through a network at once where `limit_turns` allows it (ring arithmetic).
 #
 #     seq 0   [ held ........... )[ count new tokens )
 #             0                  start
@@ -142,34 +143,64 @@ def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
 def pass_over_replies(server: ServerContext) -> None:
     """Run all steps at once that only append known tokens."""
     target = server.contexts.target
-    if target.computes or server.may_draft or server.queue:
+    if server.may_draft or server.queue:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)
     turns = min(turns, server.most_turns)
+    if target.computes:
+        turns = min(turns, server.n_batch // max(len(busy), 1))
     if turns < 2:
         return
     runs = [Advance(int(slot.id), int(slot.prompt.n_tokens), turns) for slot in busy]
-    if not advance(target, runs, piece=1):
+    if target.computes:
+        if not _decode_replies(server, busy, runs):
+            return
+    elif not advance(target, runs, piece=1):
         return
-    row = target.logits(0)
-    for slot in busy:
-        reply = as_rope(slot.running.params.reply) or Rope()
+    for at, slot in enumerate(busy):
+        reply: Sequence[Token] = slot.running.params.reply or ()
         first = slot.n_decoded
         slot.prompt.tokens += [slot.sampled]
         slot.prompt.tokens += reply[first : first + turns - 1]
         slot.generated += reply[first : first + turns]
-        slot.rows += [row] * turns
+        slot.rows += [target.logits(at * turns + row) for row in range(turns)]
         slot.sampled = slot.generated[-1]
     slots = tuple(int(slot.id) for slot in busy)
     server.emit(BatchDecoded(n_tokens=turns * len(busy), slots=slots))
 
 
+def _decode_replies(server: ServerContext, busy: list[Slot], runs: list[Advance]) -> bool:
+    """Decode known tokens of all busy slots as one batch; False if they need a step each.
+
+    In ring arithmetic a token's logits and states do not depend on the batch it is decoded in.
+    """
+    target = server.contexts.target
+    attention, recurrent = parts_of(target.memory)
+    if isinstance(attention, WindowPair) or any(slot.lora != busy[0].lora for slot in busy):
+        return False
+    if attention is not None and (
+        attention.mask.kind != "none" or not _has_room(attention.streams, runs)
+    ):
+        return False
+    if recurrent is not None and not _is_plain(recurrent, runs):
+        return False
+    parts = []
+    for run, slot in zip(runs, busy, strict=True):
+        known = slot.running.params.reply or ()
+        tokens = [slot.sampled, *known[slot.n_decoded : slot.n_decoded + run.count - 1]]
+        parts.append(Run(run.seq, run.start, tokens, output=True).batch(0, run.count))
+    apply_lora(server, busy[0].lora)
+    target.all_outputs = False
+    return target.decode(Batch.joined(parts)) == 0
+
+
 def _turns(server: ServerContext, slot: Slot) -> int:
     if slot.state is not SlotState.GENERATING or slot.draft:
         return 0
-    left = budget_left(server, slot)
-    if left is None or as_rope(slot.running.params.reply) is None:
+    left, reply = budget_left(server, slot), slot.running.params.reply
+    computes = server.contexts.target.computes
+    if left is None or reply is None or (not computes and as_rope(reply) is None):
         return 0
     return min(left, slot.n_ctx - 1 - slot.prompt.n_tokens) - 1
 

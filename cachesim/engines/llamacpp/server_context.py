@@ -61,7 +61,7 @@ class ServerContext:
     n_empty_consecutive: int = 0
     given_up: list[Ticket] = field(default_factory=list)  # calls whose reply was an error
     next_task: int = 0
-    most_turns: int = 1 << 30  # maximum decode steps run as one
+    most_turns: int = field(init=False)  # maximum decode steps run as one
     n_batch: int = field(init=False)  # the options', stored for speed
     n_ubatch: int = field(init=False)
     is_exact: bool = field(init=False)  # a state is usable only at the position it was saved at
@@ -72,6 +72,7 @@ class ServerContext:
     def __post_init__(self) -> None:
         options = self.options
         self.n_batch, self.n_ubatch = options.n_batch, options.n_ubatch
+        self.most_turns = 1 if self.contexts.target.computes else 1 << 30
         self.is_exact = self.seq_rm_type in {SeqRm.FULL, SeqRm.RS}
         self.shifts_context = options.context_shift and self.can_shift
         ngrams = options.maps_ngrams or options.spec_type == CACHED

@@ -7,6 +7,8 @@ work together where the times are known: these are launched before the first of 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, Protocol
 
 from cachesim.engines import FAMILIES
@@ -14,7 +16,7 @@ from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.engines.tokens import Rope
+from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload
@@ -54,6 +56,7 @@ def wrong_answers(
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
     engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
+    engine.limit_turns(MOST_TURNS)
     oracle = Oracle(engine.network)
     tickets: dict[int, Ticket] = {}
     wrong = 0
@@ -98,7 +101,12 @@ def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
 
 def numbered(rope: Rope) -> Tokens:
     """The tokens of a rope as vocabulary ids, equal for equal places of a text."""
-    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in rope)
+    return tuple(chain.from_iterable(_numbered_run(run) for run in rope.runs))
+
+
+@lru_cache(maxsize=256)  # the requests of a log are played with many settings
+def _numbered_run(run: Run) -> Tokens:
+    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in Rope([run]))
 
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
