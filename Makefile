@@ -58,6 +58,7 @@ nightly: $(VENV)/.check      ## each real engine, the same on a thousand new log
 	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
+	@$(BIN)/python -m tests.browser --every
 	@$(BIN)/python -m tests.playground --every
 	@$(BIN)/python -m tests.site_pages --every
 	@for each in lmcache mlx sglang vllm; do $(BIN)/python -m examples.$$each || exit 1; done
