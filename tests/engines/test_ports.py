@@ -40,7 +40,7 @@ OURS: Final = frozenset(
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
         # forced replies and options
-        "_advance", "_pieces", "_put", "pass_over_replies", "context_params",
+        "_advance", "_pieces", "_put", "pass_over_replies", "_decode_replies", "context_params",
         # shortcuts; a property holds each to what it stands for
         "_lay_out", "parts_of", "_set_bits", "SequenceView",
         "hash_set_order", "_usable_cells", "fill_straight", "Run",
