@@ -1,12 +1,9 @@
-"""The scripts that write the documentation are no package: their folder goes on the path."""
+"""The site that tests read where it is built."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 SITE = "CACHESIM_SITE"
 """An environment variable: the folder of a site that `tests.site_pages` has built."""

@@ -135,6 +135,18 @@ def test_a_cache_that_rounds_has_the_verdicts_of_one_that_does_not(kind: str) ->
 
 
 @NIGHTLY
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_request_that_waits_in_the_memory_of_the_cpu_has_the_cold_answer(
+    worker: Worker, family: str
+) -> None:
+    found, name = Found(NEWEST), "paged-offloaded"
+    play_family(worker, family, {name: drawn(name, family, 0)}, "eager", found)
+    assert ["right"] == [each.verdict for each in found.cells]
+    play_family(worker, family, {name: [["offloaded", 3]]}, "eager", found)
+    assert 1 == len(found.cells)  # all requests have room, so that nothing is told
+
+
+@NIGHTLY
 def test_a_report_has_a_program_that_runs_in_the_release(worker: Worker, tmp_path: Path) -> None:
     found, operations = Found(NEWEST), ("tokens", "select")
     scripts = {each: drawn(each, "bamba", 0) for each in operations}

@@ -186,6 +186,15 @@ BUGS = {
         "llama",
         "quanto",
     ),
+    "offloaded-blocks-lost": (
+        {
+            "generation/continuous_batching/offloading_manager.py": {
+                "index_copy_(0, gpu_ids, staging)": "index_copy_(0, gpu_ids, staging * 0)"
+            }
+        },
+        "llama",
+        "paged-offloaded",
+    ),
     "positions-restarted": (
         {"models/llama/modeling_llama.py": {"device) + past_seen_tokens": "device)"}},
         "llama",
@@ -202,8 +211,12 @@ BUGS = {
     ],
 )
 def test_a_bug_planted_in_a_copy_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bug: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    bug: str,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     edits, family, operation = BUGS[bug]
     library = copied(NEWEST, tmp_path / "transformers", edits)
     changed = f"a changed copy of {NEWEST}"

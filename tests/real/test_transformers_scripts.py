@@ -18,8 +18,8 @@ from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import (
+    NAMED,
     OPERATIONS,
-    ROUNDED,
     drawn,
     shrunk,
     smaller,
@@ -48,7 +48,7 @@ class Stub:
         return answer
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, *ROUNDED])
+@pytest.mark.parametrize("operation", [*OPERATIONS, *NAMED])
 def test_a_script_is_drawn_from_its_seed_and_has_steps_that_the_worker_plays(
     operation: str,
 ) -> None:

@@ -27,6 +27,7 @@ from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes
 from cachesim.lab.real.transformers.scenarios import STAGE
 from cachesim.lab.real.transformers.scripts import (
+    NAMED,
     OPERATIONS,
     ROUNDED,
     Script,
@@ -81,7 +82,7 @@ def real_transformers(
         Families to play; all if left out.
     operation
         Operations to play; all if left out, but those of quanto and hqq, whose packages are
-        installed the first time that one is named.
+        installed the first time that one is named, and paged-offloaded.
     causes
         Play one operation of each known cause of a wrong answer, and no others.
     attention
@@ -147,7 +148,7 @@ def real_transformers(
 
 def check_names(operations: Sequence[str], attention: str) -> None:
     """Refuse unknown operations and attention."""
-    known = [*OPERATIONS, *ROUNDED]
+    known = [*OPERATIONS, *NAMED]
     unknown = [each for each in operations if each not in known]
     if unknown:
         msg = f"--operation {unknown[0]} is unknown; there are {', '.join(known)}"

@@ -1,8 +1,7 @@
 """Runs scripts of cache operations on a release's models; a process of its own.
 
 A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a module registers the
-model; a line {"fields", "layers", "results"} goes out. A script is a list of steps, each with its
-arguments:
+model; a line {"fields", "layers", "results"} goes out. A script is a list of steps:
 
     ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised;
                             "quanto", "hqq": rounded, with ["near"] to compare keys in the end
@@ -15,7 +14,8 @@ arguments:
     ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens (0: none, below:
                             a shorter prompt); the last step may have another manner, no cache
     ["batch", 14, 9, 5]     `generate` on prompts with padding on the left
-    ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix
+    ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix;
+                            "offloaded": the same with too few blocks
 
 Cold is the same model's `use_cache=False` over all tokens of each row, without padding. The first
 of the REMEDIES that makes a wrong script right is its cause, unless a call without a cache differs.
@@ -29,7 +29,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -195,8 +195,7 @@ class Play:
                 library.DynamicCache(config=config), library.DynamicCache(config=config)
             )
         if kind in ("fp8", "grouped") and DYNAMIC not in self.remedies:
-            changes: Any = importlib.import_module("patches_worker")
-            return changes.quantised(config, kind)
+            return importlib.import_module("patches_worker").quantised(config, kind)
         if kind in ROUNDED and DYNAMIC not in self.remedies:
             return importlib.import_module("rounded_worker").cache(config, kind)
         return library.DynamicCache(config=config)
@@ -516,20 +515,26 @@ class Play:
                 ids = tokens(20, max(lengths))[:, :length]
                 self._measure_tokens(ids, manager.tokens_of(manager.add(ids)))
 
-    def do_packed(self, *lengths: int) -> None:
+    def do_packed(self, *lengths: int, scarce: bool = False) -> None:
         """Prompts that have nothing in common, all at once, so that they share batches."""
         prompts = [tokens(20 + row, length) for row, length in enumerate(lengths)]
-        with self._batching_continuously() as manager:
+        with self._batching_continuously(scarce=scarce) as manager:
             names = [manager.add(ids) for ids in prompts]
             for ids, name in zip(prompts, names, strict=True):
                 self._measure_tokens(ids, manager.tokens_of(name))
-
-    def _batching_continuously(self) -> Real:
-        paged: Any = importlib.import_module("paged_worker")
-        if not paged.is_there():
-            msg = "no ContinuousBatchingConfig"
+        if scarce and not manager.moved:
+            msg = "no request was offloaded"
             raise AbsentError(msg)
-        return paged.manager(copy.deepcopy(self.model), NEW, sharing=UNSHARED not in self.remedies)
+
+    do_offloaded = partialmethod(do_packed, scarce=True)
+
+    def _batching_continuously(self, *, scarce: bool = False) -> Real:
+        paged: Any = importlib.import_module("paged_worker")
+        if not paged.is_there(offloads=scarce):
+            msg = "no ContinuousBatchingConfig, or none that offloads"
+            raise AbsentError(msg)
+        how = {"sharing": UNSHARED not in self.remedies, "scarce": scarce}
+        return paged.manager(copy.deepcopy(self.model), NEW, **how)
 
     def _measure_tokens(self, ids: Real, got: list[int]) -> None:
         """The first other token is as wrong as the cold logits prefer theirs to it."""
@@ -540,8 +545,8 @@ class Play:
             raise AssertionError(msg)
         for at, (mine, theirs) in enumerate(zip(got, cold, strict=True)):
             if mine != theirs:
-                margin = float((logits[0, at, theirs] - logits[0, at, mine]) / logits.std())
-                self.gap = max(self.gap, margin)
+                margin = (logits[0, at, theirs] - logits[0, at, mine]) / logits.std()
+                self.gap = max(self.gap, float(margin))
                 plain = self.generate(self.cold_model, ids, use_cache=False).sequences
                 if got != plain[0, -NEW:].tolist():
                     self.uncached_gap = INFINITE
@@ -641,7 +646,9 @@ class Family:
             library: Any = importlib.import_module("transformers")
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
             module = inspect.getmodule(type(self.model))
-            if held is None and any("Cache" in each for each in classes_of(module)):
+            classes = (each for each in vars(module).values() if isinstance(each, type))
+            own = (each.__name__ for each in classes if each.__module__ == module.__name__)
+            if held is None and any("Cache" in each for each in own):
                 msg = f"{type(self.model).__name__} makes no cache where it is given none"
                 raise AbsentError(msg)
             kinds = (library.DynamicCache, library.EncoderDecoderCache)
@@ -704,13 +711,6 @@ class Family:
         if steps & {"paged", "packed"} and not self.positions:
             return "positions of its own, which do not follow those of the packed prompts"
         return ""
-
-
-def classes_of(module: Real) -> Iterator[str]:
-    """The classes that a module defines."""
-    for name, value in vars(module).items():
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            yield name
 
 
 def limited(call: Callable[[], T]) -> T:

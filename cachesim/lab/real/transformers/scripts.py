@@ -131,12 +131,21 @@ ROUNDED: Final[Mapping[str, Callable[[Random], Script]]] = {
     for kind in ("quanto", "hqq")
     for name, step in _QUANTISED_STEPS.items()
 }
-"""Operations on quantised caches whose backends are further packages: played where named."""
+"""Operations on quantised caches whose backends are further packages."""
+
+NAMED: Final[Mapping[str, Callable[[Random], Script]]] = {
+    **ROUNDED,
+    "paged-offloaded": lambda rng: [["offloaded", *(rng.randint(11, 14) for _ in range(6))]],
+}
+"""Operations that are played where they are named: what they need is not in each environment.
+
+Offloading needs pinned memory, and thus an accelerator; here it is played without the pin.
+"""
 
 
 def drawn(operation: str, family: str, seed: int) -> Script:
     """The script of an operation on a family."""
-    draw = OPERATIONS.get(operation) or ROUNDED[operation]
+    draw = OPERATIONS.get(operation) or NAMED[operation]
     return draw(Random(f"{seed} {family} {operation}"))
 
 
