@@ -1,5 +1,6 @@
 """Scripts of cache operations on Transformers' models: drawn, played and reduced without torch."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,14 @@ from cachesim.lab.real.transformers import worker as worker_module
 from cachesim.lab.real.transformers.causes import CAUSES, SHOWN, cause_of
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
-from cachesim.lab.real.transformers.results import Cell, Found, show, show_causes, show_changes
+from cachesim.lab.real.transformers.results import (
+    LIMITS,
+    Cell,
+    Found,
+    show,
+    show_causes,
+    show_changes,
+)
 from cachesim.lab.real.transformers.script_worker import Play
 from cachesim.lab.real.transformers.scripts import (
     NAMED,
@@ -180,7 +188,16 @@ def test_wrong_results_are_listed_by_what_makes_them_right_and_crashes_by_their_
         "crash KeyError: n 2 pad a, b",
         "wrong not known 1 fork b",
         "limit is_croppable is False 1 crop a",
-    ] == rows[1:]
+    ] == rows[1:5]
+    documented = "limit, is_croppable is False: documented by Cache.is_croppable in cache_utils.py"
+    assert " ".join(rows[5:]).startswith(documented)
+
+
+def test_each_limit_of_a_script_has_its_documentation_or_a_reason() -> None:
+    source = worker_module.WORKER.read_text(encoding="utf-8")
+    told = re.findall(r'"limit", "cause": "([^"]+)"|self\.limit = "([^"]+)"', source)
+
+    assert {*LIMITS} == {one or other for one, other in told}
 
 
 def test_results_that_change_are_listed_with_the_releases_in_which_they_do(

@@ -14,6 +14,16 @@ from cachesim.lab.real.transformers.scripts import Script
 
 VERDICTS: Final = ("right", "wrong", "limit", "unclear", "refused", "crash")
 NUMBER: Final = re.compile(r"\d+")
+UNCACHED: Final = "not the cache's: calls without one give other logits than cold runs, too"
+LIMITS: Final = {
+    "is_croppable is False": (
+        "documented by Cache.is_croppable in cache_utils.py, which says whether `crop` can put a "
+        "cache back as it was"
+    ),
+    "the same without a cache": UNCACHED,
+    "padding changes it without a cache too": UNCACHED,
+}
+"""Where each limit is documented, or why it is none of the cache's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,9 @@ def show_causes(found: Found) -> None:
         families = _listed(each.family for each in cells)
         table.add_row(verdict, cause or "not known", str(len(cells)), operations, families)
     console().print(table)
+    for verdict, cause in by_cause:
+        if verdict == "limit":
+            console().print(f"limit, {cause}: {LIMITS[cause]}", markup=False)
 
 
 def normal(error: str) -> str:
