@@ -56,8 +56,8 @@ def _offloading() -> Iterator[list[Real]]:
     empty, kind = torch.empty, offloading.OffloadingManager
     offload, moved = kind._offload_to_cpu, list[Real]()
 
-    def unpinned(*given: Real, pin_memory: bool = False, **by: Real) -> Real:  # noqa: ARG001
-        return empty(*given, **by)
+    def unpinned(*given: Real, **by: Real) -> Real:
+        return empty(*given, **{name: each for name, each in by.items() if name != "pin_memory"})
 
     def noted(self: Real, *given: Real) -> Real:
         found: Real = offload(self, *given)
