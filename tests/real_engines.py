@@ -60,17 +60,20 @@ from tests.wrong_answers import (
 )
 
 SEED: Final = 20261120
-WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely
-WORKLOADS_BETWEEN: Final = 6  # per release between them; `cachesim real llama.cpp` plays more
+WORKLOADS: Final = 20  # per release of llama.cpp that is looked at closely
+WORKLOADS_BETWEEN: Final = 3  # per release between them; `cachesim real llama.cpp` plays more
+TIMES: Final = 2
+"""So many times as many drawn workloads in `make nightly`."""
+
 PATIENCE: Final = 20.0
 """Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
 BINDING_WORKLOADS: Final = 10  # per preset
 PROMPTS: Final = 10  # per preset
-MLX_SEQUENCES: Final = 60  # per release of mlx-lm that is looked at closely
-MLX_SEQUENCES_BETWEEN: Final = 10  # per release between them
-SCHEDULED: Final = 60  # on the oldest and the newest scheduler of vLLM and SGLang
-AT_ONCE: Final = 16
-"""Workloads of agents, of asynchronous scheduling and of mixed chunks: one of each kind or so."""
+MLX_SEQUENCES: Final = 30  # per release of mlx-lm that is looked at closely
+MLX_SEQUENCES_BETWEEN: Final = 5  # per release between them
+SCHEDULED: Final = 30  # on the oldest and the newest scheduler of vLLM and SGLang
+AT_ONCE: Final = 8
+"""Workloads of agents, of asynchronous scheduling and of mixed chunks."""
 
 BETWEEN: Final = 4
 """Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
@@ -113,11 +116,11 @@ class Check:
     run: Callable[[], tuple[bool, str]]
 
 
-def workloads_agree(release: Release) -> tuple[bool, str]:
+def workloads_agree(release: Release, *, times: int = 1) -> tuple[bool, str]:
     """Random workloads: every request has the same counts on both."""
     tally = Tally()
     with SideBySide(release, patience=PATIENCE) as pair:
-        for number in range(WORKLOADS if release in CLOSELY else WORKLOADS_BETWEEN):
+        for number in range(times * (WORKLOADS if release in CLOSELY else WORKLOADS_BETWEEN)):
             if not _agrees(tally, pair.play_random, number):
                 break
         for number in range(AGENTS if release in CLOSELY else 0):
@@ -182,9 +185,9 @@ def answers_are_wrong_where_we_say(release: Release) -> tuple[bool, str]:
     return as_said, "; ".join(wrong) or "no wrong answer"
 
 
-def mlx_classes_agree(release: str) -> tuple[bool, str]:
+def mlx_classes_agree(release: str, *, times: int = 1) -> tuple[bool, str]:
     """Random operations on mlx-lm's own cache classes."""
-    count = MLX_SEQUENCES if release in MLX_CLOSELY else MLX_SEQUENCES_BETWEEN
+    count = times * (MLX_SEQUENCES if release in MLX_CLOSELY else MLX_SEQUENCES_BETWEEN)
     agreement = compare_classes(release, SEED, count)
     return agreement.all_agree, f"{count} sequences"
 
@@ -229,29 +232,29 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
     return all(each.agrees for each in found), said
 
 
-def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
+def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     """Random workloads on vLLM's own scheduler: the same decisions, block by block."""
     less = 1 if release in {VLLM.real()[0], VLLM.real()[-1]} else BETWEEN
-    usual = (VLLM_SCHEDULER, SCHEDULED // less)
-    more = AT_ONCE // less
+    usual = (VLLM_SCHEDULER, times * SCHEDULED // less)
+    more = times * AT_ONCE // less
     others = [(VLLM_ASYNC, more), (VLLM_AGENTS, more)]
     if release in VLLM.having(VLLM.option("connector"), "store-async"):
         others.append((VLLM_LOADS, more))
     return _decide_alike(release, usual, *others)
 
 
-def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
+def sglang_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     """Random workloads on SGLang's own scheduler: the same decisions, node by node."""
     less = 1 if release in {SGLANG.real()[0], SGLANG.real()[-1]} else BETWEEN
-    usual = (SGLANG_SCHEDULER, SCHEDULED // less)
-    more = AT_ONCE // less
+    usual = (SGLANG_SCHEDULER, times * SCHEDULED // less)
+    more = times * AT_ONCE // less
     return _decide_alike(release, usual, (SGLANG_MIXED, more), (SGLANG_AGENTS, more))
 
 
-def sglang_rust_core_agrees(release: str) -> tuple[bool, str]:
+def sglang_rust_core_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     """The same with the tree core in Rust, which its servers use by default."""
-    usual = (with_rust(SGLANG_SCHEDULER), SCHEDULED)
-    return _decide_alike(release, usual, (with_rust(SGLANG_AGENTS), AT_ONCE))
+    usual = (with_rust(SGLANG_SCHEDULER), times * SCHEDULED)
+    return _decide_alike(release, usual, (with_rust(SGLANG_AGENTS), times * AT_ONCE))
 
 
 def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> tuple[bool, str]:
@@ -267,10 +270,16 @@ def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) 
 
 
 def checks(*, every: bool = False) -> Iterator[Check]:
-    """Comparisons with real engines; with `every`, on each release."""
+    """Comparisons with real engines; with `every`, on each release, and twice as many."""
+    times = TIMES if every else 1
     for release in compared(LLAMA_CPP.real(), CLOSELY, every=every):
+        yield Check(
+            name=f"llama.cpp {release}: workloads agree",
+            environment=environment_for(release),
+            run=partial(workloads_agree, release, times=times),
+        )
         closely = (weights_agree, answers_are_wrong_where_we_say) if release in CLOSELY else ()
-        for what in (workloads_agree, *closely):
+        for what in closely:
             yield Check(
                 name=f"llama.cpp {release}: {what.__name__.replace('_', ' ')}",
                 environment=environment_for(release),
@@ -283,12 +292,13 @@ def checks(*, every: bool = False) -> Iterator[Check]:
         run=partial(binding_agrees, newest_binding),
     )
     for version in compared(MLX_LM.real(), MLX_CLOSELY, every=every):
+        yield Check(
+            name=f"mlx-lm {version}: mlx classes agree",
+            environment=mlx_environment_for(version),
+            run=partial(mlx_classes_agree, version, times=times),
+        )
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
-        for mlx in (
-            mlx_classes_agree,
-            mlx_server_agrees,
-            *(more if version in MLX_CLOSELY else ()),
-        ):
+        for mlx in (mlx_server_agrees, *(more if version in MLX_CLOSELY else ())):
             yield Check(
                 name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",
                 environment=mlx_environment_for(version),
@@ -298,19 +308,19 @@ def checks(*, every: bool = False) -> Iterator[Check]:
         yield Check(
             name=f"vllm {version}: scheduler agrees",
             environment=VLLM_SCHEDULER.core_of(version),
-            run=partial(vllm_scheduler_agrees, version),
+            run=partial(vllm_scheduler_agrees, version, times=times),
         )
     for version in compared(SGLANG.real(), every=every):
         yield Check(
             name=f"sglang {version}: scheduler agrees",
             environment=SGLANG_SCHEDULER.core_of(version),
-            run=partial(sglang_scheduler_agrees, version),
+            run=partial(sglang_scheduler_agrees, version, times=times),
         )
     newest = SGLANG.real()[-1]
     yield Check(
         name=f"sglang {newest}: scheduler with the tree core in Rust agrees",
         environment=with_rust(SGLANG_SCHEDULER).core_of(newest),
-        run=partial(sglang_rust_core_agrees, newest),
+        run=partial(sglang_rust_core_agrees, newest, times=times),
     )
 
 
