@@ -326,17 +326,15 @@ def sglang(rng: Random) -> dict[str, Any]:
     }
 
 
-YOUNGER: Final = frozenset({"no-34808", "31771"})
-"""Patches that scenarios play: with them all plays of SGLang would be drawn anew."""
+MISCOUNTS: Final = frozenset({"27586"})
+"""Defects put back whose symptom is a pool with more slots than it has: a slot is freed twice."""
 
 
 def profile(rng: Random, engine: str) -> str:
     """A release, as often with a patch that fits it."""
     family = family_of(engine)
     release = rng.choice(family.names())
-    fitting = [
-        each.name for each in family.patches if release in each.fits and each.name not in YOUNGER
-    ]
+    fitting = [each.name for each in family.patches if release in each.fits]
     return release + "".join(f"+{each}" for each in rng.sample(fitting, rng.choice((0, 0, 1, 1))))
 
 
@@ -382,15 +380,17 @@ def case(engine: str, number: int) -> dict[str, Any]:
 def answered(engine: str, number: int) -> str:
     """The digest of all that a play answers; a `ContractError` where the books do not add up."""
     lines: list[str] = []
+    drawn = case(engine, number)
     try:
-        drawn = case(engine, number)
         play = Play(drawn)
         for name, *given in drawn["calls"]:
             lines += play.call(name, *given)
             play.engine.check_integrity()
         lines += play.end()
     except ContractError:
-        raise
+        if not MISCOUNTS & set(Profile.parse(drawn["profile"]).patches):
+            raise
+        lines.append("ContractError")
     except (CachesimError, UpstreamAbort, UpstreamEndless) as error:
         lines.append(type(error).__name__)
     return digest(lines)
