@@ -118,6 +118,20 @@ def test_the_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:
     assert [free - 6] * 3 + [free] == left
 
 
+def test_a_load_leaves_free_blocks_to_the_rest_of_another_prompt() -> None:
+    """Two loads of six blocks that held twelve of thirteen would wait for each other for ever."""
+    engine = server(num_gpu_blocks_override=14, load_steps=2)
+    seen = len(engine.events)
+    longer = engine.submit(base.Request(prompt=STORED + OTHER, predict=1))
+    stored = engine.submit(base.Request(prompt=STORED, predict=1))
+    engine.run()
+
+    told = [f"{type(each).__name__}{each.task}" for each in engine.events[seen:] if each.task >= 0]
+    assert [f"RequestDeferred{stored}"] * 2 == [each for each in told if "Deferred" in each]
+    assert told.index(f"LoadArrived{longer}") < told.index(f"ChunkScheduled{stored}")
+    assert [96, 96] == [reply.cached for each in (longer, stored) if (reply := engine.reply(each))]
+
+
 def test_a_forgotten_request_leaves_its_load_to_end() -> None:
     engine = server()
     ticket = engine.submit(base.Request(prompt=STORED, predict=1))
