@@ -58,6 +58,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"key_without_reply": True}),
     ),
     Patch(
+        name="no-16521",
+        pull=16521,
+        about="defect put back: a finished request is inserted without the tokens of its reply",
+        fits=("0.5.9",),
+        lay=laying(tree={"key_without_reply": True}),
+    ),
+    Patch(
         name="31486",
         pull=31486,
         about="defect as reported: window slots that were freed count as alive when inserted",

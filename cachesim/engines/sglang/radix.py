@@ -140,7 +140,8 @@ class RadixCache(Tree):
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
         """Follows `cache_finished_req`."""
         committed = req.committed
-        key = self.key_of(req.tokens[:committed])
+        end = req.num_prompt if self.rules.tree.key_without_reply else committed
+        key = self.key_of(req.tokens[: min(end, committed)])
         count = len(key)
         known = count
         if insert:
