@@ -220,6 +220,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(state={"counts_loaded_state": True}),
     ),
     Patch(
+        name="53084",
+        about="defect as reported: a store saves the null block where no state of a boundary is kept",
+        fits=("0.27.1", "0.28.0"),
+        lay=laying(state={"stores_null_block": True}),
+        pull=53084,
+    ),
+    Patch(
         name="44243-agreed",
         about="with a store too, the hit is what all groups agree on (as since 0.28)",
         fits=("0.24.0",),

@@ -173,6 +173,10 @@ class StateRules:
     """Proposed fix: count a block for the state that a store loads, beside that of the next state;
     without it the allocation can exceed the free blocks and end the engine core."""
 
+    stores_null_block: bool = False
+    """#53084: a store saves the null block's content where align mode keeps no state of a boundary
+    (`MooncakeStoreConnector` until 0.28, by its own copy of the table)."""
+
     keeps_empty_first_chunk: bool = True
     """0.27: a request whose first chunk needs no new block counts as allocated."""
 

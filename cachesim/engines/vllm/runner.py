@@ -731,6 +731,9 @@ class Connector:
             for index in range(len(request.hashes) * unit // spec.block):
                 number = request.hashes[(index + 1) * spec.block // unit - 1]
                 block = pool.block_of(number * pool.groups + group)
+                state = spec.kind == "mamba" and spec.mode == "align"
+                if block is None and state and self.manager.rules.state.stores_null_block:
+                    block = NULL
                 if block is not None and (number, group) not in self.kept:
                     self.kept[number, group] = self.pages.content(group, block)
 
