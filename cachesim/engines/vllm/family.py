@@ -221,7 +221,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     ),
     Patch(
         name="53084",
-        about="defect as reported: a store saves the null block where no state of a boundary is kept",
+        about="defect as reported: a store saves the null block where no state is kept",
         fits=("0.27.1", "0.28.0"),
         lay=laying(state={"stores_null_block": True}),
         pull=53084,
