@@ -329,17 +329,12 @@ def sglang(rng: Random) -> dict[str, Any]:
 MISCOUNTS: Final = frozenset({"27586"})
 """Defects put back whose symptom is a pool with more slots than it has: a slot is freed twice."""
 
-YOUNGER: Final = frozenset({"no-16521", "53084"})
-"""Patches that scenarios play: with them the plays of SGLang and vLLM would be drawn anew."""
-
 
 def profile(rng: Random, engine: str) -> str:
     """A release, as often with a patch that fits it."""
     family = family_of(engine)
     release = rng.choice(family.names())
-    fitting = [
-        each.name for each in family.patches if release in each.fits and each.name not in YOUNGER
-    ]
+    fitting = [each.name for each in family.patches if release in each.fits]
     return release + "".join(f"+{each}" for each in rng.sample(fitting, rng.choice((0, 0, 1, 1))))
 
 
