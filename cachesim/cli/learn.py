@@ -35,7 +35,7 @@ def learn_command(
 
     Without a number the lessons are listed. If the output is a pipe, no question is asked.
 
-    Example: cachesim learn 4 --check 8 8 6
+    Example: cachesim learn 4 --check 1 2 3
     """
     if number is None:
         if check:
@@ -54,7 +54,8 @@ def learn_command(
         return AS_EXPECTED
     if not answers and sys.stdin.isatty():
         return _talk(chosen)
-    return _mark(chosen, answers or tuple(sys.stdin.read().split()))
+    given = answers or (sys.stdin.read(),)
+    return _mark(chosen, tuple(word for each in given for word in each.replace(",", " ").split()))
 
 
 def _play(chosen: ExecutedLesson) -> int:
@@ -122,15 +123,20 @@ def _talk(chosen: ExecutedLesson) -> int:
 
 def _answers(exercise: ExecutedExercise) -> list[str]:
     count = len(exercise.answers)
-    wanted = "your answer: " if count == 1 else f"your {count} answers, with blanks between: "
+    ask = "your answer" if count == 1 else f"your {count} answers, with blanks between"
+    wanted = f"{ask} (? for a hint): "
     while True:
         sys.stderr.write(wanted)
         sys.stderr.flush()
         line = sys.stdin.readline()
         words = line.replace(",", " ").split()
-        if not line or len(words) <= count:
+        if words == ["?"]:
+            notes().print(exercise.hint or "there is no hint here")
+        elif not line or len(words) in {0, count}:
             return words
-        notes().print(f"{count} wanted, that is {len(words)}")
+        else:
+            answers = "answer" if count == 1 else "answers"
+            notes().print(f"{count} {answers} wanted, not {len(words)}")
 
 
 def _summed_up(right: Iterable[bool]) -> int:

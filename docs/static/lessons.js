@@ -14,7 +14,8 @@ for (const [part, name] of [[".sidebar-drawer", "Contents of the site"], [".toc-
 
 const SAME = { y: "yes", true: "yes", n: "no", false: "no" };
 const plain = (word) => {
-  const text = word.trim().toLowerCase().replace(/^[`'"]+|[`'",;.]+$/g, "");
+  let text = word.trim().toLowerCase().replace(/^[`'"]+|[`'",;.]+$/g, "");
+  if (text.startsWith("--")) text = text.slice(2).replaceAll("-", "_");
   return /^-?\d+$/.test(text) ? String(Number(text)) : SAME[text] || text;
 };
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.lessons import execute, lesson, lessons
+from cachesim.lab.lessons import execute, is_right, lesson, lessons
 
 Capture = pytest.CaptureFixture[str]
 
@@ -100,9 +100,32 @@ def test_at_a_terminal_each_question_is_asked(
     assert 1 == main(["learn", "4", "--check"])
     said = capsys.readouterr()
     assert "3 of 4 exercises right" in said.out
-    assert "that is 4" in said.err
+    assert "3 answers wanted, not 4" in said.err
     assert "Not yet. Hint: Halve the old state" in said.err
     assert "The same with attention: not answered" in said.out
+
+
+def test_a_question_mark_prints_the_hint_and_spends_no_try(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = [" ".join(each.answers) for each in execute(lesson(4)).exercises]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join(["?", "8", *right])))
+
+    assert 0 == main(["learn", "4", "--check"])
+    said = capsys.readouterr().err
+    assert "Halve the old state" in said
+    assert "3 answers wanted, not 1" in said
+
+
+def test_answers_may_stand_between_commas() -> None:
+    given = [",".join(each.answers) for each in execute(lesson(3)).exercises]
+
+    assert 0 == main(["learn", "3", "--check", *given])
+
+
+def test_a_flag_may_be_answered_as_it_is_typed() -> None:
+    assert is_right("--ctx-checkpoints", "ctx_checkpoints")
+    assert not is_right("--cache-ram", "ctx_checkpoints")
 
 
 def test_an_empty_pipe_has_no_answers(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,8 @@ def is_right(given: str, answer: str) -> bool:
 
 
 def _plain(word: str) -> str:
-    """Normalised answer: `Yes,`, `y` and `True` are `yes`, and `007` is `7`."""
+    """Normalised answer: `Yes,` and `True` are `yes`, `007` is `7`, `--a-flag` is `a_flag`."""
     word = word.strip().strip("`'\",;.").lower()
+    if word.startswith("--"):  # a flag, as it is typed or as an option is named
+        word = word.removeprefix("--").replace("-", "_")
     return str(int(word)) if word.lstrip("-").isdecimal() else SAME.get(word, word)
