@@ -30,9 +30,11 @@ from tests.browser import (
     text,
     violations,
 )
-from tests.docs.conftest import SITE  # puts the folder of the docs on the path
+from tests.docs.conftest import SITE
 from tests.playground import ROOT, say, served, wait
 from tests.playground import built as playground_in
+
+sys.path.insert(0, str(ROOT / "docs"))  # scripts that write the documentation, which are no package
 
 import make_lessons  # isort: skip
 
