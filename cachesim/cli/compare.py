@@ -226,10 +226,13 @@ def _table(
     picture: Output | None,
     page: Output | None,
 ) -> int:
-    """Play the workload on every row; 1 if any answer was wrong."""
+    """Play the workload on every row; 1 if any answer was wrong, an error if no row was played."""
     found = list(
         compare(scenario, tracked(rows, len(rows), scenario.name, "rows"), arithmetic=arithmetic)
     )
+    refused = [f"{each.name}: {each.problem}" for each in found if each.problem]
+    if refused and len(refused) == len(found):
+        raise ScenarioError(*refused)
     if picture is not None:
         write(picture, picture_of(scenario.name, found))
     parts = comparison(scenario.name, found)

@@ -5,6 +5,7 @@ import io
 import pytest
 
 from cachesim.cli.compare import is_trace
+from cachesim.cli.main import main
 
 EVENTS = b'[0.0, [{"type": "BlockStored", "block_hashes": ["0"], "block_size": 16}]]\n'
 
@@ -29,3 +30,21 @@ def test_standard_input_is_a_trace_unless_it_begins_as_toml(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     assert expected == is_trace("-")
+
+
+def test_a_comparison_of_which_no_row_can_be_played_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ["compare", "llama.cpp-three-requests", "-p", "b9538", "--set", "ctx_checkpoints=many"]
+
+    assert 2 == main(line)
+    assert "write a whole number from 0 to 65536" in capsys.readouterr().err
+
+
+def test_a_row_that_cannot_be_played_stands_beside_those_that_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = ["-p", "b9538", "-p", "b9538,ctx_checkpoints=many", "--row", "llama.cpp@b11549"]
+
+    assert 2 != main(["compare", "llama.cpp-three-requests", *rows])
+    assert "'many'" in capsys.readouterr().out
