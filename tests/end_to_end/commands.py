@@ -102,12 +102,12 @@ def run_documented(lines: Sequence[str]) -> Result:
 
 
 def is_expected_wrong(scenario: Scenario) -> bool:
-    """True if a profile answers a step wrong."""
+    """True if the scenario expects a wrong answer of a profile."""
     return any("diverged" in (each.answer or ()) for each in scenario.expect)
 
 
 def wrong_answers(files: Sequence[Path]) -> Iterator[Wrong]:
-    """Wrong answers of scenarios: the profile and the step."""
+    """Each wrong answer of the scenarios, as played: its profile and step."""
     for file in files:
         scenario = load(file)
         for name in scenario.engine.profiles:
