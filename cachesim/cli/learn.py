@@ -46,7 +46,9 @@ def learn_command(
     if answers and not check:
         msg = f"to have answers marked write cachesim learn {number} --check {' '.join(answers)}"
         raise InputError(msg)
-    chosen = execute(lesson(number))
+    asked = lesson(number)
+    with notes().status(f"executing the code of lesson {number}; one with a log takes a while"):
+        chosen = execute(asked)
     if not check and not whole and sys.stdin.isatty() and sys.stdout.isatty():
         return _play(chosen)
     if not check:

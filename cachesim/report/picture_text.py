@@ -4,7 +4,7 @@ Short pictures may show a letter for each token. In others a character names the
 what stands there, and where there are more tokens than columns one column stands for many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from cachesim.report.picture import Picture
@@ -26,7 +26,8 @@ def text(picture: Picture, *, letter: Callable[[int], str] | None = None) -> str
     """Headings, rows and marks, with the legend."""
     spells = letter is not None and picture.positions <= WIDEST
     lines = rows(picture, letter=letter)
-    return "\n".join(lines if spells else [*lines, *(f"  {line}" for line in legend(picture))])
+    below = _signs(picture) if spells else legend(picture)
+    return "\n".join([*lines, *(f"  {line}" for line in below)])
 
 
 def rows(picture: Picture, *, letter: Callable[[int], str] | None = None) -> list[str]:
@@ -51,7 +52,7 @@ def blocks(
         marks = list(held)
         for bar in row.bars:
             if letter is not None and scale == 1:
-                _spell(held, marks, bar, letter)
+                _spell(held, marks, bar, letter, SYMBOLS if row.kind == "request" else {})
             else:
                 sign = (
                     "" if bar.kind == "again" and row.kind != "request" else SYMBOLS.get(bar.kind)
@@ -77,7 +78,7 @@ def blocks(
         lines = [f"  {label}", f"    {''.join(held).rstrip()}"]
         if row.branch is not None and row.branch.root and not row.bars:
             lines.pop()
-        found.append((*lines, f"    {''.join(marks).rstrip()}") if "^" in marks else (*lines,))
+        found.append((*lines, f"    {''.join(marks).rstrip()}") if set(marks) > {" "} else (*lines,))
     return found
 
 
@@ -93,7 +94,13 @@ def legend(picture: Picture) -> list[str]:
     named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]
     few = ", ".join(named[: len(ORDER)])
     wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
-    lines = [f"{wide}; = reused, ~ reprocessed, ^ wrong or missing;", f"written by {few}"]
+    reused, *nodes = _signs(picture)
+    return [f"{wide}; {reused};", f"written by {few}", *nodes]
+
+
+def _signs(picture: Picture) -> list[str]:
+    """Legend of the signs that stand for no step."""
+    lines = ["= reused, ~ reprocessed, ^ wrong or missing"]
     if any(row.branch is not None for row in picture.rows):
         lines.append(
             "a node begins at its parent's end: ● to resume from, ○ nothing, ✗ wrong, / evicted"
@@ -116,8 +123,14 @@ def _write(held: list[str], marks: list[str], bar: Bar, scale: int, sign: str) -
         marks[at] = "^" if bar.kind in {"wrong", "missing"} else marks[at]
 
 
-def _spell(held: list[str], marks: list[str], bar: Bar, letter: Callable[[int], str]) -> None:
+def _spell(
+    held: list[str],
+    marks: list[str],
+    bar: Bar,
+    letter: Callable[[int], str],
+    signs: Mapping[str, str],
+) -> None:
     for at in range(bar.start, min(bar.end, len(held))):
         known = at - bar.start < len(bar.tokens)
         held[at] = letter(bar.tokens[at - bar.start]) if known else "?"
-        marks[at] = "^" if bar.kind in {"wrong", "missing"} else marks[at]
+        marks[at] = "^" if bar.kind in {"wrong", "missing"} else signs.get(bar.kind, marks[at])

@@ -62,7 +62,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=16521,
         about="defect put back: a finished request is inserted without the tokens of its reply",
         fits=("0.5.9",),
-        lay=laying(tree={"key_without_reply": True}),
+        lay=laying(tree={"inserts_prompt_only": True}),
     ),
     Patch(
         name="31486",

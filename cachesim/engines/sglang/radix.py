@@ -140,7 +140,7 @@ class RadixCache(Tree):
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
         """Follows `cache_finished_req`."""
         committed = req.committed
-        end = req.num_prompt if self.rules.tree.key_without_reply else committed
+        end = req.num_prompt if self.rules.tree.inserts_prompt_only else committed
         key = self.key_of(req.tokens[: min(end, committed)])
         count = len(key)
         known = count

@@ -47,8 +47,10 @@ class TreeRules:
     """Inserting over a node whose window is gone revives it with the request's own slots."""
 
     key_without_reply: bool = False
-    """#24380: a finished request leaves its prompt as the key, with the state after its reply;
-    #16521: and without states, where the rest of its slots is freed."""
+    """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
+
+    inserts_prompt_only: bool = False
+    """#16521: without states too a finished request inserts its prompt; its reply is freed."""
 
     splits_long_windows: bool = False
     """#31771, as proposed: where a match goes on from windows on the host, only the last window is

@@ -87,24 +87,24 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "memory-depth": Remedy(
         "flag",
-        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
-        f"try another `--ubatch-size`. {KEEP_HISTORY}",
+        "A larger `--ctx-checkpoints`, a smaller `--checkpoint-min-step` or another "
+        f"`--ubatch-size` may leave a checkpoint before that place. {KEEP_HISTORY}",
         "ggml-org/llama.cpp#24055",
         DENSER,
         KEEP_HISTORY,
     ),
     "full-reprocessing": Remedy(
         "flag",
-        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
-        "try another `--ubatch-size`; with a sliding window `--swa-full` also helps. "
-        f"{KEEP_HISTORY}",
+        "A larger `--ctx-checkpoints`, a smaller `--checkpoint-min-step` or another "
+        "`--ubatch-size` may leave a checkpoint before that place; with a sliding window "
+        f"`--swa-full` also helps. {KEEP_HISTORY}",
         "ggml-org/llama.cpp#24055",
         (*DENSER, "swa_full"),
         KEEP_HISTORY,
     ),
     "checkpoint-restored": Remedy(
         "flag",
-        "Denser checkpoints (`--checkpoint-min-step`, `--ubatch-size`) may restore a later one.",
+        "A smaller `--checkpoint-min-step` or another `--ubatch-size` may leave a later checkpoint.",
         flags=DENSER,
     ),
     "seq-rm-refused": Remedy(
@@ -125,8 +125,8 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
 
 IK_CHECKPOINTS: Final = Remedy(
     "flag",
-    "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--ctx-checkpoints-interval`; "
-    "and have the client keep its history.",
+    "A larger `--ctx-checkpoints` or a smaller `--ctx-checkpoints-interval` may leave a checkpoint "
+    "before that place. Have the client keep its history.",
     "ikawrakow/ik_llama.cpp#1310",
 )
 
