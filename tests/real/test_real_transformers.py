@@ -84,6 +84,16 @@ def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) ->
     assert WRONG[family] == wrong_in(worker, family)
 
 
+def test_a_refusal_names_layer_types_in_the_same_order_in_each_process(worker: Worker) -> None:
+    cells = []
+    for _ in range(4):
+        found = Found(NEWEST)
+        play_family(worker, "zamba2", {"fp8": drawn("fp8", "zamba2", 0)}, "eager", found)
+        cells += found.cells
+        worker.close()
+    assert cells[:1] * 4 == cells
+
+
 @pytest.mark.parametrize(
     ("family", "operation", "verdict", "cause"),
     [

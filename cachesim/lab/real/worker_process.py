@@ -1,6 +1,7 @@
 """A release's own code in a process of its own: a workload goes in, what it did comes back."""
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +29,15 @@ class WorkerError(CachesimError):
 class JsonProcess:
     """A program that answers each line of JSON with a line of JSON."""
 
-    def __init__(self, name: str, command: Sequence[str], *, quiet: bool = True) -> None:
-        """`quiet`: its standard error is discarded."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        quiet: bool = True,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`quiet`: its standard error is discarded; `variables`: more of its environment."""
         self.name = name
         self._process = subprocess.Popen(
             command,
@@ -37,6 +45,7 @@ class JsonProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
             text=True,
+            env=os.environ | (variables or {}),
         )
 
     def order(self, wanted: object) -> Json:

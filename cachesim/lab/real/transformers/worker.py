@@ -20,7 +20,9 @@ class Worker:
     def order(self, wanted: Mapping[str, Any]) -> Json:
         """Send an order; WorkerError if the process ends over it."""
         if self._process is None:
-            self._process = JsonProcess("transformers", self._command)
+            # a set in an error message has the same order in each run
+            variables = {"PYTHONHASHSEED": "0"}
+            self._process = JsonProcess("transformers", self._command, variables=variables)
         try:
             answer = self._process.order(wanted)
         except WorkerError:
