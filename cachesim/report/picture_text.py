@@ -78,7 +78,8 @@ def blocks(
         lines = [f"  {label}", f"    {''.join(held).rstrip()}"]
         if row.branch is not None and row.branch.root and not row.bars:
             lines.pop()
-        found.append((*lines, f"    {''.join(marks).rstrip()}") if set(marks) > {" "} else (*lines,))
+        lines += [f"    {''.join(marks).rstrip()}"] if set(marks) > {" "} else []
+        found.append(tuple(lines))
     return found
 
 

@@ -104,7 +104,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "checkpoint-restored": Remedy(
         "flag",
-        "A smaller `--checkpoint-min-step` or another `--ubatch-size` may leave a later checkpoint.",
+        "A smaller `--checkpoint-min-step` or another `--ubatch-size` may add a later checkpoint.",
         flags=DENSER,
     ),
     "seq-rm-refused": Remedy(
