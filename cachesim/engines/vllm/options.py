@@ -104,6 +104,14 @@ class VllmOptions:
         unit="tokens",
         tried=(8192, 64, 32),
     )
+    max_num_scheduled_tokens: int = option(
+        "--max-num-scheduled-tokens",
+        "maximum tokens that a step schedules; 0: max_num_batched_tokens. Until 0.27 a field of the "
+        "configuration without a flag, which some drafters lower",
+        default=0,
+        high=MOST,
+        unit="tokens",
+    )
     max_num_seqs: int = option(
         "--max-num-seqs",
         "maximum requests that run at once",
@@ -253,7 +261,7 @@ class VllmOptions:
     def limits(self, rules: Rules) -> Limits:
         """The scheduler's limits of a step."""
         return Limits(
-            budget=self.max_num_batched_tokens,
+            budget=self.max_num_scheduled_tokens or self.max_num_batched_tokens,
             max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`
             max_model_len=self.max_model_len,
             reserve_full=self.scheduler_reserve_full_isl,
@@ -399,6 +407,12 @@ class VllmOptions:
             msg = (
                 f"option 'max_num_batched_tokens' is {budget}; vLLM does not start with fewer "
                 f"than max_num_seqs, which is {seqs}"
+            )
+            raise OptionError(msg)
+        if self.max_num_scheduled_tokens > budget:
+            msg = (
+                f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "
+                f"room for max_num_batched_tokens, which is {budget}"
             )
             raise OptionError(msg)
         if self.connector == "store-async" and self.async_scheduling:

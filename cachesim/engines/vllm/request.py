@@ -243,6 +243,7 @@ class Step:
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, source, target
     preempted: list[Request] = field(default_factory=list)
     running: tuple[Chunk, ...] = ()  # chunks of requests that were already running
+    cut_to_none: bool = False  # a chunk of fewer tokens than a block was cut to whole blocks
 
     def has(self, request: Request) -> bool:
         """True if the step has a chunk of the request."""
@@ -259,7 +260,7 @@ class Step:
 class Limits:
     """Limits of a step."""
 
-    budget: int = 8192  # max_num_batched_tokens
+    budget: int = 8192  # max_num_scheduled_tokens
     max_seqs: int = 256
     max_model_len: int = 1 << 16
     reserve_full: bool = True  # scheduler_reserve_full_isl

@@ -91,7 +91,8 @@ class Scheduler:
             new = known + len(request.spec_tokens) - request.num_computed
             new = min(new, turn.budget, limits.max_model_len - request.num_computed - 1)
             if self.splitter is not None:
-                new = self.splitter.take(request, new, request.num_computed, 0)
+                wanted, new = new, self.splitter.take(request, new, request.num_computed, 0)
+                step.cut_to_none |= wanted > new == 0
             if new == 0:
                 turn.index += 1
                 continue
@@ -198,7 +199,8 @@ class Scheduler:
             new, padded = (0, False) if loads else self._count(request, start, step, budget)
             if self.splitter is not None and not loads and new:
                 self.splitter.check_external(num_external)
-                new = self.splitter.take(request, new, start, hit.uncached)
+                wanted, new = new, self.splitter.take(request, new, start, hit.uncached)
+                step.cut_to_none |= wanted > new == 0
                 if padded and new and new != 1 + limits.drafts:
                     new, padded = 1, False
             if not new and not loads:

@@ -55,7 +55,7 @@ class Player(Groups):
         self.scheduler = Scheduler(
             self.manager,
             Limits(
-                budget=budget,
+                budget=config.get("scheduled") or budget,
                 max_seqs=config.get("max_seqs", 16),
                 max_model_len=max_model_len,
                 reserve_full=config.get("reserve_full", True),

@@ -28,6 +28,7 @@ STORE: Final = "cachesim.lab.real.vllm.worker_store"
 FLAGS: Final = {
     "max_model_len": "max_len",
     "max_num_batched_tokens": "budget",
+    "max_num_scheduled_tokens": "scheduled",
     "max_num_seqs": "max_seqs",
     "enable_prefix_caching": "caching",
     "scheduling_policy": "policy",
@@ -55,6 +56,9 @@ OVERRIDES: Final = {
     "cache_config.hash_block_size": (
         "the engine core sets it to the unit that prefix_match_unit names, or leaves it out; the "
         "scheduler is handed the same number apart from it"
+    ),
+    "scheduler_config.max_num_scheduled_tokens": (
+        "a flag since 0.28; before, the release sets it for drafters with slots of their own alone"
     ),
     "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
     "cache_config.user_specified_block_size": (
@@ -207,6 +211,8 @@ class ConfigFactory:
             cache.mamba_block_size = states[0]["block"]
         if states and states[0].get("mode") == "all":
             cache.mamba_cache_mode = "all"
+        if config.get("scheduled"):
+            made.scheduler_config.max_num_scheduled_tokens = config["scheduled"]
         for name in ("hash_block_size", "prefix_match_unit"):
             if hasattr(cache, name):
                 setattr(cache, name, config.get("hash_block"))

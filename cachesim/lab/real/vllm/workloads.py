@@ -35,6 +35,9 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     config = config_of(rng, kind, rules)
     if kind in {"eagle", "ngram"} and rules.lookup.partial_hits:
         _hash_finely(Random(f"vllm fine {seed} {number}"), config, rules)
+    scheduled = Random(f"vllm scheduled {seed} {number}")
+    if scheduled.random() < 0.1:
+        config["scheduled"] = scheduled.randint(1, config["budget"])
     tight = kind in {"pressure", "priority"}
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
