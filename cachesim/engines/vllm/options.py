@@ -106,8 +106,8 @@ class VllmOptions:
     )
     max_num_scheduled_tokens: int = option(
         "--max-num-scheduled-tokens",
-        "maximum tokens that a step schedules; 0: max_num_batched_tokens. Until 0.27 a field of the "
-        "configuration without a flag, which some drafters lower",
+        "maximum tokens that a step schedules; 0: max_num_batched_tokens. Until 0.27 a field of "
+        "the configuration without a flag, which some drafters lower",
         default=0,
         high=MOST,
         unit="tokens",

@@ -547,10 +547,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if not step.chunks and not step.preempted and not self._loading:
             self._idle += 1
             if self._idle > MOST_IDLE:
-                why = "a request waits for more blocks than there are"
+                where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
                 if step.cut_to_none:
                     why = "a chunk is cut to whole blocks, and a step has fewer tokens than one"
-                raise UpstreamEndless("Scheduler.schedule", why)
+                raise UpstreamEndless(where, why)
             return True
         self._idle = 0
         self._pending = step
