@@ -195,6 +195,18 @@ BUGS = {
         "llama",
         "paged-offloaded",
     ),
+    "mask-lost-after-the-prompt": (
+        {
+            "models/llama/modeling_llama.py": {
+                "            attention_mask=attention_mask,\n            cache=cache,\n": (
+                    "            attention_mask=None if cache and cache.get_seq_length() else "
+                    "attention_mask,\n            cache=cache,\n"
+                )
+            }
+        },
+        "llama",
+        "pad-right-tokens",
+    ),
     "positions-restarted": (
         {"models/llama/modeling_llama.py": {"device) + past_seen_tokens": "device)"}},
         "llama",

@@ -435,7 +435,7 @@ def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family
     started: list[str] = []
 
     class Process:
-        def __init__(self, name: str, _: list[str]) -> None:
+        def __init__(self, name: str, _: list[str], **_more: object) -> None:
             started.append(name)
 
         def order(self, wanted: Mapping[str, Any]) -> Any:

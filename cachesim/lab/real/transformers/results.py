@@ -22,6 +22,10 @@ LIMITS: Final = {
     ),
     "the same without a cache": UNCACHED,
     "padding changes it without a cache too": UNCACHED,
+    "tokens after padding on the right": (
+        "documented by a warning of `generate`: results of decoders are correct with "
+        "`padding_side='left'`"
+    ),
 }
 """Where each limit is documented, or why it is none of the cache's."""
 

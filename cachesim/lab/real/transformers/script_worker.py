@@ -6,7 +6,7 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
     ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised;
                             "quanto", "hqq": rounded, with ["near"] to compare keys in the end
     ["encoder", 7]          so many encoder states, which each call is given
-    ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left
+    ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left, "right": there
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
     ["try", -3]             a crop; the script goes on if it is refused
@@ -25,24 +25,14 @@ import copy
 import importlib
 import json
 import resource
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial, partialmethod
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 Real = Any  # modules and objects of the release: known only when it runs
 Step = list[Any]
-
-SECONDS = 25
-"""Processor time of one script; ten times that on the clock, for threads that wait."""
-
-CLOCKS = (
-    (signal.ITIMER_PROF, signal.SIGPROF, SECONDS),
-    (signal.ITIMER_REAL, signal.SIGALRM, 10 * SECONDS),
-)
 
 MEMORY = 12 << 30
 """Bytes of address space: a model whose sizes are not all known here is refused, not built."""
@@ -92,17 +82,17 @@ METHODS = {
 REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (POSITIONS,): ("feed",),
     (SINGLY,): ("feed", "generate"),
-    (APART,): ("feed", "generate", "pad"),
+    (APART,): ("feed", "generate", "pad", "right"),
     (APART, SINGLY): ("feed", "generate", "pad"),
     (DYNAMIC,): ("cache", "generate"),
-    (UNLIMITED,): ("feed", "generate", "pad", "batch", "paged", "packed"),
+    (UNLIMITED,): ("feed", "generate", "pad", "right", "batch", "paged", "packed"),
     (REORDER,): ("select",),
     (SHORTER,): ("generate",),
     (SHORTER, UNLIMITED): ("generate",),
     (CALLS,): ("generate",),
     (CALLS, SINGLY): ("generate",),
-    (NEW_MASK,): ("pad",),
-    (WHOLE_MASK,): ("pad",),
+    (NEW_MASK,): ("pad", "right"),
+    (WHOLE_MASK,): ("pad", "right"),
     (CALLS, WHOLE_MASK): ("batch",),
     (SELECTED,): ("reorder", "generate"),
     (UNSHARED,): ("paged", "packed"),
@@ -110,17 +100,13 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (PER_CYCLE,): ("paged", "packed"),
     (REBUILT,): CHANGES,
     (APART, SINGLY, REBUILT): CHANGES,
-    (ALONE,): ("pad", "batch"),
+    (ALONE,): ("pad", "right", "batch"),
 }
 """What is done in place of a step of a wrong script, by the steps that it is for."""
 
 
 class AbsentError(Exception):
     """The release, or the model, does not have what a step calls."""
-
-
-class Timeout(Exception):  # noqa: N818 - it ends a script
-    """A script took too long."""
 
 
 def tokens(seed: int, count: int, rows: int = 1) -> Real:
@@ -139,6 +125,7 @@ class Play:
         self.own_cache = False  # a class of the model's own
         self.rows: list[Real] = [torch.zeros(1, 0, dtype=torch.long)]  # tokens of each, unpadded
         self.widths = 0  # of the batch, with padding
+        self.on_right: list[range] = []  # columns of each row's padding after its prompt
         self.cache: Real = None
         self.replay: Real = None  # of a cache that rounds
         self.recording = False
@@ -157,7 +144,7 @@ class Play:
 
     def _play(self, script: list[Step]) -> None:
         for name, *given in script:
-            if self.cache is None and name not in ("cache", "rows", "pad", "encoder"):
+            if self.cache is None and name not in ("cache", "rows", "pad", "right", "encoder"):
                 self.cache = self.new("dynamic")
             if name in METHODS and not hasattr(self.cache, METHODS[name]):
                 msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
@@ -224,21 +211,45 @@ class Play:
     def do_rows(self, count: int) -> None:
         self.rows = self.rows * count
 
-    def do_pad(self, *lengths: int) -> None:
-        """Prefill a batch of rows of several lengths, padded on the left.
+    def do_pad(self, *lengths: int, right: bool = False) -> None:
+        """Prefill a batch of rows of several lengths, padded on the left, or on the right.
 
-        0 0 a a a      length 3
-        b b b b b      length 5
+        0 0 a a a      length 3;      a a a 0 0 c      where c is fed later
+        b b b b b      length 5       b b b b b d
         """
         self.cache = self.new("dynamic")
         self.rows = [tokens(20 + row, count) for row, count in enumerate(lengths)]
         self.widths = max(lengths)
-        self._compare(self._feed(self._padded())[:, -1:], 1)
+        self.on_right = [range(each, self.widths) for each in lengths] if right else []
+        self._compare(self._ends(self._feed(self._padded()), 1), 1)
+
+    do_right = partialmethod(do_pad, right=True)
+
+    @property
+    def _padding(self) -> list[range]:
+        """Columns of each row's padding."""
+        return self.on_right or [range(self.widths - row.shape[1]) for row in self.rows]
 
     def _padded(self) -> Real:
         return torch.cat(
-            [torch.nn.functional.pad(row, (self.widths - row.shape[1], 0)) for row in self.rows]
+            [
+                torch.cat(
+                    [row[:, : hole.start], row.new_zeros(1, len(hole)), row[:, hole.start :]], 1
+                )
+                for row, hole in zip(self.rows, self._padding, strict=True)
+            ]
         )
+
+    def _ends(self, logits: Real, count: int) -> Real:
+        """Logits of the last tokens of each row, where padding may come after them."""
+        after = [
+            len(hole)
+            if hole.start and hole.stop == self.widths and ALONE not in self.remedies
+            else 0
+            for hole in self._padding
+        ]
+        ends = [logits.shape[1] - each for each in after]
+        return torch.stack([row[end - count : end] for row, end in zip(logits, ends, strict=True)])
 
     def do_record(self) -> None:
         self.cache.activate_past_recording()
@@ -341,8 +352,9 @@ class Play:
         """Mask and positions of a batch with padding; without padding none."""
         given: dict[str, Any] = {}
         if any(row.shape[1] != self.widths for row in self.rows):
-            starts = torch.tensor([[self.widths - row.shape[1]] for row in self.rows])
-            mask = (torch.arange(end)[None] >= starts).long()
+            starts, stops = torch.tensor([(each.start, each.stop) for each in self._padding]).T
+            columns = torch.arange(end)[None]
+            mask = ((columns < starts[:, None]) | (columns >= stops[:, None])).long()
             given["attention_mask"] = mask
             if self.positions:
                 given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]
@@ -368,7 +380,8 @@ class Play:
             if "attention_mask" not in given:
                 self.uncached_gap = INFINITE
                 return
-            same = self.cold_model(self._padded(), use_cache=False, **given).logits[:, -count:]
+            same = self.cold_model(self._padded(), use_cache=False, **given).logits
+            same = self._ends(same, count)
             self._uncached(got, same, cold)
 
     def _measure(self, got: Real, cold: Real) -> bool:
@@ -670,7 +683,7 @@ class Family:
         """The verdict of a script; of a wrong one with its cause."""
         play = self.play()
         try:
-            limited(lambda: play.play(script))
+            importlib.import_module("limits_worker").limited(lambda: play.play(script))
         except AbsentError as error:
             return {"verdict": "absent", "error": str(error)}
         except Exception as error:
@@ -681,6 +694,9 @@ class Family:
         if play.is_right():
             return {"verdict": "limit", "cause": "the same without a cache", **found}
         cause = self.cause(script)
+        layers = {type(each).__name__ for each in getattr(play.new(""), "layers", ())}
+        if play.on_right and len(script) > 1 and layers != {"DynamicLayer"}:
+            return {"verdict": "limit", "cause": "tokens after padding on the right", **found}
         if cause == ALONE and play.padding_gap > WRONG:
             return {"verdict": "limit", "cause": "padding changes it without a cache too", **found}
         if play.limit and cause in ("", REBUILT, DYNAMIC, UNLIMITED):  # with no cache that is so
@@ -701,7 +717,7 @@ class Family:
             if steps.intersection(applies):
                 play = self.play(remedies)
                 try:
-                    limited(partial(play.play, script))
+                    importlib.import_module("limits_worker").limited(partial(play.play, script))
                 except Exception:  # noqa: S112 - it is no remedy
                     continue
                 if play.is_right():
@@ -711,23 +727,6 @@ class Family:
         if steps & {"paged", "packed"} and not self.positions:
             return "positions of its own, which do not follow those of the packed prompts"
         return ""
-
-
-def limited(call: Callable[[], T]) -> T:
-    """The result of a function that takes some seconds at most."""
-
-    def late(*_: object) -> None:
-        msg = f"not done after {SECONDS} seconds"
-        raise Timeout(msg)
-
-    for clock, sign, seconds in CLOCKS:
-        signal.signal(sign, late)
-        signal.setitimer(clock, seconds)
-    try:
-        return call()
-    finally:
-        for clock, *_ in CLOCKS:
-            signal.setitimer(clock, 0)
 
 
 def is_clear(error: Exception) -> bool:
@@ -750,17 +749,18 @@ def about(error: Exception) -> dict[str, str]:
 def answer(order: dict[str, Any]) -> dict[str, Any]:
     """The results of a family's scripts; `unbuilt` with the reason where it has no model."""
     tiny: Any = importlib.import_module("tiny_worker")
+    limits: Any = importlib.import_module("limits_worker")
     found: dict[str, Any] = {}
     try:
         fields = tiny.fields_of(order["family"])
         found["fields"] = tiny.without_defaults(order["family"], fields)
-        family = limited(lambda: Family.of(order["family"], fields, order["attention"]))
+        family = limits.limited(lambda: Family.of(order["family"], fields, order["attention"]))
         if not family.key:
             return {"unbuilt": "its forward pass takes no cache"}
         play = family.play()
         found |= {"key": family.key, "own": family.own_cache, "positions": family.positions}
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
-        found["causal"] = limited(lambda: is_causal(play))
+        found["causal"] = limits.limited(lambda: is_causal(play))
     except Exception as error:
         return {"unbuilt": about(error)["error"]}
     if found["causal"]:

@@ -109,6 +109,8 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
     "pad": lambda _: [["pad", 14, 9, 5]],
     "pad-tokens": lambda _: [["pad", 14, 9, 5], ["feed", 1], ["feed", 1], ["feed", 1]],
     "pad-chunk": lambda rng: [["pad", 14, 9, 5], *_feeds(rng, 2, 5, 2)],
+    "pad-right": lambda _: [["right", 14, 9, 5]],
+    "pad-right-tokens": lambda _: [["right", 14, 9, 5], ["feed", 1], ["feed", 1], ["feed", 1]],
     "pad-reorder": lambda rng: [["pad", 14, 9, 5], ["reorder", *_order(rng, 3)], ["feed", 1]],
     "generate": lambda rng: [["generate", rng.randint(12, 16), "plain"]],
     "generate-batch": lambda _: [["batch", 14, 9, 5]],
