@@ -83,13 +83,10 @@ def _stated(value: object) -> Json:
     return value
 
 
-def table() -> Path | None:
-    """The table of labels, from the installed package or the source tree."""
-    folder = shipped_folder()
-    found = (
-        *([folder / TABLE] if folder else []),
-        Path(__file__).parents[2] / "docs" / TABLE,
-    )
+def table(name: str = TABLE) -> Path | None:
+    """A table of measurements, from the installed package or the source tree."""
+    folder, docs = shipped_folder(), Path(__file__).parents[2] / "docs"
+    found = (*([folder / name] if folder else []), docs / name, docs / "measurements" / name)
     return next((each for each in found if each.is_file()), None)
 
 

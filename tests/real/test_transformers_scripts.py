@@ -428,6 +428,15 @@ def test_most_operations_have_a_program() -> None:
     assert 39 == len(OPERATIONS) - len(without)
 
 
+def test_a_report_names_the_releases_in_which_its_cause_was_measured() -> None:
+    first = next(each for each in CAUSES if each.shown == ("llama", "generate-cached"))
+
+    assert (
+        "llama, generate-cached on 26 releases: 4.57.6 crash, 5.3.0 wrong (each verdict from that "
+        "release on)."
+    ) == reports._measured(first)
+
+
 def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """A report for each cause of wrong answers in Transformers, and of crashes: ready to post."""
 
+import csv
 import re
 import subprocess
 from collections import defaultdict
@@ -16,6 +17,7 @@ from cachesim.lab.real.transformers.script_worker import APART
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
+from cachesim.scenario.labels import table
 from cachesim.typed import Json
 
 OFF: Final = re.compile(r"off by (\S+); [^:]+: (\S+)")
@@ -105,6 +107,7 @@ def _report(
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
         _course(shown, releases),
+        fill(_measured(cause), 100) if cause else "",
         fill("Operations: " + _listed(each.operation for each in cells), 100),
         fill("Families: " + _listed(each.family for each in cells), 100),
     ]
@@ -119,8 +122,29 @@ def _course(shown: Cell, releases: Sequence[Found]) -> str:
         for each in found.cells
         if (each.family, each.operation) == (shown.family, shown.operation)
     ]
+    return f"Releases: {_steps(verdicts)}."
+
+
+def _measured(cause: Cause) -> str:
+    """The verdicts of all measured releases on what shows a cause, seed 0 and eager attention."""
+    path = table("transformers-causes.csv")
+    if path is None:
+        return ""
+    with path.open(newline="", encoding="utf-8") as rows:
+        verdicts = [
+            (each["release"], each["verdict"])
+            for each in csv.DictReader(rows)
+            if (each["family"], each["operation"]) == cause.shown
+        ]
+    family, operation = cause.shown
+    found = f"{family}, {operation} on {len(verdicts)} releases: {_steps(verdicts)}"
+    return f"{found} (each verdict from that release on)." if verdicts else ""
+
+
+def _steps(verdicts: Sequence[tuple[str, str]]) -> str:
+    """Each release whose verdict is another than that of the release before."""
     steps = [next(group) for _, group in groupby(verdicts, key=lambda each: each[1])]
-    return "Releases: " + ", ".join(f"{name} {verdict}" for name, verdict in steps) + "."
+    return ", ".join(f"{name} {verdict}" for name, verdict in steps)
 
 
 def _shows(printed: str, shown: Cell) -> bool:
