@@ -54,20 +54,21 @@ CAUSES: Final = (
     Cause(
         SHORTER,
         "`generate` feeds a prompt again whose tokens are all in the cache",
-        "generation/utils.py, _prefill: `input_ids[:, -next_sequence_length:]`",
+        "generation/utils.py:4323, _prefill: `input_ids.shape[1] - past_length`; sliced at :700",
         "A cache that holds as many tokens as the prompt gives a length of 0, and `[-0:]` is the "
-        "whole prompt; with a longer cache the length is negative. The documentation's prefilled "
-        "cache has fewer tokens than the prompt; nothing refuses another one.",
-        "#40906 leaves the case as a TODO; #36151 is about positions that are guessed.",
+        "whole prompt; with a longer cache the length is negative, and all but the first tokens "
+        "are fed again. The documentation's prefilled cache has fewer tokens than the prompt; "
+        "nothing refuses another one.",
+        "#40906 left the case as a TODO, when it raised; #36151 is about positions.",
         shown=("llama", "generate-cached"),
     ),
     Cause(
         CALLS,
         "`generate` feeds a prompt again whose tokens are all in the cache",
-        "generation/utils.py, _prefill: `input_ids[:, -next_sequence_length:]`",
-        "As with other families. `generate` gives these other logits than calls of the model do, "
-        "without a cache too.",
-        "#40906 leaves the case as a TODO.",
+        "generation/utils.py:4323, _prefill: `input_ids.shape[1] - past_length`; sliced at :700",
+        "As with other families. `generate` gives positions from 0, RoBERTa-like models count from "
+        "`padding_idx + 1`: other logits than calls of the model, without a cache too.",
+        "#40906 left the case as a TODO, when it raised.",
         operations=("generate-cached", "generate-shorter"),
         families=(
             "camembert",
@@ -94,7 +95,7 @@ CAUSES: Final = (
         "`generate` with a cache of states alone feeds the whole conversation again",
         "generation/utils.py:4307, _prefill: `not all(cache.is_linear)`",
         "A cache of states has no length, so the prompt is never cut. The comment above allows the "
-        "full sequence with a cache; right are the new tokens alone with the mask of all.",
+        "full sequence with a cache. With Mamba-2 the new tokens alone are right.",
         families=("mamba", "mamba2", "falcon_mamba"),
         shown=("mamba2", "generate-turn"),
     ),
@@ -110,10 +111,9 @@ CAUSES: Final = (
     Cause(
         REORDER,
         "`batch_select_indices` leaves DeepSeek-V4's compressor in the old order",
-        "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: `reorder_cache` alone",
-        "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not. The model "
-        "is `_is_stateful`, which keeps `generate` from contrastive search; the cache refuses "
-        "nothing.",
+        "models/deepseek_v4/modeling_deepseek_v4.py:239, 301: `reorder_cache` alone",
+        "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not. `generate` "
+        "does not call the method, and the cache refuses nothing.",
         families=("deepseek_v4",),
         shown=("deepseek_v4", "select"),
     ),
@@ -135,7 +135,8 @@ CAUSES: Final = (
         APART,
         "RecurrentGemma keeps its state in the module: two conversations mix",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
-        "The cache that a caller gives holds the keys of the attention layers only.",
+        "The cache that a caller gives holds the keys of the attention layers only; a call without "
+        "a cache sets the state of the module to None.",
         families=("recurrent_gemma",),
         shown=("recurrent_gemma", "tokens"),
     ),
@@ -151,7 +152,8 @@ CAUSES: Final = (
         DYNAMIC,
         "GPT-Neo takes its causal mask from the end of a static cache's buffer",
         "models/gpt_neo/modeling_gpt_neo.py:116: `key_length - query_length :`",
-        "`key_length` is the size of the buffer, not the number of tokens in it.",
+        "`key_length` is the size of the buffer, not the number of tokens in it: local layers lose "
+        "keys, global ones are right. A TODO of the model says that it needs a hybrid cache.",
         operations=("static", "generate-static"),
         families=("gpt_neo",),
         shown=("gpt_neo", "static"),
@@ -172,7 +174,8 @@ CAUSES: Final = (
         "Inkling counts new tokens twice in its query positions with a static cache",
         "models/inkling/modeling_inkling.py:233: `q_offset = cache.get_query_offset(...)`",
         "A static layer's length is a tensor, and its `update` adds to it in place "
-        "(cache_utils.py:483). The offset is read before, used after; `+ 0` makes it right.",
+        "(cache_utils.py:483). The offset is read before, used after; `+ 0` makes it right. A "
+        "window's length is an int, and is right.",
         operations=("static",),
         families=("inkling_text",),
         shown=("inkling_text", "static"),
