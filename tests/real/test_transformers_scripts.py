@@ -225,6 +225,7 @@ def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
     [
         ("off by 0.5; deviation of the cold logits: 1.5", True),
         ("off by 1e-15; deviation of the cold logits: 1.5", False),
+        ("refused: a crop\noff by 0.5; deviation of the cold logits: 1.5", True),
         ("AttributeError: 'Output' object has no attribute 'cache'", False),
         ("expected [3, 4] got [3, 4] \nexpected [5, 6] got [5, 7] ", True),
         ("expected [3, 4] got [3, 4] \nexpected [5, 6] got [5, 6] ", False),
@@ -391,6 +392,12 @@ def test_a_cause_is_given_to_families_whose_source_was_read(
 ) -> None:
     found = cause_of(cell(family, "crop-twice", "wrong", cause=cause, place=place))
     assert titled == ("" if found is None else found.title[: len(titled)])
+
+
+def test_a_single_crop_does_not_have_the_cause_of_a_second_one() -> None:
+    place = "layer 0, DynamicSlidingWindowLayer.keys"
+    single = cell("another", "crop-recorded", "wrong", cause="a new cache", place=place)
+    assert cause_of(single) is None
 
 
 LLAMA = {

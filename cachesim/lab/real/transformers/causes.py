@@ -38,6 +38,7 @@ class Cause(NamedTuple):
     layer: str = ""  # part of the class of the first layer that differs
     families: tuple[str, ...] = ()  # whose source was read; none: all share the line
     shown: tuple[str, str] = ("", "")  # family and operation; none: shown by the cause before
+    read: str = "5.24.0"  # the release of the source line
 
     def explains(self, cell: Cell) -> bool:
         """True if a wrong result has this cause."""
@@ -86,7 +87,7 @@ CAUSES: Final = (
         "The state of the cache is read for a single token only, so chunks, a further turn and "
         "speculative tokens forget what came before. A comment says that the kernel takes no "
         "initial state; no error and no documentation does.",
-        "#47087 (open for Mamba-1); #46032 and #46741 repaired Mamba-2.",
+        "#46032 and #46741 repaired Mamba-2.",
         families=("mamba", "falcon_mamba", "jamba"),
         shown=("jamba", "chunks"),
     ),
@@ -183,10 +184,10 @@ CAUSES: Final = (
     Cause(
         DYNAMIC,
         "`batch_select_indices` of a quantised cache moves only tokens not yet quantised",
-        "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by QuantizedLayer",
+        "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by BaseQuantizedLayer",
         "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
         "#45510 (closed) would override it; #48700 is about `reorder_cache` and `reset`.",
-        operations=("grouped", "fp8", "quanto", "hqq"),
+        operations=("grouped-select", "quanto-select", "hqq-select"),
         shown=("llama", "grouped-select"),
     ),
     Cause(
@@ -196,6 +197,7 @@ CAUSES: Final = (
         "For a single new token the product has a column for each earlier one. `generate` gives no "
         "mask then; the documentation asks for the mask of all tokens in a loop of one's own. "
         "`create_recurrent_attention_mask`, which cuts it, is used by Mamba-2 and not here.",
+        "#47087 (merged) is about padding masks of continued calls.",
         families=("mamba", "falcon_mamba"),
         shown=("mamba", "pad-tokens"),
     ),
@@ -204,7 +206,8 @@ CAUSES: Final = (
         "A refused `crop` has cropped the layers before the one that refuses",
         "cache_utils.py:1873, Cache.crop: layers are cropped one after another",
         "The error says that nothing can be rolled back, and the cache is of two lengths: the next "
-        "call raises where layers share a mask, so that this is no silent answer.",
+        "call raises where layers share a mask. A crash after a clear error, no silent answer; "
+        "nothing promises that a refused crop changes nothing.",
         operations=("crop-refused",),
         shown=("laguna", "crop-refused"),
     ),
@@ -222,9 +225,10 @@ CAUSES: Final = (
         REBUILT,
         "A second `crop` goes back further than a convolution's states were recorded",
         "cache_utils.py:1178, LinearAttentionCacheLayerMixin.crop",
-        "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
-        "and padded with zeros later. The docstring says that states are dropped, not that a "
-        "further crop is wrong.",
+        "The first crop keeps `conv_kernel_size` columns; the slice of a second one, or of one "
+        "that goes back further than was recorded, is shorter, and padded with zeros later. The "
+        "docstrings say that recording lasts until a crop, which drops states, so that this is "
+        "near a documented limit; nothing refuses a further crop, and `is_croppable` stays True.",
         families=("lfm2", "lfm2_moe"),
         operations=("crop-twice", "crop-deep"),
         shown=("lfm2", "crop-twice"),
@@ -234,14 +238,16 @@ CAUSES: Final = (
         "A second `crop` goes back further than a window's keys were recorded",
         "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
         "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
-        layer="SlidingWindow",
-        operations=("crop",),
+        layer=" DynamicSlidingWindow",
+        operations=("crop-twice", "crop-deep"),
     ),
     Cause(
         UNLIMITED,
         "A second `crop` goes back further than a window's keys were recorded",
-        "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
-        "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
+        "cache_utils.py:281, DynamicSlidingWindowLayer.crop; models/doge/modeling_doge.py:355",
+        "The slice is shorter than the window, and `get_seq_length` counts as if it were whole. "
+        "Other models raise, since the mask is wider than the keys; Doge cuts the mask. A comment "
+        "expects a crop after each call; nothing refuses a second one.",
         layer="SlidingWindow",
         operations=("crop-twice", "crop-deep"),
         families=("doge",),
@@ -269,33 +275,37 @@ CAUSES: Final = (
         WHOLE_MASK,
         "GIT widens a padding mask by image tokens that the cache does not hold",
         "models/git/modeling_git.py:843: `extended_attention_mask = torch.ones(...)`",
-        "Each call after the first is taken for one after an image, also after text alone.",
+        "Each call after the first is taken for one after an image, also after text alone; padding "
+        "is looked for in the wrong columns. Without padding nothing changes.",
         families=("git",),
         shown=("git", "pad-tokens"),
     ),
     Cause(
         PER_CALL,
         "Continuous batching: DiffLlama's second attention overwrites the first one's values",
-        "models/diffllama/modeling_diffllama.py:276, 286: `attention_interface` twice a layer",
+        "models/diffllama/modeling_diffllama.py:275, 285: `attention_interface` twice a layer",
         "Each call writes its half of the values to the same blocks. Right in 5.24.0.",
         families=("diffllama",),
         shown=("diffllama", "paged"),
+        read="5.23.0",
     ),
     Cause(
         PER_CYCLE,
         "Continuous batching: HRM-Text's cycles write to the same layers",
-        "integrations/eager_paged.py: `layer_idx=module.layer_idx`",
+        "integrations/eager_paged.py:43: `layer_idx=module.layer_idx`",
         "The model's own cache is given `layer_idx + cycle_offset`. 5.24.0 raises AttributeError.",
         families=("hrm_text",),
         shown=("hrm_text", "paged"),
+        read="5.23.0",
     ),
     Cause(
         UNLIMITED,
         "Moshi's mask has no window, its cache has one",
         "models/moshi/modeling_moshi.py:778: `create_causal_mask`",
-        "`sliding_window` is in the configuration, so that the cache drops keys that a run without "
-        "a cache attends to. Which of the two is meant is not documented; with the cache the "
-        "answer depends on how the prompt is divided into calls.",
+        "`sliding_window` is documented as the size of the window, and the cache keeps to it; the "
+        "mask does not, so that a run without a cache attends to more, and the answer depends on "
+        "how the prompt is divided into calls. By default the window is 3000, as is "
+        "`max_position_embeddings`: only longer texts differ.",
         "#39251 (open) sees a test fail with the window's cache and pass with a dynamic one.",
         families=("moshi",),
         shown=("moshi", "tokens"),
@@ -303,19 +313,23 @@ CAUSES: Final = (
     Cause(
         "attention of its own, which is not replaced by the paged one",
         "Continuous batching takes models whose attention it does not replace",
-        "generation/continuous_batching/continuous_api.py: no check of the model",
-        "`set_attn_implementation` changes nothing where a model does not look its attention up: "
-        "no earlier token is seen. GPT-J and CodeGen are right in 5.24.0, others raise there.",
+        "modeling_utils.py, set_attn_implementation: warns and goes on",
+        "It logs that the model does not support setting its attention implementation, and "
+        "continuous batching, which calls it, does not check the result: no earlier token is seen. "
+        "Warned of, and not refused. GPT-J and CodeGen are right in 5.24.0, others raise there.",
         shown=("bloom", "paged"),
+        read="5.23.0",
     ),
     Cause(
         "positions of its own, which do not follow those of the packed prompts",
         "Continuous batching takes models that count positions themselves",
         "generation/continuous_batching/continuous_api.py: no check of the model",
-        "Prompts are packed into one row; a model without `position_ids` counts on from one prompt "
-        "to the next. 5.24.0 raises AttributeError, since they ask the paged cache for its length; "
-        "also for twelve families that were right before.",
+        "A model without `position_ids` counts from 0 in each step, since it is given no cache, "
+        "and on from one prompt to the next where they are packed into one row. 5.24.0 raises "
+        "AttributeError, since they ask the paged cache for its length; also for twelve families "
+        "that were right before.",
         shown=("bart", "paged"),
+        read="5.23.0",
     ),
 )
 

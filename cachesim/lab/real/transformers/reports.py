@@ -20,9 +20,9 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.scenario.labels import table
 from cachesim.typed import Json
 
-OFF: Final = re.compile(r"off by (\S+); [^:]+: (\S+)")
+OFF: Final = re.compile(r"^off by (\S+); [^:]+: (\S+)", re.MULTILINE)
 TOKENS: Final = re.compile(r"^expected (\[.*?\]) got (\[.*?\]) ?(.*)$", re.MULTILINE)
-AT_FAULT: Final = "Line at fault, read in the source of 5.24.0"
+AT_FAULT: Final = "Line at fault, read in the source of"
 SECONDS: Final = 120
 """Time of a program."""
 
@@ -103,7 +103,7 @@ def _report(
         f"# {title}",
         setting,
         _sentence(shown, script, last),
-        fill(f"{AT_FAULT}: {cause.source}. {cause.why}", 100) if cause else "",
+        fill(f"{AT_FAULT} {cause.read}: {cause.source}. {cause.why}", 100) if cause else "",
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
         _course(shown, releases),
@@ -149,7 +149,7 @@ def _steps(verdicts: Sequence[tuple[str, str]]) -> str:
 
 def _shows(printed: str, shown: Cell) -> bool:
     """True if a program prints the crash, or logits or tokens that are not the cold ones."""
-    far = OFF.match(printed)
+    far = OFF.search(printed)
     if shown.verdict == "crash":
         return bool(printed) and far is None
     if far is None:
