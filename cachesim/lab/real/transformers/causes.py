@@ -313,7 +313,7 @@ CAUSES: Final = (
     Cause(
         "attention of its own, which is not replaced by the paged one",
         "Continuous batching takes models whose attention it does not replace",
-        "modeling_utils.py, set_attn_implementation: warns and goes on",
+        "modeling_utils.py, set_attn_implementation: warns and continues",
         "It logs that the model does not support setting its attention implementation, and "
         "continuous batching, which calls it, does not check the result: no earlier token is seen. "
         "Warned of, and not refused. GPT-J and CodeGen are right in 5.24.0, others raise there.",
