@@ -2,7 +2,11 @@
 
 import importlib.metadata
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+from cachesim.report.html_document import FLAG
 
 project = "cachesim"
 author = copyright = "The cachesim authors"  # noqa: A001
@@ -40,15 +44,40 @@ highlight_language = "none"
 smartquotes = False  # `--flag` is no dash
 nitpicky = True
 
+
+class FlagsOnOneLine(SphinxTransform):
+    """Flags in titles and text get a class by which they are not broken at their hyphens."""
+
+    default_priority = 500
+
+    def apply(self) -> None:
+        """Put each flag outside code into an element of its own."""
+        for text in list(self.document.findall(nodes.Text)):
+            parent = text.parent
+            if not isinstance(
+                parent, nodes.title | nodes.paragraph | nodes.strong | nodes.emphasis
+            ):
+                continue
+            pieces: list[nodes.Node] = []
+            end = 0
+            for found in FLAG.finditer(text):
+                pieces.append(nodes.Text(text[end : found.start()]))
+                pieces.append(nodes.inline("", found[0], classes=["flag"]))
+                end = found.end()
+            if pieces:
+                parent.replace(text, [*pieces, nodes.Text(text[end:])])
+
+
 FORMER_NAMES = "## Former names"
 """A section for contributors."""
 
 
 def setup(app: Sphinx) -> None:
-    """Leave the former names of functions and classes out of the page of words."""
+    """Leave former names of functions and classes out of the page of words; keep flags whole."""
 
     def shorten(_: Sphinx, name: str, source: list[str]) -> None:
         if name == "words":
             source[0] = source[0].partition(FORMER_NAMES)[0]
 
     app.connect("source-read", shorten)
+    app.add_transform(FlagsOnOneLine)

@@ -57,6 +57,22 @@ PAGES: Final = (
 WIDER: Final = """() => [...document.querySelectorAll("article table")].flatMap((table, i) =>
     table.parentElement.scrollWidth > table.parentElement.clientWidth + 1 ? [i] : [])"""
 """The tables of a page that stick out of what holds them."""
+BROKEN: Final = r"""() => {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+    while (walker.nextNode()) {
+        const node = walker.currentNode;
+        if (node.parentElement.closest("pre, script, style, textarea, svg")) continue;
+        for (const flag of node.data.matchAll(/(?<![\w-])--[a-z]+(-[a-z0-9]+)+/g)) {
+            const range = document.createRange();
+            range.setStart(node, flag.index);
+            range.setEnd(node, flag.index + flag[0].length);
+            const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
+            if (lines.size > 1 && flag[0].length < 36) found.push(flag[0]);
+        }
+    }
+    return found;
+}"""
+"""The flags of a page that are broken at a hyphen; longer ones do not fit a line."""
 NEEDED: Final = ("sphinx", "myst_parser", "furo")
 
 
@@ -94,14 +110,15 @@ def looked_at(browser: Any, home: str, pictures: Path | None, *, every: bool) ->
     say(f"{len(PAGES)} pages fit 1280 and 390 pixels, light and dark; axe finds nothing")
 
 
-def too_wide(tab: Any, home: str, site: Path) -> Iterator[str]:
-    """Tables of any page that are wider than its text, at both widths."""
+def misfits(tab: Any, home: str, site: Path) -> Iterator[str]:
+    """Tables of any page that are wider than its text, and broken flags, at both widths."""
     names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     for size, (width, height) in SIZES.items():
         tab.set_viewport_size({"width": width, "height": height})
         for name in names:
             tab.goto(home + name)
             yield from (f"{name} {size}: table {number}" for number in tab.evaluate(WIDER))
+            yield from (f"{name} {size}: {flag} is broken" for flag in tab.evaluate(BROKEN))
 
 
 def taken(tab: Any, home: str) -> None:
@@ -232,8 +249,8 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
             with served(site) as address:
                 home = address.removesuffix("playground/index.html")
                 looked_at(browser, home, pictures, every=EVERY in arguments)
-                equal([], list(too_wide(new_tab(browser), home, site)))
-                say("no table is wider than its page")
+                equal([], list(misfits(new_tab(browser), home, site)))
+                say("no table is wider than its page, and no flag is broken at a hyphen")
                 taken(new_tab(browser), home)
                 if playground_in(site):
                     make_lessons.main(site)

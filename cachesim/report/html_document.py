@@ -133,5 +133,9 @@ FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?: \d+(?:\.
 
 def _code(text: str) -> str:
     """Text with code in backticks; flags are not broken."""
-    words = re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))
-    return FLAG.sub(r'<span class="flag">\g<0></span>', words)
+    return with_flags(re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text))))
+
+
+def with_flags(markup: str) -> str:
+    """Markup with flags in elements of a class that is not broken at hyphens."""
+    return FLAG.sub(r'<span class="flag">\g<0></span>', markup)

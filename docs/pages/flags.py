@@ -35,13 +35,13 @@ def _engines() -> Iterator[str]:
 
 
 def _table(family: Family[Any, Any]) -> str:
-    titles = ("option", "meaning", "value", "default", "releases", "upstream")
-    return table(titles, [(*_row(each), code(each.upstream)) for each in flags_of(family)])
+    titles = ("option, and its flag", "meaning", "value", "default", "releases")
+    return table(titles, map(_row, flags_of(family)))
 
 
 def _row(flag: Flag) -> tuple[str, ...]:
     return (
-        code(flag.name),
+        f"{code(flag.name)} {code(flag.upstream)}",
         plain(flag.about),
         plain(shape(flag.value)),
         plain(flag.default),

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from cachesim.engines import FAMILIES
 from cachesim.play import run
 from cachesim.play.result import Step
+from cachesim.report.html_document import with_flags
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence, label_of, weakest
@@ -72,7 +73,7 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     return (
         f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
-        f"<p><strong>{escape(plain_text(shows.symptom or scenario.about))}</strong></p>"
+        f"<p><strong>{with_flags(escape(plain_text(shows.symptom or scenario.about)))}</strong></p>"
         f"<p>{'<br>'.join(facts)}</p>"
         f'<p><a href="reports/{name}.html">{_named(scenario)}</a></p><p>{" ".join(links)}</p></div>'
     )
