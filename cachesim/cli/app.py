@@ -88,6 +88,7 @@ FORMER: Final[Mapping[str, tuple[str, ...]]] = {
 """Former names of commands, and the words that stand for each now."""
 
 FORMER_OPTIONS: Final = {"--models": "--model"}
+"""Former names of options, and the present one of each."""
 
 
 def _usage(error: CycloptsError) -> str:
@@ -207,9 +208,11 @@ def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
 def real_gguf(
     preset: str,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    seed: int = 0,
-    window: int = 0,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The file to write.")],
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
+    window: Annotated[
+        int, Parameter(help="The model's sliding window; 0: that of the preset.")
+    ] = 0,
     adapter: Annotated[str, Parameter(help="Write this adapter of it instead, for --lora.")] = "",
 ) -> int:
     """Write the network of a preset as a GGUF file that the real server loads.
@@ -223,12 +226,18 @@ def real_gguf(
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """The arguments with a command's present name, which is printed on standard error."""
+    """The arguments with present names; a former one is announced on standard error."""
+    present = []
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name in FORMER_OPTIONS:
+            sys.stderr.write(f"cachesim: {name} is now {FORMER_OPTIONS[name]}\n")
+        present.append(f"{FORMER_OPTIONS.get(name, name)}{sign}{value}")
     if words[0] not in FORMER:
-        return [*words]
+        return present
     now = FORMER[words[0]]
     announce(words[0], " ".join(now))
-    return [*now, *(FORMER_OPTIONS.get(word, word) for word in words[1:])]
+    return [*now, *present[1:]]
 
 
 def announce(former: str, now: str) -> None:

@@ -1,7 +1,7 @@
 """`cachesim bisect`: the first bad and the first good release, and the change between them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,15 +11,17 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
-from cachesim.cli.options import Page
+from cachesim.cli.jobs import changed
+from cachesim.cli.options import Page, Seed, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, print_report, tracked, write_page
 from cachesim.engines.family import Family, family_of
-from cachesim.errors import InputError
+from cachesim.errors import InputError, ScenarioError
 from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.play.bisect import Cause, Play, ReleaseVerdict, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
+from cachesim.scenario.checks import misfits
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
@@ -32,26 +34,34 @@ def bisect_command(
     *,
     arithmetic: Annotated[
         Literal["ring", "float"],
-        Parameter(help="ring: exact 64-bit integers; float: a real network."),
+        Parameter(help="float: a real network; ring: exact 64-bit integers (no rounding)."),
     ] = "ring",
     real: Annotated[
         bool, Parameter(help="Run the real servers, each from its release's wheel.")
     ] = False,
     server: ServerFlags = UNSAID,
+    settings: Settings = None,
+    seed: Seed = None,
+    format: TextOrJson = "text",
     report: Page = None,
 ) -> int:
     """Find the release that broke or fixed a scenario or a log.
 
     Every release is played. For a log, the worst miss that `cachesim why` finds is used;
-    --profile, --model and --window are for logs. The exit status is 1 if a release is bad.
+    --profile, --model and --window are for logs, --seed for scenarios. The exit status is 1 if a
+    release is bad.
 
     Example: cachesim bisect llama.cpp-24411-first-turn-again
     """
     page = page_at(report)
-    scenario = _scenario(name, server.wanted(()))
+    scenario = _scenario(name, server.wanted(settings), seed)
     family = family_of(scenario.engine.name)
     play = _play(scenario, arithmetic, real=real)
     releases = family.real() if real else family.names()
+    if settings:
+        problems = [misfits(scenario, [each]) for each in releases]
+        if all(problems):
+            raise ScenarioError(*problems[-1])
     judged = judge([play(each) for each in tracked(releases, len(releases), name, "releases")])
     where = "the real servers" if real else "the simulator"
     found = list(turns(scenario, judged, simulated(scenario, arithmetic)))
@@ -76,37 +86,63 @@ def bisect_command(
         table,
         *map(Text, _notes(family, judged, found)),
     ]
-    print_report(parts)
+    print_report(parts, _as_json(scenario.name, where, judged, found), format=format)
     write_page(page, f"cachesim bisect {name}", parts)
     return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
 
 
-def _scenario(name: str, wanted: UserSettings) -> Scenario:
+def _as_json(
+    name: str, where: str, judged: Sequence[ReleaseVerdict], found: Sequence[TurningPoint]
+) -> dict[str, Any]:
+    """The verdict on each release with its steps, and the changes between unlike neighbours."""
+    releases = [
+        {
+            "release": each.played.profile,
+            "state": each.state if each.state != "-" else None,
+            "step": each.step,
+            "why": each.why,
+            "evidence": each.evidence,
+            "steps": [asdict(step) for step in each.played.steps],
+        }
+        for each in judged
+    ]
+    changes = [asdict(each) for each in found]
+    return {"format": 1, "scenario": name, "on": where, "releases": releases, "changes": changes}
+
+
+def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
     """The scenario of a name, or the worst miss of a server's log."""
     path = Path(name)
     if path.suffix != ".toml" and path.is_file():
+        if seed is not None:
+            msg = f"{name}: --seed is for scenarios; a log has its own requests"
+            raise InputError(msg)
         _, file = open_log(name)
         with file:
             if is_dump(file.read(1 << 16)):
                 msg = f"{name}: recorded requests say nothing of the server; bisect takes its log"
                 raise InputError(msg)
             file.seek(0)
-            return _as_given(worst_scenario(replays_of(read_files([(name, file)]), wanted)))
+            worst = worst_scenario(replays_of(read_files([(name, file)]), wanted))
+            return _as_given(worst, wanted.options)
+    if wanted.profile or wanted.model or wanted.window:
+        msg = f"{name}: --profile, --model and --window are for logs; a scenario has its own"
+        raise InputError(msg)
     loaded = load_all([name])
     if len(loaded) > 1:
         msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
         raise InputError(msg)
-    return loaded[0][1]
+    return changed(loaded[0][1], seed, wanted.options)
 
 
-def _as_given(scenario: Scenario) -> Scenario:
-    """The scenario without the flags that are at the default of the log's release."""
+def _as_given(scenario: Scenario, wanted: Mapping[str, Any]) -> Scenario:
+    """The scenario without flags at the default of the log's release that --set does not name."""
     server = scenario.engine
     family, (release, *_) = family_of(server.name), server.profiles
     options = {
         name: value
         for name, value in server.options.items()
-        if family.default(family.option(name), release) != value
+        if name in wanted or family.default(family.option(name), release) != value
     }
     return replace(scenario, engine=replace(server, options=options))
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import setting
-from cachesim.cli.options import Dask, Jobs, Page, Profiles, Settings, TextOrJson
+from cachesim.cli.options import Arithmetic, Dask, Jobs, Page, Profiles, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
@@ -473,10 +473,8 @@ def check_command(
         Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
     ] = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
-    seed: Annotated[int, Parameter(help="The seed of the workloads.")] = 0,
-    arithmetic: Annotated[
-        ArithmeticName, Parameter(help="ring: exact 64-bit integers; float: a real network.")
-    ] = "ring",
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
+    arithmetic: Arithmetic = "ring",
     jobs: Jobs = None,
     dask: Dask = None,
     format: TextOrJson = "text",

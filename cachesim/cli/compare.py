@@ -72,8 +72,8 @@ def compare_command(
     arithmetic: Annotated[
         ArithmeticName,
         Parameter(
-            help="ring: exact 64-bit integers; float: a real network; counts: decisions only, as"
-            " always of a trace."
+            help="float: a real network; ring: exact 64-bit integers (no rounding); counts: no "
+            "answers, not judged, as always of a trace."
         ),
     ] = "ring",
     plot: Annotated[Path | None, Parameter(help="Write a picture of the table, as SVG.")] = None,

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli.jobs import setting
-from cachesim.cli.options import Profile
+from cachesim.cli.options import Preset, Profile
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
@@ -37,7 +37,7 @@ class ServerFlags:
     """Server settings, each with a flag of its own."""
 
     profile: Profile = None
-    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None
+    model: Preset = None
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None
 
     def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> UserSettings:

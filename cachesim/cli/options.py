@@ -16,7 +16,18 @@ Profiles: TypeAlias = Annotated[
     ),
 ]
 Profile: TypeAlias = Annotated[
-    str | None, Parameter(name=["--profile", "-p"], help="The server's release, such as b9538.")
+    str | None,
+    Parameter(
+        name=["--profile", "-p"],
+        help="A release with its patches, such as b9538+24143 or vllm@0.33.0; read or assumed if "
+        "left out.",
+    ),
+]
+Preset: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        name="--model", help="A preset of `cachesim list presets`; read or assumed if left out."
+    ),
 ]
 Settings: TypeAlias = Annotated[
     list[str] | None,
@@ -32,7 +43,10 @@ Arithmetic: TypeAlias = Annotated[
         "counts: no answers, not judged."
     ),
 ]
-Seed: TypeAlias = Annotated[int | None, Parameter(help="The seed of weights and spans.")]
+Seed: TypeAlias = Annotated[
+    int | None,
+    Parameter(help="The seed of everything drawn at random; by default the scenario's."),
+]
 Jobs: TypeAlias = Annotated[
     int | None, Parameter(help="Number of processes; all processors by default.")
 ]

@@ -196,7 +196,8 @@ def run_command(
     ] = None,
     format: AnyFormat = "text",
     report: Annotated[
-        Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
+        Path | None,
+        Parameter(help="Write the report as one HTML page, to step through the events."),
     ] = None,
 ) -> int:
     """Run scenarios: tokens reused, why not more, wrong answers.

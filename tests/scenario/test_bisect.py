@@ -1,5 +1,6 @@
 """Bisections: which release is bad, and which change made it so, as the reports' threads say."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,38 @@ def test_recorded_requests_say_too_little(
     assert 2 == main(["bisect", str(recorded)])
 
     assert "bisect takes its log" in capsys.readouterr().err
+
+
+def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "llama.cpp-24411-first-turn-again"
+    flags = ["--set", "ctx_checkpoints=0", "--seed", "7"]
+
+    assert 1 == main(["bisect", name, *flags, "--format", "json"])
+
+    said = json.loads(capsys.readouterr().out)
+    releases = {each["release"]: each for each in said["releases"]}
+    assert [0, 0, 140, 248, 0] == [each["cached"] for each in releases["b11549"]["steps"]]
+    assert "turn-2: reuses 0 of 32" == "{step}: {why}".format(**releases["b11549"])
+    assert [("b9294", "bad", "23280")] == [
+        (each["after"], each["became"], each["causes"][0]["patch"]) for each in said["changes"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("NAME --set nonsense=1", "has no option 'nonsense'"),
+        ("NAME -p b9538", "--profile, --model and --window are for logs"),
+        ("docs/examples/hybrid.log --seed 1", "--seed is for scenarios"),
+    ],
+)
+def test_an_option_that_bisect_cannot_heed_is_refused(
+    words: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    name = "llama.cpp-24411-first-turn-again"
+
+    assert 2 == main(["bisect", *words.replace("NAME", name).split()])
+    assert complaint in capsys.readouterr().err

@@ -76,7 +76,7 @@ class Settings:
         bool,
         Parameter(negative="", help="Send prompts as messages, where a server takes texts."),
     ] = False
-    seed: Annotated[int, Parameter(help="Another seed sends other workloads.")] = 0
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
     may_erase: Annotated[
         bool, Parameter(negative="", help="Allow to empty the server's cache.")
     ] = False

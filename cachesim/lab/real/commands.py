@@ -105,12 +105,13 @@ class LlamaCppFlags:
         names. With `logs`: whose logs, instead of those of May, June and October. With `newest`:
         the profile that the wheel is compared with; the newest if left out.
     seed
-        What the workloads are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many: each is a fresh server with random flags and 4 to 12 requests, or 70; with chats,
         files, embeddings, restarts, cancels, arrivals and all else that users do.
-    models
-        Presets to draw from; all that the release can load if left out.
+    model
+        A preset of `cachesim list presets`; may be repeated. By default all that the release can
+        load.
     first
         The number of the first workload, to come back to one of a longer run.
     scenario
@@ -144,7 +145,7 @@ class LlamaCppFlags:
     release: str = ""
     seed: int = 0
     workloads: int = 100
-    models: Sequence[str] = ()
+    model: Sequence[str] = ()
     first: int = 0
     scenario: str | None = None
     logits: bool = False
@@ -215,7 +216,7 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
 
 
 def _random(release: str, flags: LlamaCppFlags) -> int:
-    presets = tuple(flags.models) or tuple(PRESETS)
+    presets = tuple(flags.model) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
         msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"

@@ -252,7 +252,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     prompts
         How many for each preset: 64 tokens, then 16 generated ones; as many for the MTP head.
     seed
-        What weights and prompts are drawn from.
+        The seed of everything drawn at random.
 
     """
     wheel = as_release(release)

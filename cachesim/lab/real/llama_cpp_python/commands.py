@@ -72,7 +72,7 @@ def real_llama_cpp_python(
     release: str = "",
     seed: int = 0,
     workloads: int = 100,
-    models: Sequence[str] = (),
+    model: Sequence[str] = (),
     first: int = 0,
     scenario: str | None = None,
     settings: bool = False,
@@ -90,13 +90,13 @@ def real_llama_cpp_python(
     release
         0.3.23, 0.3.31, 0.3.35 or 0.3.36; the newest if left out.
     seed
-        What the workloads are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many on each preset: an instance with random arguments, a cache or none, a draft model
         or none, and 2 to 5 prompts or chats; between them states are saved and loaded, texts
         embedded, new instances made with the same or other arguments.
-    models
-        Presets to draw from; all if left out.
+    model
+        A preset of `cachesim list presets`; may be repeated. By default all.
     first
         The number of the first workload, to come back to one of a longer run.
     scenario
@@ -117,7 +117,7 @@ def real_llama_cpp_python(
             family=FAMILY, environment_for=environment_for, play=play_scenario, heads=HEADS
         )
         return stage.play_named(scenario, release)
-    for name in models:
+    for name in model:
         preset(name)  # refused before anything is set up
     if newest or wheel:
         release, version = FAMILY.real()[-1], wheel or versions_of(FAMILY.name)[0]
@@ -129,7 +129,7 @@ def real_llama_cpp_python(
     title = f"llama-cpp-python {version or release}, seed {seed}"
     found, played = Agreement(title=title, kinds="preset"), list[Played[Rules]]()
     with RealInstances(release, version) as real:
-        for name in models or DRAWN:
+        for name in model or DRAWN:
             for number in watched(range(first, first + workloads)):
                 drawn = draw(release, name, seed, number)
                 steps = real.play(drawn)

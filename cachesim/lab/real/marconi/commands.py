@@ -32,7 +32,7 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
     artifact
         The folder with `radix_cache_hybrid.py`.
     seed
-        What the workloads are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many: each is a fresh tree and 5 to 60 requests.
 

@@ -32,7 +32,7 @@ class MlxFlags:
         0.29.1, 0.30.0, 0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2; the newest
         if left out.
     seed
-        What operations and requests are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many servers: each is fresh, with random options and 3 to 8 groups of requests.
     sequences

@@ -43,7 +43,7 @@ def real_sglang(
     release
         0.5.9, 0.5.22 or 0.5.23; the newest if left out.
     seed
-        What the workloads are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many: each is a fresh scheduler and 3 to 10 groups of requests.
     first

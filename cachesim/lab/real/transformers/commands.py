@@ -88,7 +88,7 @@ def real_transformers(
     attention
         eager or sdpa.
     seed
-        What the scripts are drawn from.
+        The seed of everything drawn at random.
     shrink
         How many wrong results to reduce to their shortest script.
     batches

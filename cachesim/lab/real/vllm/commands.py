@@ -39,7 +39,7 @@ def real_vllm(
     release
         One of each minor from 0.19.1 to 0.33.0; the newest if left out.
     seed
-        What the workloads are drawn from.
+        The seed of everything drawn at random.
     workloads
         How many: each is a fresh scheduler and 3 to 10 groups of requests.
     first
