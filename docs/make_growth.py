@@ -131,7 +131,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"A request costs the same however many came before: the power is {_span(requests)}. Each"
-        f" has another prompt; what is parked of earlier ones is bounded by `cache_ram`."
+        f" has another prompt; the prompt cache holds no more of earlier ones than `cache_ram`."
     )
     missing = [
         f"{row['model']} in {row['arithmetic']} with {int(size):,} {axis}"

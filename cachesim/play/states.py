@@ -281,7 +281,7 @@ class SlotState:
 
     id: Annotated[int, "Its number."]
     state: Annotated[str, "What it is doing."]
-    tokens: Annotated[Pieces, "The tokens it believes to have."]
+    tokens: Annotated[Pieces, "The tokens it thinks it holds."]
     checkpoints: Annotated[tuple[CheckpointState, ...], "Its saved states."]
 
 

@@ -16,7 +16,7 @@ WHOLE_BLOCKS: Final = Cause(
     id="whole-blocks",
     sentence="a hit is a multiple of {block} tokens",
     about=(
-        "An id stands for a whole block; several groups agree only on multiples of the least "
+        "Only a full block has a hash; several groups agree only on multiples of the least "
         "common multiple of their block sizes. A smaller `prefix_match_unit` can help hybrid "
         "models."
     ),

@@ -108,7 +108,7 @@ function promptTokens(run, step) {
 const originOf = (run, token) =>
   token.from ? token.from : token.step === null || token.step === undefined ? "no step" : `step ${run.steps[token.step].name}, ${token.part}`;
 
-/** Tokens held in memory, compared with those that the slot believes to have. */
+/** Tokens held in memory, compared with those that the slot thinks it holds. */
 function heldTokens(run, held, believed, { first = 0, step = null } = {}) {
   return held.map((each, i) => {
     const position = first + i;
