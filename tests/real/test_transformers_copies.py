@@ -263,6 +263,24 @@ def test_the_line_at_fault_in_inkling_is_the_one_that_a_repair_changes(tmp_path:
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 
+@pytest.mark.wheel
+@pytest.mark.nightly
+def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
+    tmp_path: Path,
+) -> None:
+    """A convolution over the columns that are kept, and the new ones."""
+    kept = "self.conv1d_state = nn.functional.pad(x_branch, "
+    kept += "(self.conv1d_width - x_branch.shape[-1] - 1, 0))\n" + " " * 16
+    line = kept + "x_branch = self.conv_1d(x_branch)[..., :seq_len]"
+    repair = "joined = torch.cat((self.conv1d_state, x_branch), -1); before = self.conv1d_width - 1"
+    repair += "; self.conv1d_state = joined[..., -before:]"
+    repair += "; x_branch = self.conv_1d(joined)[..., before : before + seq_len]"
+    edits = {"models/recurrent_gemma/modeling_recurrent_gemma.py": {line: repair}}
+    library = copied(NEWEST, tmp_path / "transformers", edits)
+    status, rows = verdicts(library, "recurrent_gemma", "chunks", tmp_path / "results.jsonl")
+    assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
+
+
 def test_the_program_prints_a_folder_that_is_no_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cachesim", "real", "transformers", "--library", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

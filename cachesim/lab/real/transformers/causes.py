@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from cachesim.lab.real.transformers.results import Cell
 from cachesim.lab.real.transformers.script_worker import (
-    APART,
     CALLS,
     DYNAMIC,
     NEW_MASK,
@@ -88,7 +87,7 @@ CAUSES: Final = (
         "speculative tokens forget what came before. A comment says that the kernel takes no "
         "initial state; no error and no documentation does.",
         "#46032 and #46741 repaired Mamba-2.",
-        families=("mamba", "falcon_mamba", "jamba"),
+        families=("mamba", "falcon_mamba", "jamba", "zamba"),
         shown=("jamba", "chunks"),
     ),
     Cause(
@@ -133,21 +132,24 @@ CAUSES: Final = (
         shown=("falcon_h1", "select"),
     ),
     Cause(
-        APART,
-        "RecurrentGemma keeps its state in the module: two conversations mix",
-        "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
-        "The cache that a caller gives holds the keys of the attention layers only; a call without "
-        "a cache sets the state of the module to None.",
-        families=("recurrent_gemma",),
-        shown=("recurrent_gemma", "tokens"),
-    ),
-    Cause(
         REBUILT,
         "RecurrentGemma keeps its state in the module: two conversations mix",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
-        "`reorder_cache` moves the keys of the cache, not the state of the module.",
-        operations=("pad-reorder", "reorder", "select"),
+        "The cache that a caller gives holds the keys of the attention layers alone. A call with "
+        "another cache continues the state of the module, one without a cache sets it to None, "
+        "and a copy, a reset or a new order of the cache leaves it. Only tokens whose position is "
+        "0 restart it, and not the convolution's columns. A conversation by itself is right.",
         families=("recurrent_gemma",),
+        shown=("recurrent_gemma", "conversations"),
+    ),
+    Cause(
+        SINGLY,
+        "RecurrentGemma's convolution starts from zeros in each call of several tokens",
+        "models/recurrent_gemma/modeling_recurrent_gemma.py:446: `self.conv_1d(x_branch)`",
+        "The columns before are kept for a single token only; a call of several tokens is taken "
+        "for a prefill. The recurrent state does continue. Nothing refuses such a call.",
+        families=("recurrent_gemma",),
+        shown=("recurrent_gemma", "chunks"),
     ),
     Cause(
         DYNAMIC,
@@ -164,8 +166,10 @@ CAUSES: Final = (
         "`crop` of a static cache leaves the keys of hybrid layers, and takes their states back",
         "cache_utils.py:1371, 1403, LinearAttentionAndStatic...Layer: no `crop`",
         "It is inherited from the states' class, which comes first, as is `is_croppable`: True for "
-        "convolutions alone. The dynamic classes call both.",
-        "#47950: a review says that hybrid static layers would crop the linear part alone.",
+        "convolutions alone. The dynamic classes call both. The guide, Crop a cache, asks for a "
+        "negative number, and for recording before the call whose tokens go; both are done here.",
+        "#47950, which wrote that guide: a review says that hybrid static layers would crop the "
+        "linear part alone.",
         operations=("static-crop-recorded",),
         families=("inkling_text", "inkling2_text", "inkling2_loop_text"),
         shown=("inkling2_text", "static-crop-recorded"),
@@ -194,9 +198,11 @@ CAUSES: Final = (
         NEW_MASK,
         "Mamba-1 multiplies its input by the mask of the whole batch",
         "models/mamba/modeling_mamba.py:56: `hidden_states * attention_mask[:, :, None]`",
-        "For a single new token the product has a column for each earlier one. `generate` gives no "
-        "mask then; the documentation asks for the mask of all tokens in a loop of one's own. "
-        "`create_recurrent_attention_mask`, which cuts it, is used by Mamba-2 and not here.",
+        "For a single new token the product has a column for each earlier one, also where the mask "
+        "is 1 throughout: all of them enter the convolution's columns, so that the next token is "
+        "wrong. `generate` gives no mask then; the documentation asks for the mask of all tokens "
+        "in a loop of one's own. `create_recurrent_attention_mask`, which cuts it, is used by "
+        "Mamba-2, Jamba and Zamba, and not here.",
         "#47087 (merged) is about padding masks of continued calls.",
         families=("mamba", "falcon_mamba"),
         shown=("mamba", "pad-tokens"),
@@ -225,12 +231,12 @@ CAUSES: Final = (
         REBUILT,
         "A second `crop` goes back further than a convolution's states were recorded",
         "cache_utils.py:1178, LinearAttentionCacheLayerMixin.crop",
-        "The first crop keeps `conv_kernel_size` columns; the slice of a second one, or of one "
-        "that goes back further than was recorded, is shorter, and padded with zeros later. The "
-        "docstrings say that recording lasts until a crop, which drops states, so that this is "
-        "near a documented limit; nothing refuses a further crop, and `is_croppable` stays True.",
+        "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
+        "and padded with zeros later. The docstrings say that recording lasts until a crop, which "
+        "drops states, so that this is near a documented limit; nothing refuses a further crop, "
+        "and `is_croppable` stays True.",
         families=("lfm2", "lfm2_moe"),
-        operations=("crop-twice", "crop-deep"),
+        operations=("crop-twice",),
         shown=("lfm2", "crop-twice"),
     ),
     Cause(
@@ -239,7 +245,7 @@ CAUSES: Final = (
         "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
         "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
         layer=" DynamicSlidingWindow",
-        operations=("crop-twice", "crop-deep"),
+        operations=("crop-twice",),
     ),
     Cause(
         UNLIMITED,
@@ -249,7 +255,7 @@ CAUSES: Final = (
         "Other models raise, since the mask is wider than the keys; Doge cuts the mask. A comment "
         "expects a crop after each call; nothing refuses a second one.",
         layer="SlidingWindow",
-        operations=("crop-twice", "crop-deep"),
+        operations=("crop-twice",),
         families=("doge",),
         shown=("doge", "crop-twice"),
     ),

@@ -15,7 +15,7 @@ torch.manual_seed(0), torch.set_grad_enabled(False), torch.set_default_dtype(tor
 config = CONFIG_MAPPING[{family!r}]({fields})
 config._attn_implementation = config._experts_implementation = "eager"
 model = AutoModelForCausalLM.from_config(config).double().eval()
-[each.normal_(0, 1.5 / each.shape[1] ** 0.5) for each in model.parameters() if each.dim() == 2]"""
+[w.normal_(0, 1.5 / w.shape[-1] ** 0.5) for w in model.parameters() if w.dim() in (2, 3)]"""
 
 SINGLE: Final = ("inkling2_text", "inkling2_loop_text")
 """Families whose routers compute in float32, which weights in float64 refuse."""
@@ -26,14 +26,15 @@ FEED: Final = """\
 def feed(count):
     global cache, held
     held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
-    out = model(held[:, -count:], {key}=cache, use_cache=True)
+    out = model(held[:, -count:], {key}=cache, use_cache=True{more})
     {kept}return out.logits"""
 
 PADDED_FEED: Final = """\
 def feed(count):
     global cache, held
     held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
-    mask = (torch.arange(held.shape[1]) >= pads[:, None]).long()
+    at = torch.arange(held.shape[1])[None]
+    mask = ({mask}).long()
     out = model(held[:, -count:], {key}=cache, use_cache=True, attention_mask=mask{positions})
     {kept}return out.logits"""
 
@@ -47,6 +48,27 @@ def turn(more):
                          output_logits=True, return_dict_in_generate=True)
     return out.sequences[:, :-1], torch.stack(out.logits, 1)"""
 
+GENERATED: Final = """\
+ids = torch.randint(3, 100, ({rows}, {width}))
+given = dict(max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True)
+out = model.generate(ids, **given, {manner})
+held, got = out.sequences[:, :-1], torch.stack(out.logits, 1)"""
+"""One `generate`; its tokens are given to the cold run."""
+
+MANNERS: Final[Mapping[str, str]] = {
+    "chunks": "prefill_chunk_size=5",
+    "static": 'cache_implementation="static", disable_compile=True',
+    "lookup": "prompt_lookup_num_tokens=4, max_matching_ngram_size=2",
+    "assisted": "assistant_model=helper",
+}
+HELPER: Final = """\
+import copy; helper = copy.deepcopy(model)
+[each.add_(torch.randn_like(each) * 0.05) for each in helper.parameters()]"""
+
+LEFT: Final = "at >= pads[:, None]"
+RIGHT: Final = "(at < {width} - pads[:, None]) | (at >= {width})"
+"""Columns that are no padding."""
+
 STEPS: Final[Mapping[str, str]] = {
     "feed": "got = feed({0})",
     "cache static": (
@@ -58,6 +80,22 @@ STEPS: Final[Mapping[str, str]] = {
         "    _quantize, _dequantize = lambda self, whole, axis: whole, lambda self, whole: whole\n"
         "cache.layers = [Whole(residual_length=4) for _ in cache.layers]"
     ),
+    "cache fp8": (
+        "from transformers.cache_utils import Fp8QuantizedLayer\n"
+        "class Whole(Fp8QuantizedLayer):  # a backend that loses no precision\n"
+        "    _quantize = lambda self, whole, *_, **__: (whole, 1.0)\n"
+        "    _dequantize = lambda self, stored: stored[0]\n"
+        "cache.layers = [Whole() for _ in cache.layers]"
+    ),
+    "cache crossed": (
+        "from transformers import EncoderDecoderCache\n"
+        "cache = EncoderDecoderCache(cache, DynamicCache(config=config))"
+    ),
+    "encoder": "more = dict(encoder_hidden_states=torch.randn(1, {0}, config.hidden_size))",
+    "fork": (
+        "import copy; kept = cache, held; cache = copy.deepcopy(cache)\nfeed(3); cache, held = kept"
+    ),
+    "other": "model(torch.randint(3, 100, (1, {0})), {other}use_cache=True)",
     "try": (
         "try: cache.crop({0})\nexcept RuntimeError as error: print('refused:', str(error)[:60])"
     ),
@@ -74,17 +112,27 @@ STEPS: Final[Mapping[str, str]] = {
 """The line of a step; those of others are in no program."""
 
 PADDED: Final = """\
-cold = torch.cat([model(row[None, pad:], use_cache=False).logits[:, -got.shape[1]:]
+cold = torch.cat([model({alone}, use_cache=False).logits[:, -got.shape[1]:]
                   for row, pad in zip(held, pads)])
 {printed}"""
-"""The end of a program with padding on the left."""
+"""The end of a program with padding."""
+
+ALONE: Final = "row[None, pad:]"
+ALONE_RIGHT: Final = "torch.cat([row[: {width} - pad], row[{width} :]])[None]"
+"""A row without its padding."""
+
+ENDS: Final = "got = got[:, -1:]"
+ENDS_RIGHT: Final = (
+    "got = torch.stack([row[{width} - pad - 1 :][:1] for row, pad in zip(got, pads)])"
+)
+"""Logits of the last tokens of a padded prompt."""
 
 PRINTED: Final = (
     'print(f"off by {(got - cold).abs().max():.2g}; '
     'deviation of the cold logits: {cold.std():.2g}")'
 )
 TAIL: Final = """\
-cold = model(held, use_cache=False).logits[:, -got.shape[1]:]
+cold = model(held, use_cache=False{more}).logits[:, -got.shape[1]:]
 {printed}"""
 
 BEAMS: Final = """\
@@ -110,9 +158,6 @@ for expected, got in zip(cold, batch.values()):
     print("expected", expected, "got", got.generated_tokens, got.error or "")"""
 """The end of a program for continuous batching."""
 
-BETWEEN: Final = "model(torch.randint(3, 100, (1, 9)), use_cache=False)"
-"""A line for another conversation."""
-
 WIDTH: Final = 110
 
 
@@ -132,13 +177,16 @@ class Model(NamedTuple):
         return cls(family, *given)
 
 
-def program_of(model: Model, script: Script, *, between: bool = False) -> str:
-    """The program, or nothing; `between`: another run of the model after each step."""
+def program_of(model: Model, script: Script) -> str:
+    """The program, or nothing."""
     if not has_program(script):
         return ""
     named = ", ".join(f"{name}={value!r}" for name, value in model.fields.items())
     head = HEAD.format(family=model.family, fields=named)
-    if model.family in SINGLE:
+    if model.family in SINGLE or script[0][0] in (
+        "pad",
+        "batch",
+    ):  # whose scores are NaN in float64
         head = head.replace("float64", "float32").replace(".double()", ".float()")
     lines = [part for line in head.splitlines() for part in _wrapped(line)]
     first, *given = script[0]
@@ -146,27 +194,54 @@ def program_of(model: Model, script: Script, *, between: bool = False) -> str:
         return "\n".join([*lines, PAGED.format(max(given))])
     if is_beams(script):
         return "\n".join([*lines, BEAMS.format(given[0])])
-    padded = first == "pad"
-    steps = [["feed", max(given)], *script[1:]] if padded else script
+    if is_generated(script):
+        return "\n".join([*lines, *_generated(first, given)])
+    padded, masked = first in ("pad", "right"), first == "mask"
+    width = max(given) if padded else 0
+    steps = [["feed", width], *script[1:]] if padded else script[masked:]
     rows = len(given) if padded else next((each[1] for each in script if each[0] == "rows"), 1)
     steps = [each for each in steps if each[0] != "rows"]
     cache = "None" if model.own else "DynamicCache(config=config)"
     lines.append(START.format(cache=cache, rows=rows))
-    if padded:
-        lines.append(f"pads = torch.tensor({[max(given) - each for each in given]})")
+    if padded or masked:
+        pads = [width - each for each in given] if padded else [0]
+        lines.append(f"pads = torch.tensor({pads})")
     names = {name for name, *_ in steps}
+    more = ", **more" if "encoder" in names else ""
+    right = first == "right"
     if "feed" in names:
-        positions = POSITIONS if model.positions else ""
+        positions = POSITIONS if model.positions and padded else ""
         kept = f"cache = out.{model.key}; " if model.own else ""  # others are filled in place
-        form = PADDED_FEED if padded else FEED
-        lines += form.format(key=model.key, positions=positions, kept=kept).splitlines()
+        form = PADDED_FEED if padded or masked else FEED
+        mask = (RIGHT if right else LEFT).format(width=width)
+        lines += form.format(
+            key=model.key, positions=positions, kept=kept, mask=mask, more=more
+        ).splitlines()
     if "generate" in names:
         lines += TURN.format(key=model.key).splitlines()
+    other = "" if model.own else f"{model.key}={cache}, "
     for name, group in groupby(steps, key=lambda each: each[0]):
-        lines += _lines(name, list(group), between=between)
+        lines += _lines(name, list(group), other)
     if padded and len(steps) == 1:
-        lines.append("got = got[:, -1:]")
-    return "\n".join([*lines, (PADDED if padded else TAIL).format(printed=PRINTED)])
+        lines.append((ENDS_RIGHT if right else ENDS).format(width=width))
+    tail = PADDED if padded else TAIL
+    alone = (ALONE_RIGHT if right else ALONE).format(width=width)
+    return "\n".join([*lines, tail.format(printed=PRINTED, alone=alone, more=more)])
+
+
+def _generated(first: str, given: Sequence[Any]) -> Iterator[str]:
+    """A single `generate`, of a batch with padding or in a manner, and its cold run."""
+    width, rows, manner, tail = given[0], 1, "", TAIL
+    if first == "batch":
+        width, rows, tail = max(given), len(given), PADDED
+        yield f"pads = torch.tensor({[width - each for each in given]})"
+        manner = f"attention_mask=(torch.arange({width}) >= pads[:, None]).long()"
+    else:
+        manner = MANNERS[given[1]]
+    if "helper" in manner:
+        yield from HELPER.splitlines()
+    yield from GENERATED.format(rows=rows, width=width, manner=manner).splitlines()
+    yield tail.format(printed=PRINTED, alone=ALONE, more="")
 
 
 def is_beams(script: Script) -> bool:
@@ -174,16 +249,22 @@ def is_beams(script: Script) -> bool:
     return len(script) == 1 and script[0][0] == "generate" and script[0][2:] == ["beams"]
 
 
+def is_generated(script: Script) -> bool:
+    """True for one `generate` of a batch, or in a manner, and nothing else."""
+    (name, *given), *others = script
+    return not others and (name == "batch" or (name == "generate" and given[1] in MANNERS))
+
+
 def has_program(script: Script) -> bool:
     """False where a step has no lines, or where nothing is compared in the end."""
     first, last = script[0], script[-1]
-    if first[0] in ("paged", "packed") or is_beams(script):
+    if first[0] in ("paged", "packed") or is_beams(script) or is_generated(script):
         return True
-    padded = first[0] == "pad"
-    if padded:
+    if first[0] in ("pad", "right"):
         return all(name in ("reorder", "select", "feed") for name, *_ in script[1:])
     simple = all(
         name in ("rows", "reorder", "select")
+        or (name, script[0]) == ("mask", [name])
         or " ".join([name, *map(str, given[:1])]) in STEPS
         or (name in STEPS and given[1:] in ([], ["plain"]))
         for name, *given in script
@@ -199,13 +280,11 @@ def _wrapped(line: str) -> Iterator[str]:
         yield from wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False)
 
 
-def _lines(name: str, group: Sequence[Step], *, between: bool) -> Iterator[str]:
+def _lines(name: str, group: Sequence[Step], other: str) -> Iterator[str]:
     """Lines of equal steps; feeds are one loop."""
-    if name == "feed" and len(group) > 1 and not between:
+    if name == "feed" and len(group) > 1:
         yield f"for count in {tuple(each[1] for each in group)}: got = feed(count)"
         return
     for _, *given in group:
         form = f"cache {given[0]}" if name == "cache" else name
-        yield from STEPS[form].format(*given, given=given).splitlines()
-        if between:
-            yield BETWEEN
+        yield from STEPS[form].format(*given, given=given, other=other).splitlines()

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from cachesim.lab.real.transformers.causes import Cause, cause_of
 from cachesim.lab.real.transformers.program import Model, has_program, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, normal
-from cachesim.lab.real.transformers.script_worker import APART
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
 from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
@@ -89,7 +88,7 @@ def _report(
         found = answer(script)
         [last] = found["results"]
         model = Model.of(shown.family, found)
-        program = program_of(model, script, between=APART in (shown.cause or ""))
+        program = program_of(model, script)
         printed = _printed(python, program) if program else ""
         if _shows(printed, shown):
             break

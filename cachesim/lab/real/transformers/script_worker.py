@@ -10,6 +10,8 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
     ["try", -3]             a crop; the script goes on if it is refused
+    ["other", 9]            tokens of another conversation, which has a cache of its own
+    ["mask"]                each call is given the mask of all tokens, also without padding
     ["reorder", 2, 0, 1]    the same with "select"; ["repeat", 3]
     ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens (0: none, below:
                             a shorter prompt); the last step may have another manner, no cache
@@ -17,8 +19,9 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
     ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix;
                             "offloaded": the same with too few blocks
 
-Cold is the same model's `use_cache=False` over all tokens of each row, without padding. The first
-of the REMEDIES that makes a wrong script right is its cause, unless a call without a cache differs.
+Cold is `use_cache=False` over all tokens of each row, without padding, on an equal model: a module
+may hold a state. The first of the REMEDIES that makes a wrong script right is its cause, unless a
+call without a cache differs.
 """
 
 import copy
@@ -50,7 +53,6 @@ torch: Any = None
 
 POSITIONS = "positions given"
 SINGLY = "token by token"
-APART = "cold runs on models of their own"
 UNLIMITED = "a cache without windows"
 REORDER = "reorder_cache"
 DYNAMIC = "a dynamic cache"
@@ -64,7 +66,7 @@ ALONE = "each row alone"
 SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
-CHANGES = ("crop", "try", "reset", "fork", "reorder", "select", "repeat")
+CHANGES = ("crop", "try", "reset", "fork", "other", "reorder", "select", "repeat")
 ROUNDED = ("quanto", "hqq")
 KEYS = ("past_key_values", "cache_params", "cache")  # the last since 5.24
 
@@ -82,8 +84,6 @@ METHODS = {
 REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (POSITIONS,): ("feed",),
     (SINGLY,): ("feed", "generate"),
-    (APART,): ("feed", "generate", "pad", "right"),
-    (APART, SINGLY): ("feed", "generate", "pad"),
     (DYNAMIC,): ("cache", "generate"),
     (UNLIMITED,): ("feed", "generate", "pad", "right", "batch", "paged", "packed"),
     (REORDER,): ("select",),
@@ -91,7 +91,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (SHORTER, UNLIMITED): ("generate",),
     (CALLS,): ("generate",),
     (CALLS, SINGLY): ("generate",),
-    (NEW_MASK,): ("pad", "right"),
+    (NEW_MASK,): ("pad", "right", "mask"),
     (WHOLE_MASK,): ("pad", "right"),
     (CALLS, WHOLE_MASK): ("batch",),
     (SELECTED,): ("reorder", "generate"),
@@ -99,7 +99,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (PER_CALL,): ("paged", "packed"),
     (PER_CYCLE,): ("paged", "packed"),
     (REBUILT,): CHANGES,
-    (APART, SINGLY, REBUILT): CHANGES,
+    (SINGLY, REBUILT): CHANGES,
     (ALONE,): ("pad", "right", "batch"),
 }
 """What is done in place of a step of a wrong script, by the steps that it is for."""
@@ -119,16 +119,17 @@ class Play:
     """One script on one model: what was fed, row by row, and the cache."""
 
     def __init__(
-        self, model: Real, key: str, *, positions: bool, remedies: tuple[str, ...] = ()
+        self, models: Real, key: str, *, positions: bool, remedies: tuple[str, ...] = ()
     ) -> None:
-        self.model, self.key, self.positions, self.remedies = model, key, positions, remedies
+        self.model, self.cold_model = models  # cold runs have one of their own
+        self.key, self.positions, self.remedies = key, positions, remedies
         self.own_cache = False  # a class of the model's own
         self.rows: list[Real] = [torch.zeros(1, 0, dtype=torch.long)]  # tokens of each, unpadded
         self.widths = 0  # of the batch, with padding
         self.on_right: list[range] = []  # columns of each row's padding after its prompt
         self.cache: Real = None
         self.replay: Real = None  # of a cache that rounds
-        self.recording = False
+        self.recording = self.masked = False
         self.encoded: dict[str, Any] = {}  # states of an encoder, which each call is given
         self.drawn = 0
         self.gap = 0.0
@@ -264,6 +265,13 @@ class Play:
         self.rows = [row[:, :length] if length else row[:, :0] for row in self.rows]
         self.widths = self.rows[0].shape[1]
 
+    def do_mask(self) -> None:
+        self.masked = True
+
+    def do_other(self, count: int) -> None:
+        cache = {self.key: self.new("dynamic")}
+        self.model(tokens(7, count), use_cache=True, **cache, **self.encoded)
+
     def do_try(self, length: int) -> None:
         """A crop; one that is refused should have changed nothing."""
         try:
@@ -349,23 +357,17 @@ class Play:
         return out.logits
 
     def _batching(self, count: int, end: int) -> dict[str, Any]:
-        """Mask and positions of a batch with padding; without padding none."""
+        """Mask and positions of a batch with padding; without padding where they are asked for."""
         given: dict[str, Any] = {}
-        if any(row.shape[1] != self.widths for row in self.rows):
-            starts, stops = torch.tensor([(each.start, each.stop) for each in self._padding]).T
-            columns = torch.arange(end)[None]
-            mask = ((columns < starts[:, None]) | (columns >= stops[:, None])).long()
+        starts, stops = torch.tensor([(each.start, each.stop) for each in self._padding]).T
+        columns = torch.arange(end)[None]
+        mask = ((columns < starts[:, None]) | (columns >= stops[:, None])).long()
+        padded = any(row.shape[1] != self.widths for row in self.rows)
+        if padded or self.masked:
             given["attention_mask"] = mask
-            if self.positions:
-                given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]
-        elif POSITIONS in self.remedies and self.positions:
-            given["position_ids"] = torch.arange(end - count, end)[None]
+        if self.positions and (padded or POSITIONS in self.remedies):
+            given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]
         return given
-
-    @property
-    def cold_model(self) -> Real:
-        """The model of cold runs."""
-        return copy.deepcopy(self.model) if APART in self.remedies else self.model
 
     def cold(self, ids: Real) -> Real:
         return self.cold_model(ids, use_cache=False, **self.encoded).logits
@@ -648,7 +650,7 @@ class Family:
     def __init__(self, kind: str, fields: dict[str, Any], attention: str) -> None:
         tiny: Any = importlib.import_module("tiny_worker")
         self.model = tiny.model_of(kind, fields, attention)
-        self.pristine = copy.deepcopy(self.model)  # before any module holds a state
+        self.pristine = copy.deepcopy(self.model)  # what is played is a copy: no module has a state
         inspect: Any = importlib.import_module("inspect")
         names = inspect.signature(self.model.forward).parameters
         self.key = next((each for each in KEYS if each in names), "")
@@ -704,9 +706,9 @@ class Family:
         return {"verdict": "wrong", "cause": cause, **found}
 
     def play(self, remedies: tuple[str, ...] = ()) -> Play:
-        """A new play on the model."""
-        model = copy.deepcopy(self.pristine) if APART in remedies else self.model
-        play = Play(model, self.key, positions=self.positions, remedies=remedies)
+        """A new play on a new copy of the model."""
+        models = (copy.deepcopy(self.pristine), self.model)
+        play = Play(models, self.key, positions=self.positions, remedies=remedies)
         play.own_cache = self.own_cache
         return play
 

@@ -133,6 +133,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 }
 """What the rules miss, by family."""
 
+BY_HEAD = ("zamba",)
+"""Families that project by head: with initial weights there, a lost state is not seen."""
+
 LARGE = 1.5
 """Standard deviation of a row's sum: attention is not uniform, and a lost key is seen."""
 
@@ -218,8 +221,12 @@ def model_of(kind: str, fields: dict[str, Any], attention: str = "eager") -> Rea
             if weight.dim() == 2 and name.endswith("weight"):
                 table = "embed" in name or "wte" in name
                 weight.normal_(0, 1.0 if table else LARGE / weight.shape[1] ** 0.5)
-            elif weight.dim() == 3 and "expert" in name:
+            elif weight.dim() == 3 and (
+                "expert" in name or (kind in BY_HEAD and name.endswith("weight"))
+            ):
                 weight.normal_(0, LARGE / weight.shape[-1] ** 0.5)
+            elif name.endswith("qk_norm.temp"):
+                weight.fill_(1.0)  # zero at first: keys would be, too
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
