@@ -46,6 +46,14 @@ class VllmOptions:
         unit="tokens",
         tried=(0, 32),
     )
+    mamba_chunk_size: int = option(
+        "",
+        "tokens of a chunk of Mamba-2's kernel, whose ends mode `all` takes states from, a number of "
+        "the model: 256 in Granite 4; 0: one that divides a block",
+        default=0,
+        high=MOST,
+        unit="tokens",
+    )
     window_block_size: int = option(
         "",
         "tokens in a block of window layers, where a page of theirs holds fewer than one of"

@@ -22,11 +22,12 @@ from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Chunk, Request, Step, Transfers
 from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.engines.vllm.scan import PieceStore, Scan, Source, cached_states
 from cachesim.errors import UpstreamAbort
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.model.counts import NOWHERE
-from cachesim.model.store import ABSENT, Frame, Lanes, Ubatch, grown
+from cachesim.model.store import ABSENT, Frame, Lanes, Store, Ubatch, grown
 from cachesim.units import Array, Integers
 
 # Content of the blocks: keys, values and states of the network's layers.
@@ -272,6 +273,8 @@ class Runner:
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
     input_batch: list[int] = field(default_factory=list)  # requests by row
+    scan_size: int = 0  # tokens of a chunk of Mamba-2's kernel; 0: they divide blocks
+    scans: dict[int, Scan] = field(default_factory=dict)  # prefills of the step that runs
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.network, self.groups)
@@ -285,6 +288,12 @@ class Runner:
         self.drafting = any(chunk.drafts for chunk in step.chunks)
         if self.state_groups:
             self._check_decodes(step)
+        scanned = self._scanned(step)
+        spans = [(chunk.start, chunk.end) for chunk in scanned]
+        sources = cached_states(spans, self._state.block, self.scan_size) if scanned else []
+        self.scans = {
+            each.request.id: Scan(span) for each, span in zip(scanned, spans, strict=True)
+        }
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         longest = 1 + self._state.speculative_blocks if self.state_groups else 1
@@ -328,6 +337,7 @@ class Runner:
                 tokens = list(judge(chunk, logits))
             sampled.append(tokens)
             self.held[chunk.request.id].accepted = max(len(tokens), 1)
+        self._cache_states(scanned, sources)
         if mode == "align":
             for chunk in step.chunks:
                 self._postprocess(chunk)
@@ -342,7 +352,7 @@ class Runner:
         return sampled
 
     def _move_rows(self, step: Step) -> None:
-        """Read counts of accepted tokens at their old rows, although they have moved along.
+        """Order the rows of V1; in `align`, read accepted counts at their old rows.
 
         rows before     A  B        counts  1  3
         A done, C new   C  B                1  3
@@ -377,7 +387,7 @@ class Runner:
                 for each in (self.input_batch, counts):
                     each[source], each[target] = each[target], each[source]
                 order[target], target = target, order.get(target, target)
-        for name in self.input_batch:
+        for name in self.input_batch if self._state.mode == "align" else ():
             if name in before:
                 self.held[name].accepted = counts[before[name]]
 
@@ -455,11 +465,16 @@ class Runner:
         adapters = adapted_in(self.network)
         if adapters is not None:
             adapters.strengths = chunk.request.strengths
+        scan = self.scans.get(chunk.request.id)
         pieces = self._pieces(chunk)
+        if scan is not None:
+            pieces = scan.pieces(self._state.block, self.scan_size)
         wanted = 1 + len(chunk.drafts)
         tokens = chunk.tokens
         for start, end in pieces:
-            store = self._store(chunk, start, end)
+            store: Store = self._store(chunk, start, end)
+            if scan is not None:
+                store = PieceStore(store, scan, end)
             last = end == chunk.end
             rows = (
                 np.arange(end - start - wanted, end - start, dtype=np.int64)
@@ -486,6 +501,44 @@ class Runner:
         size = self._state.block
         cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
         return list(zip([chunk.start, *cuts], cuts, strict=False))
+
+    def _scanned(self, step: Step) -> list[Chunk]:
+        """The prefills, by row, whose states are taken from chunks that do not divide blocks."""
+        if not (self.scan_size and self.state_groups and self.kind == "ssm"):
+            return []
+        if self._state.mode != "all" or self._state.block % self.scan_size == 0:
+            return []
+        rows = sorted(step.chunks, key=lambda chunk: chunk.count)  # as V2 does
+        if self.v1:
+            self._move_rows(step)
+            place = {name: row for row, name in enumerate(self.input_batch)}
+            rows = sorted(step.chunks, key=lambda chunk: place[chunk.request.id])
+        return [chunk for chunk in rows if not self._decodes(chunk)]
+
+    def _decodes(self, chunk: Chunk) -> bool:
+        """True if a chunk is a decode in mode `all`: of a prompt its last token, not more."""
+        if chunk.start >= chunk.request.num_prompt:
+            return chunk.count <= 1 + self._state.speculative_blocks
+        return chunk.start > 0 and chunk.count == 1
+
+    def _cache_states(
+        self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]
+    ) -> None:
+        """Write the states that the kernel returned into the blocks of the step's prefills."""
+        spans = [self.scans[chunk.request.id] for chunk in prefills]
+        for chunk, scan, taken in zip(prefills, spans, sources, strict=True):
+            block, last = self._state.block, cdiv(chunk.end, self._state.block) - 1
+            for layer, group in self.pages.group_of.items():
+                if group not in self.state_groups:
+                    continue
+                table, conv = self.held[chunk.request.id].tables[group], self.pages.shapes[layer].conv
+                states = {last: scan.rows[layer, chunk.end]}
+                for index, row, end in taken:  # the convolution's is its own
+                    own, other = scan.rows[layer, (index + 1) * block], spans[row].rows[layer, end]
+                    states[index] = np.concatenate([own[:conv], other[conv:]])
+                for index, state in states.items():
+                    self.pages.take(group, np.array([table[index]]))
+                    self.pages.put_state(layer, table[index], state)
 
     def _store(self, chunk: Chunk, start: int, end: int) -> ChunkStore:
         held = self.held[chunk.request.id]
@@ -521,12 +574,7 @@ class Runner:
         spec = self._state.speculative_blocks
         if not spec or self._state.mode != "all" or (self.v1 and self.drafting):
             return
-        if any(
-            chunk.count <= 1 + spec
-            if chunk.start >= chunk.request.num_prompt
-            else chunk.start and chunk.count == 1
-            for chunk in step.chunks
-        ):
+        if any(map(self._decodes, step.chunks)):
             where = "MambaMixer2.conv_ssm_forward"
             raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
 

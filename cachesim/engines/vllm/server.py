@@ -409,6 +409,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.network, groups, self.rules.runner, computes=self.scheduler.passes_block_tables
         )
         self.runner.v1 = self.options.runs_on_v1(self.rules)
+        self.runner.scan_size = options.mamba_chunk_size
         self.prefixes = Prefixes(
             self.manager.sizes.hash_block, self.options.hash_lookahead(self.rules)
         )

@@ -6,9 +6,11 @@ the layers would read and write is in the metadata that the release's builders m
 worker.
 """
 
+import dataclasses
 import importlib
 from functools import cached_property
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from cachesim.lab.real.worker_side import Stub, fitting
 
@@ -26,6 +28,8 @@ COPIES: Final = "copy_kv_cache_blocks_inplace"
 
 PEELED: Final = "prefill_has_initial_state"
 """With this field rows of one token go through the kernel of decodes beside prefill ones."""
+
+MIXER: Final = "vllm.model_executor.layers.mamba.mamba_mixer2"
 
 PREVIOUS: Final = "block_idx_last_scheduled_token_prev_step"  # not in 0.19
 
@@ -83,6 +87,7 @@ class Marks:
         self.torch: Real = importlib.import_module("torch")
         self.specs = specs
         self.groups, self.drafts = config["groups"], config.get("drafts", 0)
+        self.scan_size = config.get("scan_size", 0)
         blocks, self.model = config["blocks"], Model()
         self.pages = self.torch.arange(blocks)[:, None].clone()
         width = WINDOW + self.drafts
@@ -121,6 +126,9 @@ class Marks:
                     kv_cache_group_id=number,
                 )
                 fitting(group.create_metadata_builders, vllm_config=config, device=device)
+                for builder in group.metadata_builders if self.scan_size else ():
+                    if hasattr(builder, "chunk_size"):
+                        builder.chunk_size = self.scan_size
                 groups.append(group)
             found.append(groups)
         return found, support, [each.block_size for each in self.specs]
@@ -200,7 +208,9 @@ class Marks:
         """Block read (none for a prefix of nothing) and blocks written, row by row."""
         built = step.metadata[f"layer{group}.ssm"]
         everywhere = self.groups[group].get("mode") == "all"
-        return self._ssm_all(step, built) if everywhere else self._ssm_last(step, built)
+        if not everywhere:
+            return self._ssm_last(step, built)
+        return self._ssm_all(step, built, self.specs[group].block_size)
 
     def _ssm_last(self, step: Prepared, built: Real) -> list[Json]:
         found: list[Json] = []
@@ -215,7 +225,7 @@ class Marks:
             found.append([block if built.has_initial_states_p[row] else None, [block]])
         return found
 
-    def _ssm_all(self, step: Prepared, built: Real) -> list[Json]:
+    def _ssm_all(self, step: Prepared, built: Real, block: int) -> list[Json]:
         """A state in every block that is passed: as `MambaMixer2` picks the columns."""
         found: list[Json] = []
         computed, last = built.block_idx_last_computed_token, built.block_idx_last_scheduled_token
@@ -237,7 +247,62 @@ class Marks:
             initial = built.has_initial_states_p[row]
             source = table[int(computed[place])] if initial else None
             found.append([source, table[first : int(last[place]) + 1]])
+        if self.scan_size and block % self.scan_size and built.num_prefills:
+            for row, taken in zip(found[built.num_decodes :], self._scanned(step, built, block)):
+                row.append(taken)
         return found
+
+    def _scanned(self, step: Prepared, built: Real, block: int) -> list[Json]:
+        """By prefill, its blocks and whose state each gets: `MambaMixer2` writes, with no kernel.
+
+        In place of a state is the number of the chunk that it stands after.
+        """
+        torch, mixer = self.torch, importlib.import_module(MIXER)
+        decodes, tokens = built.num_decodes, int(built.query_start_loc_p[-1])
+        states = torch.full((len(self.states), 1, 1, 1), -1)
+        ends = built.cu_chunk_seqlen_p.tolist()[1:]
+        chunks = torch.arange(len(ends))[:, None, None, None]
+        last = built.block_idx_last_scheduled_token[decodes:]
+        only = dataclasses.replace(
+            built,
+            num_decodes=0,
+            num_decode_tokens=0,
+            block_idx_last_computed_token=built.block_idx_last_computed_token[decodes:],
+            block_idx_last_scheduled_token=last,
+        )
+        layer = Stub(
+            **dict.fromkeys(("num_heads", "tp_size", "n_groups", "head_dim"), 1),
+            **dict.fromkeys(("tped_conv_size", "tped_dt_size"), 1),
+            **dict.fromkeys(("A", "D", "dt_bias", "conv_weights", "activation")),
+            conv1d=Stub(bias=None),
+            tped_intermediate_size=0,
+            prefix="layer",
+            num_spec=self.drafts,
+            use_replayssm=False,
+            kv_cache=(torch.zeros(1, 1, 1), states),
+            cache_config=Stub(mamba_block_size=block, mamba_cache_mode="all"),
+            split_hidden_states_B_C_fn=lambda each: (each, each, each),
+        )
+        with patch.multiple(
+            mixer,
+            get_forward_context=lambda: Stub(attn_metadata={"layer": only}),
+            causal_conv1d_fn=lambda each, *_, **__: each,
+            mamba_chunk_scan_combined_varlen=lambda *_, **__: chunks,
+        ):
+            mixer.MambaMixer2.conv_ssm_forward(layer, torch.zeros(tokens, 2), torch.zeros(tokens, 1))
+        found = []
+        for row in range(built.num_prefills):
+            table = built.state_indices_tensor_p[row].tolist()
+            written = table[int(only.block_idx_first_scheduled_token_p[row]) : int(last[row]) + 1]
+            found.append([[each, *self._end(step, built, int(states[each]))] for each in written])
+        return found
+
+    def _end(self, step: Prepared, built: Real, chunk: int) -> list[Json]:
+        """The request of a kernel's chunk, and the position at which it ends."""
+        row = int(built.seq_idx_p[chunk]) + built.num_decodes
+        begun = int(built.query_start_loc_p[row - built.num_decodes + 1])
+        left = begun - int(built.cu_chunk_seqlen_p[chunk + 1])
+        return [step.names[row], step.ends[row] - left]
 
     def _delta(self, step: Prepared, group: int) -> list[Json]:
         built = step.metadata[f"layer{group}.delta"]

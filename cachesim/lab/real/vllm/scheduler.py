@@ -40,6 +40,7 @@ def config_of(server: Engine) -> dict[str, Any]:
             for group in manager.groups
         ],
         "layers": [group_of_layer[layer] for layer in range(len(engine.network.spec.layers))],
+        "scan_size": options.mamba_chunk_size,
         "blocks": options.num_gpu_blocks_override,
         "hash_block": options.prefix_match_unit or None,
         "retention": manager.coordinator.retention,

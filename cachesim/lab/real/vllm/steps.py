@@ -18,6 +18,7 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
+from cachesim.engines.vllm.scan import Source
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
@@ -62,6 +63,8 @@ def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
         if config.get("drafts") and rng.random() < 0.5:
             wanted["propose"] = [rng.randint(0, config["drafts"]) for _ in range(3)]
     _choose_mode(rng, workload, rules, fine=DRAWN[place] == FINE)
+    if rng.random() < 0.5:  # some of these sizes divide blocks
+        config["scan_size"] = rng.choice((3, 4, 6, 7, 12))
     mode = mode_of(config)
     return workload | {"id": f"{workload['id']}-{mode}", "steps": workload["steps"][:GROUPS]}
 
@@ -116,7 +119,7 @@ class Recorder(Runner):
     copies: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pages = Pages(cast("Network", Stub(shapes=())), self.groups)
+        self.pages, self.kind = Pages(cast("Network", Stub(shapes=())), self.groups), "ssm"
         self.state_groups = state_groups(self.groups)
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
@@ -150,6 +153,17 @@ class Recorder(Runner):
         self.rows[str(chunk.request.id)] = row
         return np.zeros(0)
 
+    def _cache_states(
+        self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]
+    ) -> None:
+        names = [str(chunk.request.id) for chunk in prefills]
+        for name, chunk, taken in zip(names, prefills, sources, strict=True):
+            for group in self.state_groups:
+                table = self.held[chunk.request.id].tables[group]
+                last = [table[cdiv(chunk.end, self._state.block) - 1], name, chunk.end]
+                found = [[table[index], names[row], end] for index, row, end in taken]
+                self.rows[name]["ssm"][str(group)].append([*found, last])
+
     def entry(self, copies: Sequence[tuple[int, int, int]]) -> Entry:
         """Notes of a step, in the form of the real runner's."""
         noted, self.copies = self.copies, {}
@@ -171,6 +185,7 @@ class Runs(Player):
         )  # some rows have no drafts here
         self.runner = Recorder(cast("Network", None), groups, own)
         self.runner.v1 = runs_on_v1(config, rules)
+        self.runner.scan_size = config.get("scan_size", 0)
         self.steps: list[Entry] = []
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> Entry:
