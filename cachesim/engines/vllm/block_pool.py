@@ -50,12 +50,16 @@ class Sizes:
     @classmethod
     def of(cls, groups: Sequence[GroupSpec], unit: int | None = None) -> "Sizes":
         """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the blocks' lcm, an id
-        covers `prefix_match_unit` tokens or their gcd. A single group has one size.
+        covers `prefix_match_unit` tokens or their gcd. A single group has one size; beside states
+        of mode `all` an id covers as much as a hit, whatever the option says.
         """
         if len(groups) == 1:
             return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
         blocks = [group.block for group in groups]
-        return cls(scheduler_block=math.lcm(*blocks), hash_block=unit or math.gcd(*blocks))
+        lcm = math.lcm(*blocks)
+        if any(group.mode == "all" for group in groups):
+            return cls(scheduler_block=lcm, hash_block=lcm)
+        return cls(scheduler_block=lcm, hash_block=unit or math.gcd(*blocks))
 
 
 def cdiv(number: int, by: int) -> int:

@@ -121,6 +121,14 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
+        name="57278",
+        pull=57278,
+        about="in mode all a block is a multiple of the kernel's chunk of Mamba-2",
+        fits=ALL[: ALL.index("0.32.0")],
+        lay=laying(state={"blocks_of_whole_chunks": True}),
+        cures="in mode all a block's state is taken from the end of a chunk that is not its own",
+    ),
+    Patch(
         name="prefills-lead",
         about="a prefill chunk of 1 + drafts tokens is sorted before requests without drafts",
         fits=ALL[ALL.index("0.29.0") :],

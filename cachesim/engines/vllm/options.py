@@ -48,8 +48,8 @@ class VllmOptions:
     )
     mamba_chunk_size: int = option(
         "",
-        "tokens of a chunk of Mamba-2's kernel, whose ends mode `all` takes states from, a number of "
-        "the model: 256 in Granite 4; 0: one that divides a block",
+        "tokens of a chunk of Mamba-2's kernel, whose ends mode `all` takes states from, a number"
+        " of the model: 256 in Granite 4; 0: one that divides a block",
         default=0,
         high=MOST,
         unit="tokens",
@@ -283,6 +283,9 @@ class VllmOptions:
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
         """The groups of the layers of a model and of its drafter, in layer order."""
         layers = [self._layer(spec, kind) for kind in spec.layers]
+        if rules.state.blocks_of_whole_chunks and self.mamba_cache_mode == "all":
+            size = self.mamba_chunk_size or 1
+            layers = [replace(each, block=cdiv(each.block, size) * size) for each in layers]
         attention = sorted(
             (each for each in layers if each.kind != "mamba"), key=lambda each: each.kind != "full"
         )

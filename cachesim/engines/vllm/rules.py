@@ -154,6 +154,9 @@ class StateRules:
     frees_behind_speculation: bool = False
     """Until 0.25 the speculative blocks are not counted as computed when states are freed."""
 
+    blocks_of_whole_chunks: bool = False
+    """#57278: in mode `all` a block is a multiple of the kernel's chunk of Mamba-2, too."""
+
     tail: Tail = "checkpoint"
     """The prompt's tail that is cached at a hash boundary: none until 0.25; the last one in the
     prompt in 0.26 to 0.29; one unit lower in groups marked as the drafter's in 0.30, in all groups
@@ -312,6 +315,10 @@ class RunnerRules:
     drafts_in_all_mode: bool = True
     """#41233 (0.22): mode `all` supports drafts; before, the start failed (#39809)."""
 
+    takes_states_singly: bool = True
+    """0.31: in mode `all` each block's state of Mamba-2 is taken by an index of its own, a negative
+    one from the last state on; before, those of a prefill were one slice."""
+
     skips_aborted: bool = False
     """Injected defect, after the description of #56525: the chunk of a request that is aborted
     before its step runs is skipped. The engine core submits a step as soon as it is scheduled and
@@ -374,7 +381,7 @@ RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none"),
     state=replace(RULES_0310.state, tail="prompt-eagle"),
-    runner=replace(RULES_0310.runner, first_token_reads_block=True),
+    runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
 )
 
 RULES_0290 = replace(

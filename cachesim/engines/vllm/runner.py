@@ -290,7 +290,12 @@ class Runner:
             self._check_decodes(step)
         scanned = self._scanned(step)
         spans = [(chunk.start, chunk.end) for chunk in scanned]
-        sources = cached_states(spans, self._state.block, self.scan_size) if scanned else []
+        singly = self.rules.takes_states_singly
+        sources = (
+            cached_states(spans, self._state.block, self.scan_size, singly=singly)
+            if scanned
+            else []
+        )
         self.scans = {
             each.request.id: Scan(span) for each, span in zip(scanned, spans, strict=True)
         }
@@ -521,9 +526,7 @@ class Runner:
             return chunk.count <= 1 + self._state.speculative_blocks
         return chunk.start > 0 and chunk.count == 1
 
-    def _cache_states(
-        self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]
-    ) -> None:
+    def _cache_states(self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]) -> None:
         """Write the states that the kernel returned into the blocks of the step's prefills."""
         spans = [self.scans[chunk.request.id] for chunk in prefills]
         for chunk, scan, taken in zip(prefills, spans, sources, strict=True):
@@ -531,7 +534,10 @@ class Runner:
             for layer, group in self.pages.group_of.items():
                 if group not in self.state_groups:
                     continue
-                table, conv = self.held[chunk.request.id].tables[group], self.pages.shapes[layer].conv
+                table, conv = (
+                    self.held[chunk.request.id].tables[group],
+                    self.pages.shapes[layer].conv,
+                )
                 states = {last: scan.rows[layer, chunk.end]}
                 for index, row, end in taken:  # the convolution's is its own
                     own, other = scan.rows[layer, (index + 1) * block], spans[row].rows[layer, end]

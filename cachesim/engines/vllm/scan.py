@@ -9,8 +9,8 @@ after each. A block gets the last of the whole chunks that it is counted to hold
     blocks of 6     |   s4     |    s8     |                one chunk each, the more the earlier
 
 Trap (#57266): where chunks do not divide blocks, the state of a block is another one's, or of
-another request; where none is left to take, the engine core ends. Follows
-`_compute_chunk_metadata` and `MambaMixer2.conv_ssm_forward`.
+another request; where none is left to take, the engine core ends. A place before the first state
+counts from the last one. Follows `_compute_chunk_metadata` and `MambaMixer2.conv_ssm_forward`.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ def chunk_ends(span: Span, size: int) -> list[int]:
     return [*range((start // size + 1) * size, end, size), end]
 
 
-def cached_states(spans: Sequence[Span], block: int, size: int) -> list[list[Source]]:
+def cached_states(
+    spans: Sequence[Span], block: int, size: int, *, singly: bool
+) -> list[list[Source]]:
     """The states that go to the blocks before the last one, for each prefill of a batch."""
     ends = [chunk_ends(span, size) for span in spans]
     states = [(row, end) for row, own in enumerate(ends) for end in own]
@@ -51,11 +53,16 @@ def cached_states(spans: Sequence[Span], block: int, size: int) -> list[list[Sou
     for (start, end), own in zip(spans, ends, strict=True):
         first = start // block
         count = cdiv(end, block) - 1 - first
+        aligned = first_chunk + stride - 1 - start % block // size
         taken: list[tuple[int, int]] = []
-        if count and not stride:
-            raise UpstreamAbort(MIXER, "slice step must be positive")
-        if count:
-            aligned = first_chunk + stride - 1 - start % block // size
+        if singly:
+            places = [aligned + i * stride for i in range(count)]
+            if any(not -len(states) <= each < len(states) for each in places):
+                raise UpstreamAbort(MIXER, f"index out of range for {len(states)} states")
+            taken = [states[each] for each in places]
+        elif count and not stride:
+            raise UpstreamAbort(MIXER, "slice step cannot be zero")
+        elif count:
             taken = states[aligned : aligned + count * stride : stride]
             if len(taken) not in {1, count}:  # one state goes to all blocks
                 raise UpstreamAbort(MIXER, f"shape mismatch: {len(taken)} states, {count} blocks")

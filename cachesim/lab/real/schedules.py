@@ -221,7 +221,8 @@ class RealScheduler(Generic[R]):
 def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     """A step on both schedulers; where the release raises, the simulator ends too.
 
-    No answer is computed there: only an end is proven.
+    No answer is computed there: only an end is proven. A step that the model runner ends, which
+    neither of the schedulers has, is no reply, and goes on in both.
     """
     reply = record.reply
     cached = None
@@ -230,7 +231,8 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     if "error" in real:
         agrees = "error" in simulated and cached is None
     else:
-        agrees = real == simulated and real.get("cached") == cached
+        ends = record.error is not None and "error" not in simulated
+        agrees = real == simulated and (ends or real.get("cached") == cached)
     raised = real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
     return StepPlayed(
         name=record.name,

@@ -248,7 +248,8 @@ class Marks:
             source = table[int(computed[place])] if initial else None
             found.append([source, table[first : int(last[place]) + 1]])
         if self.scan_size and block % self.scan_size and built.num_prefills:
-            for row, taken in zip(found[built.num_decodes :], self._scanned(step, built, block)):
+            scanned = self._scanned(step, built, block)
+            for row, taken in zip(found[built.num_decodes :], scanned, strict=True):
                 row.append(taken)
         return found
 
@@ -262,14 +263,14 @@ class Marks:
         states = torch.full((len(self.states), 1, 1, 1), -1)
         ends = built.cu_chunk_seqlen_p.tolist()[1:]
         chunks = torch.arange(len(ends))[:, None, None, None]
-        last = built.block_idx_last_scheduled_token[decodes:]
-        only = dataclasses.replace(
-            built,
-            num_decodes=0,
-            num_decode_tokens=0,
-            block_idx_last_computed_token=built.block_idx_last_computed_token[decodes:],
-            block_idx_last_scheduled_token=last,
-        )
+        named = ("block_idx_last_computed_token", "block_idx_last_scheduled_token", PREVIOUS)
+        rest = {
+            name: getattr(built, name)[decodes:]
+            for name in named
+            if getattr(built, name, None) is not None
+        }
+        last = rest["block_idx_last_scheduled_token"]
+        only = dataclasses.replace(built, num_decodes=0, num_decode_tokens=0, **rest)
         layer = Stub(
             **dict.fromkeys(("num_heads", "tp_size", "n_groups", "head_dim"), 1),
             **dict.fromkeys(("tped_conv_size", "tped_dt_size"), 1),
@@ -289,7 +290,9 @@ class Marks:
             causal_conv1d_fn=lambda each, *_, **__: each,
             mamba_chunk_scan_combined_varlen=lambda *_, **__: chunks,
         ):
-            mixer.MambaMixer2.conv_ssm_forward(layer, torch.zeros(tokens, 2), torch.zeros(tokens, 1))
+            mixer.MambaMixer2.conv_ssm_forward(
+                layer, torch.zeros(tokens, 2), torch.zeros(tokens, 1)
+            )
         found = []
         for row in range(built.num_prefills):
             table = built.state_indices_tensor_p[row].tolist()

@@ -153,9 +153,7 @@ class Recorder(Runner):
         self.rows[str(chunk.request.id)] = row
         return np.zeros(0)
 
-    def _cache_states(
-        self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]
-    ) -> None:
+    def _cache_states(self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]) -> None:
         names = [str(chunk.request.id) for chunk in prefills]
         for name, chunk, taken in zip(names, prefills, sources, strict=True):
             for group in self.state_groups:
@@ -278,7 +276,7 @@ def differs_in(scenario: Scenario, release: str) -> Difference | None:
     _, workload = SCHEDULER.workload_of(scenario, release)
     with start(release) as process:
         real = process.play(workload)
-    return difference(real, play_steps(workload, FAMILY.release(release).rules))
+    return difference(*comparable(real, play_steps(workload, FAMILY.release(release).rules)))
 
 
 def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
