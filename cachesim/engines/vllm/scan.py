@@ -31,7 +31,7 @@ Span = tuple[int, int]
 class Source(NamedTuple):
     """The state that a block gets."""
 
-    index: int  # of the block, in the table of its request
+    place: int  # of the block, in the table of its request
     row: int  # whose state it is, of the prefills of the batch
     end: int  # the tokens that the state stands for
 
