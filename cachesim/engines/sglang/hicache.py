@@ -97,7 +97,7 @@ class HostPools:
         """Empty pools."""
         return cls(
             HostPool(shape.tokens),
-            HostPool(shape.window_tokens) if windows else None,
+            HostPool(shape.window_tokens) if windows and shape.window_tokens else None,
             HostPool(shape.states) if states else None,
         )
 
@@ -387,7 +387,7 @@ class HostTier:
         """
         found: list[Node] = []
         covered = 0
-        for each in node.path() if self.tree.has_windows else ():
+        for each in node.path() if self.pools.window is not None else ():
             if covered >= self.tree.shape.window or each.pending is not None:
                 break
             if not each.window and each.host_window is None:

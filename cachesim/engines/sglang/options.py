@@ -181,6 +181,12 @@ class SglangOptions:
         unit="GB",
         needs="enable_hierarchical_cache",
     )
+    hicache_windows: bool = option(
+        "",
+        "whether the host has a pool of windows: none beside the paged windows of DeepSeek V4",
+        default=True,
+        needs="enable_hierarchical_cache",
+    )
     hicache_write_policy: WritePolicy = option(
         "--hicache-write-policy",
         "what is copied to the host: what is used, what is used twice, or what the device evicts",
@@ -307,7 +313,9 @@ class SglangOptions:
             states = max(states, 2 * -(-tokens // self.chunked_prefill_size))
         return HostShape(
             tokens=tokens,
-            window_tokens=host_size(sizes.window_tokens, ratio, self.tree_page),
+            window_tokens=host_size(sizes.window_tokens, ratio, self.tree_page)
+            if self.hicache_windows
+            else 0,
             states=states,
             policy=self.hicache_write_policy,
             storage=self._storage(),
