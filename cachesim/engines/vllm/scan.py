@@ -56,10 +56,7 @@ def cached_states(
         aligned = first_chunk + stride - 1 - start % block // size
         taken: list[tuple[int, int]] = []
         if singly:
-            places = [aligned + i * stride for i in range(count)]
-            if any(not -len(states) <= each < len(states) for each in places):
-                raise UpstreamAbort(MIXER, f"index out of range for {len(states)} states")
-            taken = [states[each] for each in places]
+            taken = [states[aligned + i * stride] for i in range(count)]
         elif count and not stride:
             raise UpstreamAbort(MIXER, "slice step cannot be zero")
         elif count:
