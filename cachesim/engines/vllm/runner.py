@@ -290,15 +290,9 @@ class Runner:
             self._check_decodes(step)
         scanned = self._scanned(step)
         spans = [(chunk.start, chunk.end) for chunk in scanned]
-        singly = self.rules.takes_states_singly
-        sources = (
-            cached_states(spans, self._state.block, self.scan_size, singly=singly)
-            if scanned
-            else []
-        )
-        self.scans = {
-            each.request.id: Scan(span) for each, span in zip(scanned, spans, strict=True)
-        }
+        self.scans = {c.request.id: Scan(span) for c, span in zip(scanned, spans, strict=True)}
+        size, singly = self.scan_size, self.rules.takes_states_singly
+        sources = cached_states(spans, self._state.block, size, singly=singly) if spans else []
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         longest = 1 + self._state.speculative_blocks if self.state_groups else 1
@@ -509,9 +503,9 @@ class Runner:
 
     def _scanned(self, step: Step) -> list[Chunk]:
         """The prefills, by row, whose states are taken from chunks that do not divide blocks."""
-        if not (self.scan_size and self.state_groups and self.kind == "ssm"):
-            return []
-        if self._state.mode != "all" or self._state.block % self.scan_size == 0:
+        if not (self.scan_size and self.state_groups and self.kind == "ssm") or (
+            self._state.mode != "all" or self._state.block % self.scan_size == 0
+        ):
             return []
         rows = sorted(step.chunks, key=lambda chunk: chunk.count)  # as V2 does
         if self.v1:
@@ -528,9 +522,9 @@ class Runner:
 
     def _cache_states(self, prefills: Sequence[Chunk], sources: Sequence[Sequence[Source]]) -> None:
         """Write the states that the kernel returned into the blocks of the step's prefills."""
-        spans = [self.scans[chunk.request.id] for chunk in prefills]
+        spans, block = [self.scans[chunk.request.id] for chunk in prefills], self._state.block
         for chunk, scan, taken in zip(prefills, spans, sources, strict=True):
-            block, last = self._state.block, cdiv(chunk.end, self._state.block) - 1
+            last = cdiv(chunk.end, block) - 1
             for layer, group in self.pages.group_of.items():
                 if group not in self.state_groups:
                     continue
