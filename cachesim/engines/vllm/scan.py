@@ -45,7 +45,10 @@ def chunk_ends(span: Span, size: int) -> list[int]:
 def cached_states(
     spans: Sequence[Span], block: int, size: int, *, singly: bool
 ) -> list[list[Source]]:
-    """The states that go to the blocks before the last one, for each prefill of a batch."""
+    """The states that go to the blocks before the last one, for each prefill of a batch.
+
+    Follows `MambaMixer2.conv_ssm_forward`.
+    """
     ends = [chunk_ends(span, size) for span in spans]
     states = [(row, end) for row, own in enumerate(ends) for end in own]
     stride, first_chunk = block // size, 0
