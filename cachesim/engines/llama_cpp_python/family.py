@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Package, Release, Scope
+from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope
 from cachesim.engines.llama_cpp_python.options import FIELDS, Options
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 
@@ -26,6 +26,9 @@ class Rules:
 
     whole_prompt_matches: bool
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
+
+    heeds_refusals: bool = True
+    """A refused cut leads to a reset; until 0.3.16, and in KoboldCpp, it was not looked at."""
 
 
 NEWEST: Final = Rules(
@@ -64,6 +67,15 @@ RELEASES: Final = tuple(
     for name, commit, rules, about in _PYTHON
 )
 
+PATCHES: Final = (
+    Patch(
+        name="ignores-refusals",
+        about="as until 0.3.16, and as KoboldCpp before its #2039: a refused cut is not looked at",
+        fits=("0.3.23",),
+        lay=lambda rules: replace(rules, heeds_refusals=False),
+    ),
+)
+
 TINY: Final = {"n_ctx": 64, "n_batch": 4, "n_ubatch": 4, "cache": "ram"}
 """Batches of four tokens, and a store of conversations."""
 
@@ -74,6 +86,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     package=__package__,
     engine=f"{__package__}.server:LlamaCppPython",
     releases=RELEASES,
+    patches=PATCHES,
     options=Options,
     fields=FIELDS,
     kin=("llama.cpp",),

@@ -315,7 +315,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             ledger.apply(causes.STATE_BEHIND, 0, held=self.n_tokens)
             reuse = 0
         if reuse > 0:
-            if self.context.seq_rm(SEQ, reuse, -1):
+            if self.context.seq_rm(SEQ, reuse, -1) or not self.rules.heeds_refusals:
                 if whole:
                     ledger.apply(causes.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
                 self.n_tokens = reuse

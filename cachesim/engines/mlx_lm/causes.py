@@ -40,4 +40,23 @@ NOT_TRIMMABLE: Final = Cause(
     fields=("entry", "layer", "cache"),
 )
 
+STATES_ON_A_GRID: Final = Cause(
+    id="states-on-a-grid",
+    sentence=(
+        "of this prompt a state is kept every {interval} tokens; the last one that may be used is "
+        "after {used}"
+    ),
+    about="oMLX and Ollama's MLX runner keep the states of a prompt at fixed positions only.",
+    fields=("used", "interval"),
+)
+PLACEHOLDER: Final = Cause(
+    id="placeholder",
+    sentence=(
+        "in the stored prefix of {used} tokens the state of layer {layer}, one array, is a "
+        "placeholder: the prefix is rejected"
+    ),
+    about="oMLX stores a state of fewer than two arrays as a placeholder, and rejects it later.",
+    fields=("used", "layer"),
+)
+
 CAUSES: Final = declared(globals())

@@ -17,7 +17,13 @@ from cachesim.engines.family import (
 )
 from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
-from cachesim.engines.mlx_lm.rules import CacheRules, ServerRules, SnapshotRules, StoreRules
+from cachesim.engines.mlx_lm.rules import (
+    CacheRules,
+    GridRules,
+    ServerRules,
+    SnapshotRules,
+    StoreRules,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +293,8 @@ def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
     return lay
 
 
+_OMLX: Final = GridRules(interval=2048, fewest_arrays=2)
+
 _FIXES_929: Final = (
     "always_the_last_boundary",
     "boundary_after_every_message",
@@ -498,6 +506,33 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         fits=ALL,
         lay=laying(caches={"ring_mask_counts_rows": True}),
         cures="the mask on a wrapped ring hides a token of a padded row",
+    ),
+    Patch(
+        name="omlx",
+        about="oMLX's prefix cache, read in its source: blocks of 2,048 tokens, one request at once",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": _OMLX}),
+    ),
+    Patch(
+        name="omlx-2762",
+        about="the same, where a state of one array is stored (jundot/omlx#2762)",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": replace(_OMLX, fewest_arrays=1)}),
+        cures="oMLX stores a state of one array as a placeholder, and rejects it",
+    ),
+    Patch(
+        name="omlx-no-boundaries",
+        about="the same, defect as reported: no state is taken at the end of a block (omlx#3699)",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": replace(_OMLX, captures=False)}),
+    ),
+    Patch(
+        name="ollama",
+        about="the prefix cache of Ollama's MLX runner with a drafter, read in its source",
+        fits=("0.32.2",),
+        lay=laying(
+            server={"grid": GridRules(interval=8192, before_end=4, lookahead=1, keeps_the_end=True)}
+        ),
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""

@@ -204,6 +204,18 @@ class SnapshotRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GridRules:
+    """Another server's prefix cache, read in its source: states of a prompt at fixed positions."""
+
+    interval: int  # tokens between two of them
+    before_end: int = 0  # Ollama: one more, so many tokens before the prompt's end
+    lookahead: int = 0  # Ollama with a drafter: a key names the token after its state, too
+    keeps_the_end: bool = False  # Ollama: the state after a reply, and one where a match ended
+    captures: bool = True  # oMLX#3699: no state of a prompt is kept where layers have states
+    fewest_arrays: int = 1  # oMLX#2762: a layer's state of fewer arrays is a placeholder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRules:
     """Rules of a release's server: tokens, lookup, prefill, storage, report."""
 
@@ -255,3 +267,4 @@ class ServerRules:
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
     snapshots: SnapshotRules | None = None  # 923
+    grid: GridRules | None = None

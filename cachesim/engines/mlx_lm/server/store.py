@@ -19,6 +19,7 @@ from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.tokens import get_common_prefix
@@ -164,11 +165,11 @@ class ServerStore:
         self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
-        self.cache = (
-            LRUPromptCache(rules.store, size, on_event=emit)
-            if snapshots is None
-            else SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
-        )
+        self.cache = LRUPromptCache(rules.store, size, on_event=emit)
+        if snapshots is not None:
+            self.cache = SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
+        if rules.server.grid is not None:
+            self.cache = GridPromptCache(rules.store, rules.server.grid, on_event=emit)
 
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()

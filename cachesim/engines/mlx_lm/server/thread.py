@@ -22,7 +22,12 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamValueError,
     name_of,
 )
-from cachesim.engines.mlx_lm.caches.prompt_cache import can_trim_prompt_cache, trim_prompt_cache
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    can_trim_prompt_cache,
+    copy_prompt_cache,
+    trim_prompt_cache,
+)
 from cachesim.engines.mlx_lm.events import (
     PromptProgress,
     RequestAdmitted,
@@ -47,6 +52,7 @@ from cachesim.engines.mlx_lm.server.request import (
     without_cached,
 )
 from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -408,6 +414,9 @@ def _serve(serving: Serving, job: Job) -> None:
     cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
     rest = (*key[cached:], *job.prompt[len(key) :])
+    grid = serving.store.cache if isinstance(serving.store.cache, GridPromptCache) else None
+    if grid is not None:
+        rest = _keep_positions(serving, job, grid.positions(len(key), cached, found.equal), held)
     reason = "length"
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
@@ -424,7 +433,22 @@ def _serve(serving: Serving, job: Job) -> None:
     packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
     job.quantized = packed and sound is not False  # quantisation does not excuse a wrong state
     serving.finish(job, reason)
-    serving.store.insert(job, job.cache_key, held)
+    if grid is None or grid.grid.keeps_the_end:
+        serving.store.insert(job, job.cache_key, held)
+
+
+def _keep_positions(
+    serving: Serving, job: Job, positions: Sequence[int], cache: PromptCache
+) -> Tokens:
+    """Prefill up to each position and keep a copy there; return the rest of the prompt."""
+    done, step = int(job.cached or 0), serving.options.prefill_step_size
+    for end in positions:
+        while done < end:
+            count = min(step, end - done)
+            serving.model(np.array([job.prompt[done : done + count]], dtype=np.int64), cache)
+            done += count
+        serving.store.insert(job, job.prompt[:end], copy_prompt_cache(cache))
+    return job.prompt[done:]
 
 
 def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> ReplyTokens:
@@ -502,6 +526,8 @@ class ResponseGenerator:
             finish=self._finish,
             draft=draft,
         )
+        if isinstance(self.store.cache, GridPromptCache):
+            self._fit(self.store.cache, model)
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
         self.dead: str | None = None
@@ -510,9 +536,26 @@ class ResponseGenerator:
         self._unprocessed: list[Job] = []
         self._admitting: Job | None = None
 
+    @staticmethod
+    def _fit(store: GridPromptCache, model: Forward) -> None:
+        """Tell the store which layers have states, and which of too few arrays."""
+        real = [
+            (index, layer)
+            for index, (shape, layer) in enumerate(
+                zip(model.network.shapes, model.make_cache(), strict=False)
+            )
+            if not shape.marks and isinstance(layer, ArraysCache)
+        ]
+        few = [at for at, layer in real if len(layer.cache) < store.grid.fewest_arrays]
+        store.sliceable, store.placeholder = not real, few[0] if few else None
+
     @cached_property
     def is_batchable(self) -> bool:
-        alone = self.serving.options.kv_bits is not None or self.serving.draft is not None
+        alone = (
+            self.rules.grid is not None
+            or self.serving.options.kv_bits is not None
+            or self.serving.draft is not None
+        )
         return not alone and all(layer.merges for layer in self.serving.model.make_cache())
 
     def step(self) -> bool:
