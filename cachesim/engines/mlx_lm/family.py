@@ -509,7 +509,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="omlx",
-        about="oMLX's prefix cache, read in its source: blocks of 2,048 tokens, one request at once",
+        about="oMLX's prefix cache, read in its source: blocks of 2,048, one request at once",
         fits=("0.31.3",),
         lay=laying(server={"grid": _OMLX}),
     ),

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamRaise,
@@ -22,7 +23,6 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamValueError,
     name_of,
 )
-from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     can_trim_prompt_cache,
     copy_prompt_cache,
