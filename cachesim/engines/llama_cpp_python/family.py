@@ -67,7 +67,7 @@ RELEASES: Final = tuple(
     for name, commit, rules, about in _PYTHON
 )
 
-PATCHES: Final = (
+PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="ignores-refusals",
         about="as until 0.3.16, and as KoboldCpp before its #2039: a refused cut is not looked at",
