@@ -336,7 +336,8 @@ class Runner:
                 tokens = list(judge(chunk, logits))
             sampled.append(tokens)
             self.held[chunk.request.id].accepted = max(len(tokens), 1)
-        self._cache_states(scanned, sources)
+        if scanned:
+            self._cache_states(scanned, sources)
         if mode == "align":
             for chunk in step.chunks:
                 self._postprocess(chunk)

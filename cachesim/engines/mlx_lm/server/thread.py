@@ -440,7 +440,10 @@ def _serve(serving: Serving, job: Job) -> None:
 def _keep_positions(
     serving: Serving, job: Job, positions: Sequence[int], cache: PromptCache
 ) -> Tokens:
-    """Prefill up to each position and keep a copy there; return the rest of the prompt."""
+    """Prefill up to each position and keep a copy there; return the rest of the prompt.
+
+    Follows Ollama's `attachPrefillSnapshots`.
+    """
     done, step = int(job.cached or 0), serving.options.prefill_step_size
     for end in positions:
         while done < end:
