@@ -1,10 +1,13 @@
-"""Profiles for the property tests: `ci` by default, the same examples every time.
+"""Profiles for the property tests, and the cases that `make test` takes of sampled tests.
 
-`HYPOTHESIS_PROFILE=dev` draws others each time, `nightly` many.
+The profile is `ci` by default, with the same examples every time; `HYPOTHESIS_PROFILE=dev` draws
+others each time, `nightly` many.
 """
 
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +16,15 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=60, derandomize=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `thorough` the cases of a `sampled(n)` test, but for one in n."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sampled.args[0]:
+                item.add_marker(pytest.mark.thorough)
+            cases[test] += 1

@@ -141,6 +141,7 @@ def test_random_workloads_are_searched(command: Command, jobs: int) -> None:
     assert "fake@r2 reuses" in command(f"check fake@r1 --against fake@r2 {few}")
 
 
+@pytest.mark.thorough
 def test_a_hunt_writes_a_report_that_runs(command: Command) -> None:
     assert "wrong answer" in command("check --prove fake@r3 --minutes 0.1 --emit reports", status=1)
 

@@ -147,6 +147,7 @@ def test_one_more_cause_is_told_by_all_who_tell_causes(
     assert cause in causes_of("fake")  # what the pages and the schema ask
 
 
+@pytest.mark.thorough
 def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
     """`format` declares it, `session` hands it on, `checks` says what it does not go with.
 
@@ -166,6 +167,7 @@ def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
         assert readers <= {"play/session.py", "scenario/checks.py"} | makes_prompts, key
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("engine")
 def test_one_more_engine_stands_in_the_documentation(page: Callable[[str], set[str]]) -> None:
     assert {"## fake", "`fake@r2`"} <= page("releases:page")
@@ -316,6 +318,7 @@ def test_a_family_speaks_of_its_own_releases_only(family: Family[Any, Any]) -> N
         assert option.kind == "any" or option.read(option.default) == option.default
 
 
+@pytest.mark.thorough
 def test_tables_of_releases_and_options_load_no_engine() -> None:
     light = {"family.py", "profiles.py", "options.py", "rules.py"}
     for path in sorted((PACKAGE / "engines").rglob("*.py")):

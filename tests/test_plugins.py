@@ -84,6 +84,7 @@ def test_a_broken_engine_is_named_and_left_out(
     assert "broken" not in families
 
 
+@pytest.mark.thorough
 def test_a_program_with_a_broken_engine_goes_on(tmp_path: Path) -> None:
     installed(tmp_path, "raises", "1 / 0")
     command = [sys.executable, "-m", "cachesim", "list", "engines"]
@@ -174,6 +175,7 @@ def keeps_the_contract(engine: str, release: str, *, right: bool) -> None:
     assert 0 < report.losses
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("engine", [*FAMILIES])
 def test_every_engine_keeps_the_contract(engine: str) -> None:
     newest = FAMILIES[engine].names()[-1]

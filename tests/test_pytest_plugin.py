@@ -47,6 +47,7 @@ def collected(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]"
     )
 
 
+@pytest.mark.thorough
 def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path) -> None:
     (tmp_path / "chat.toml").write_text(SCENARIO)
     (tmp_path / "wrong.toml").write_text(SCENARIO.replace("preset", "preest"))
@@ -66,6 +67,7 @@ def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path
     assert ["b11549"] == [each.profile for each in emitted.expect]
 
 
+@pytest.mark.thorough
 def test_a_wrong_answer_comes_with_its_proof(tmp_path: Path) -> None:
     shipped = (ROOT / "scenarios/llama.cpp/llama.cpp-three-requests.toml").read_text()
     expects = 'answer  = ["same", "same", "diverged"]'
@@ -77,6 +79,7 @@ def test_a_wrong_answer_comes_with_its_proof(tmp_path: Path) -> None:
     assert f"prove it cachesim real llama.cpp --scenario {tmp_path / 'three.toml'}" in done.stdout
 
 
+@pytest.mark.thorough
 def test_scenarios_of_other_engines_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "chat.toml").write_text(SCENARIO)
     foreign = SCENARIO.replace('"llama.cpp"', '"mlx-lm"').replace(
@@ -93,6 +96,7 @@ def test_scenarios_of_other_engines_are_left_out(tmp_path: Path) -> None:
     assert "1 passed" in full.stdout
 
 
+@pytest.mark.thorough
 def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
     """Whatever cannot be read, or only looks like a scenario from afar, is not ours."""
     (tmp_path / "dangling.toml").symlink_to("nowhere.toml")
@@ -139,6 +143,7 @@ def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> N
     assert [emitted] == list((tmp_path / "found").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_kept_scenario_is_not_written_again(tmp_path: Path) -> None:
     kept = tmp_path / "found" / "kept.toml"
     kept.parent.mkdir()
@@ -151,6 +156,7 @@ def test_a_kept_scenario_is_not_written_again(tmp_path: Path) -> None:
     assert [kept] == list(kept.parent.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:
     done = collected(tmp_path, "--cachesim-profile=marconi@artifact", "--cachesim-budget=0.1s")
 
@@ -158,6 +164,7 @@ def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> No
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_search_without_a_profile_or_a_time_is_refused(tmp_path: Path) -> None:
     alone = collected(tmp_path, "--cachesim-budget=1s")
     odd = collected(tmp_path, "--cachesim-profile=marconi@paper", "--cachesim-budget=soon")

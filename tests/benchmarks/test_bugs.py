@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+import pytest
 from rich.console import Console
 
 from benchmarks.bugs import rows, searched, table
@@ -27,6 +28,7 @@ def test_defects_of_every_engine_with_their_controls_come_from_the_scenarios() -
     assert BEYOND.keys() <= {each.name for each in found}
 
 
+@pytest.mark.thorough
 def test_a_blind_search_finds_a_defect_and_shrinks_it() -> None:
     search = searched(known(), seed=0, seconds=5)
     (row,) = rows([search])

@@ -66,6 +66,7 @@ def claims_of(name: str) -> Tally:
     return every(all_profiles(scenario_of(found) if found else load(shipped_file(name))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_what_is_said_of_a_scenario_is_true(name: str) -> None:
     tally = claims_of(name)
@@ -73,6 +74,7 @@ def test_what_is_said_of_a_scenario_is_true(name: str) -> None:
     assert tally.checked > 40
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", FAMILIES)
 def test_what_is_said_of_searched_workloads_is_true(engine: str) -> None:
     release = FAMILIES[engine].releases[-1].name
@@ -321,6 +323,7 @@ def test_every_kind_has_a_scenario() -> None:
     assert set(CHECKS) == set(KINDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("word", KINDS)
 def test_another_number_is_found_in_every_kind_of_statement(word: str) -> None:
@@ -380,6 +383,7 @@ MEMORIES: Final = {
 """What is said of cells and rows, in all its forms."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("number", range(4))
@@ -460,6 +464,7 @@ CAUSED: Final = {
 """Scenarios in which 40 causes have a part."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(CAUSED))
 def test_a_cause_with_other_numbers_is_found(name: str) -> None:

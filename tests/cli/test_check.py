@@ -29,6 +29,7 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
 
 
+@pytest.mark.thorough
 def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for jobs in ("1", "2"):
@@ -38,6 +39,7 @@ def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str])
     assert said[0] == said[1]
 
 
+@pytest.mark.thorough
 def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
@@ -74,6 +76,7 @@ def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str
     assert "cancel" in capsys.readouterr().out.partition("never exercised")[0]
 
 
+@pytest.mark.thorough
 def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -19,6 +19,7 @@ echo "${{COMPREPLY[@]}}"
 THREE = "llama.cpp-three-requests"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("words", "completed"),

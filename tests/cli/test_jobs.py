@@ -193,6 +193,7 @@ def test_a_finding_is_not_lost_in_a_folder_that_cannot_be_written(
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
 def test_a_shipped_scenario_is_copied_under_another_name(capsys: Capture, tmp_path: Path) -> None:
     for shipped in shipped_files():
         file = tmp_path / f"{shipped.stem}-mine.toml"
@@ -206,6 +207,7 @@ def test_a_shipped_scenario_is_copied_under_another_name(capsys: Capture, tmp_pa
     assert f"did you mean '{STALE}'" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_completion_script_for_every_shell(shell: str, capsys: Capture) -> None:
     assert main(["completion", shell]) == 0
@@ -244,6 +246,7 @@ def test_one_step_is_explained(step: str, capsys: Capture) -> None:
     assert "1. A" not in out
 
 
+@pytest.mark.thorough
 def test_a_page_of_too_many_runs_holds_those_of_most_interest_and_says_so(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

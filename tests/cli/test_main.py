@@ -160,6 +160,7 @@ def test_the_reasons_add_up(capsys: Capture) -> None:
             assert step["explanation"]["equal"] - step["cached"] == lost
 
 
+@pytest.mark.thorough
 def test_many_scenarios_in_several_processes_come_in_the_order_asked_for(
     capsys: Capture,
 ) -> None:
@@ -227,6 +228,7 @@ def test_every_list_has_a_line_for_each_thing(kind: str, capsys: Capture) -> Non
     assert spoken(capsys)[0].strip()
 
 
+@pytest.mark.thorough
 def test_the_program_itself_ends_quietly_when_its_reader_goes() -> None:
     command = f"{sys.executable} -m cachesim list schema | head -1"
 

@@ -60,6 +60,7 @@ def test_a_file_of_another_kind_is_refused_in_the_same_words(
     assert ["file"] == names_in(tmp_path)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("words", REPLACED, ids=" ".join)
 def test_a_page_replaces_an_earlier_page(words: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "file"
@@ -72,6 +73,7 @@ def test_a_page_replaces_an_earlier_page(words: tuple[str, ...], tmp_path: Path)
     assert written == file.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("source", "words"), [(LOG, "a server's log"), (RECORDED, "recorded")])
 def test_the_scenario_of_a_log_and_of_a_recording_shows_the_worst_miss(
     source: str, words: str, tmp_path: Path

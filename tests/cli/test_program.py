@@ -44,6 +44,7 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
     assert set() == HEAVY & set(done.stdout.splitlines()[-1].split())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "engines"),
     [
@@ -65,6 +66,7 @@ def test_one_engine_is_played_and_shown_without_the_others(
     assert engines == set(loaded)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "closed"),
     [
@@ -80,6 +82,7 @@ def test_a_closed_standard_file_is_no_error(words: str, closed: str) -> None:
     assert (0, "") == (done.returncode, done.stderr)
 
 
+@pytest.mark.thorough
 def test_a_scenario_from_a_closed_standard_input_is_wrong_usage() -> None:
     done = shell(f"{PROGRAM} run - <&-")
 
@@ -87,6 +90,7 @@ def test_a_scenario_from_a_closed_standard_input_is_wrong_usage() -> None:
     assert "standard input: is empty" in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --no-verify"])
 def test_a_full_disk_is_said_once(words: str) -> None:
     done = shell(f"{PROGRAM} {words} > /dev/full")
@@ -97,6 +101,7 @@ def test_a_full_disk_is_said_once(words: str) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --watch --no-verify"])
 def test_a_reader_that_goes_is_no_error(words: str) -> None:
     done = shell(f"bash -c '{PROGRAM} {words} | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}'")
@@ -124,6 +129,7 @@ def wait_until_numpy_is_loaded(pid: int) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.thorough
 def test_the_end_of_input_ends_watching() -> None:
     """Ctrl-D at a terminal: enough was seen."""
     leader, follower = pty.openpty()
@@ -185,6 +191,7 @@ def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
     assert (done.returncode, done.stderr) == (130, "cachesim: interrupted\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

@@ -125,6 +125,7 @@ def compare(session: Session, folder: Path, capsys: pytest.CaptureFixture[str]) 
             assert session.shown == found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "session",
     [
@@ -139,6 +140,7 @@ def test_a_command_prints_what_is_shown(
     compare(session, folder, capsys)
 
 
+@pytest.mark.thorough
 def test_the_commands_of_the_quick_start_work_one_after_the_other(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +170,7 @@ def test_only_lines_at_an_ellipsis_may_be_left_out(shown: str, expected: bool) -
     assert expected == is_shown(shown, "a\nb\nc")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(language == "python" for language, _ in blocks(page))],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import generate
+import pytest
 from pages import commands, events, releases, schemas
 
 from cachesim.cli import listing
@@ -52,6 +53,7 @@ def test_every_release_and_patch_is_there() -> None:
     assert len(named) == len([row for row in rows(page) if row.count("|") == 4 and "`" in row])
 
 
+@pytest.mark.thorough
 def test_events_that_happen_are_all_described() -> None:
     page = events.page()
     server = Engine.create("llama.cpp@b11549", model=tiny("hybrid"))

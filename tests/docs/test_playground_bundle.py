@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+import pytest
 from make_playground import ROOT, UNUSED_STDLIB
 
 CORE = ("model", "engines", "verify", "scenario", "play", "report")
@@ -18,5 +19,6 @@ def imported() -> Iterator[str]:
                 yield from (name.partition(".")[0] for name in names)
 
 
+@pytest.mark.thorough
 def test_no_module_that_the_core_imports_is_left_out_of_the_playground() -> None:
     assert set() == set(imported()) & {name.removesuffix(".py") for name in UNUSED_STDLIB}

@@ -33,6 +33,7 @@ def draws(seed: int) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("profile", SERVERS)
 def test_what_an_engine_would_reuse_is_what_it_reuses(profile: str, model: str) -> None:

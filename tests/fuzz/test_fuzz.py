@@ -12,6 +12,7 @@ from tests.fuzz.search import mutant, portions, search
 SAMPLE = {"scenario": 120, "file": 120, "vector": 100, "slot": 60, "workload": 40, "log": 20}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_sample_of_damaged_inputs_is_played_or_refused_in_words(name: str) -> None:
     tally = search(name, 2026, range(SAMPLE.get(name, 60)))

@@ -100,6 +100,7 @@ def test_code_prints_no_number_that_stands_in_a_text(one: Lesson) -> None:
     assert [word for word in words if " " in word and re.search(r"\d", word)] == []
 
 
+@pytest.mark.sampled(4)
 def test_it_prints_something_and_asks_something(one: Lesson) -> None:
     whole = execute(one)
 
@@ -347,6 +348,7 @@ def test_lessons_show_a_servers_rule_as_its_event_says_it(one: Lesson) -> None:
     assert written == []
 
 
+@pytest.mark.thorough
 def test_a_lesson_on_its_page_needs_no_package_of_the_terminal() -> None:
     """The browser has numpy and no Rich."""
     code = (

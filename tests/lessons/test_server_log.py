@@ -12,6 +12,7 @@ COUNTS = [0, 2639, 2869, 0, 3259]
 """What the real server reused, request by request."""
 
 
+@pytest.mark.thorough
 def test_the_requests_played_are_those_of_the_log() -> None:
     log = example()
 
@@ -19,6 +20,7 @@ def test_the_requests_played_are_those_of_the_log() -> None:
     assert COUNTS == [step.cached for step in log.run().steps]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [256, 768])  # what it brings: nothing, and something
 def test_a_flag_brings_the_watched_run_what_it_brings_in_why(size: int) -> None:
     log = example()
@@ -28,6 +30,7 @@ def test_a_flag_brings_the_watched_run_what_it_brings_in_why(size: int) -> None:
     assert row["processed"] == sum(step.processed or 0 for step in steps)
 
 
+@pytest.mark.thorough
 def test_a_change_of_history_moves_only_the_last_request() -> None:
     moved = example().run(upto=3, parts_at=2100).steps
 
@@ -46,6 +49,7 @@ def test_a_requests_lines_are_its_own() -> None:
     assert all(len(log.lines_of(number)) >= 5 for number in range(5))
 
 
+@pytest.mark.thorough
 def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
     text = drawn(example().run(upto=3)).text()
 
@@ -54,6 +58,7 @@ def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
     assert "~" * 37 + "3" * 27 in text
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_drawn_on_its_way_to_where_it_is_restored() -> None:
     run = example().run(upto=3, ubatch_size=768)
     shown = drawn(run)

@@ -59,6 +59,7 @@ IMPOSSIBLE = {309_204}
 """Seeds of logs whose server could not have been started: a batch of one token."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(40), 305_929, *IMPOSSIBLE])
 def test_a_damaged_log_is_told_or_refused(seed: int) -> None:
     chance = Random(seed)

@@ -76,6 +76,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_json_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, "why", LOG, "--format", "json"))
 
@@ -94,6 +95,7 @@ def test_the_copies_under_docs_are_what_the_command_prints() -> None:
     assert set(HOWS) == set(get_args(How))
 
 
+@pytest.mark.thorough
 def test_the_scenario_of_the_worst_miss_runs_and_shows_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_the_scenario_of_the_worst_miss_runs_and_shows_it(
     assert "1900 → 0" in output(capsys, "run", str(file), "--arithmetic", "ring")
 
 
+@pytest.mark.thorough
 def test_the_page_has_every_request_and_nothing_from_elsewhere(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert without["options"]["ctx_checkpoints"] == 0
 
 
+@pytest.mark.thorough
 def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
     why = json.loads(output(capsys, "why", LOG, "--format", "json"))
     tune = json.loads(output(capsys, "why", "--tune", LOG, "--format", "json"))
@@ -303,6 +307,7 @@ def test_recorded_requests_are_explained_from_standard_input(
     assert piped["dump"]["sources"] == ["standard input"]
 
 
+@pytest.mark.thorough
 def test_tune_plays_a_scenario_with_all_that_its_steps_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -333,6 +338,7 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
     assert {False} == judged(90_000)
 
 
+@pytest.mark.thorough
 def test_prefixes_that_no_line_compares_are_named_as_an_assumption(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

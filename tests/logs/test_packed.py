@@ -17,6 +17,7 @@ LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 WORDS = ["why", "--worst", "0", "--format", "json"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
 def test_a_compressed_log_says_what_the_log_says(
     pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -46,6 +47,7 @@ def test_one_that_is_cut_or_damaged_is_refused(
         assert "is compressed, and cut or damaged" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "says"), [("hybrid.log", "5 requests"), ("recorded.jsonl", "4 recorded requests")]
 )

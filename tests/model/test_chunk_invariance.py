@@ -55,6 +55,7 @@ def cutting(count: int) -> st.SearchStrategy[list[int]]:
     return st.sets(st.integers(1, count - 1), max_size=8).map(sorted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 999), cuts=cutting(LONG))
@@ -75,6 +76,7 @@ def test_token_by_token_is_the_same_as_all_at_once(name: str) -> None:
     assert np.array_equal(cold(preset(name), tokens), one_by_one)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 999), cuts=cutting(SHORT))
 def test_tiny_models_do_not_care_for_cuts_either(name: str, seed: int, cuts: list[int]) -> None:
@@ -83,6 +85,7 @@ def test_tiny_models_do_not_care_for_cuts_either(name: str, seed: int, cuts: lis
     assert np.array_equal(cold(tiny(name), tokens), in_pieces(tiny(name), tokens, cuts))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15)
 @given(

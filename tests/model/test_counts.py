@@ -29,6 +29,7 @@ SERVERS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("profile", "model"), SERVERS)
 @pytest.mark.parametrize("other", ["ring", "float"])
 def test_decisions_are_those_of_a_server_that_computes(

@@ -59,6 +59,7 @@ def wrong_replies(spec: ModelSpec, count: int) -> list[tuple[str, str]]:
     return [(text, right) for text, right in drawn if reply(spec, text) != right]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RECALL)
 @pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.thorough)])
 def test_every_fact_set_is_recalled(name: str, count: int) -> None:
@@ -89,6 +90,7 @@ def wrong_cached_replies(spec: ModelSpec, count: int) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RECALL)
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.thorough)])
 def test_every_fact_set_is_recalled_from_the_cache(name: str, count: int) -> None:

@@ -268,6 +268,7 @@ def test_what_no_network_can_run_is_refused() -> None:
     feed(ONE_LAYER, store, [1], (1 << 31) - 1)
 
 
+@pytest.mark.thorough
 def test_a_million_tokens_go_through_at_once_and_in_pieces_alike() -> None:
     network = build(ModelSpec(layers=("ssm", "attention", "delta", "window"), window=64), "ring")
     ids = np.arange(1_000_001) * 7919 % 512

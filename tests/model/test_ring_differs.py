@@ -56,6 +56,7 @@ class Cells:
 # --- different -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @every_network
 @given(st.lists(st.integers(0, 511), min_size=2, max_size=60, unique=True), st.data())
 def test_replacing_dropping_or_swapping_any_token_changes_the_last_word(

@@ -119,6 +119,7 @@ def test_sets_have_histories_of_their_own() -> None:
         assert tokens == network.history(node)
 
 
+@pytest.mark.sampled(3)
 @every_preset
 @given(st.integers(1, 20), st.integers(0, 29), st.integers(0, 5), st.booleans())
 def test_memory_is_clean_exactly_where_the_answer_is_the_cold_one(

@@ -19,6 +19,7 @@ CRASHES = frozenset({"list-drops-nothing-for-its-length"})
 """Mutants that break a contract before a count is compared."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mutant", HUNTED)
 def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     """One layer of each kind shows it as soon as all of them."""
@@ -28,6 +29,7 @@ def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     assert mutant.caught_by == "records" or catch == caught(mutant, thin=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.thorough
 @pytest.mark.parametrize("mutant", HUNTED)
 def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:

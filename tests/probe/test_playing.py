@@ -63,6 +63,7 @@ def test_one_at_a_time_leaves_cancels_and_company_out() -> None:
     assert {(1, False)} == {(step.slot, step.with_previous) for step in calm.step}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_workload_from_a_fresh_start_needs_no_company_if_one_slot_shows_it(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ def test_a_fault_that_is_seldom_shown_is_played_more_often(rate: float, plays: i
     assert rate >= 0.95 or 0.95 <= 1 - (1 - rate) ** plays
 
 
+@pytest.mark.thorough
 @pytest.mark.thorough
 def test_what_an_earlier_request_left_is_found_from_a_fresh_start(
     monkeypatch: pytest.MonkeyPatch,

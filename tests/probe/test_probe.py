@@ -42,6 +42,7 @@ def probed(url: str, **more: object) -> Result:
     return run(Settings(url=url, **{**settings, **more})).result
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
 @pytest.mark.parametrize("noise", [slow(0.0), 2e-2])
 def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> None:
@@ -54,6 +55,7 @@ def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> No
     assert finding.scenario is not None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
 @pytest.mark.parametrize("noise", [slow(0.0), 2e-2])
 def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
@@ -82,6 +84,7 @@ def test_an_answer_that_was_off_once_is_not_reported_as_a_cold_one() -> None:
     assert ", except 1 that replays did not confirm (" in next(result.verdict())
 
 
+@pytest.mark.thorough
 def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() -> None:
     """As keys in f16 round on a hybrid model without checkpoints."""
 
@@ -101,6 +104,7 @@ def test_rounding_of_reuse_alone_is_measured_where_a_state_cannot_be_cut_back() 
     assert result.judge.noise.limit > 0.04
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> None:
     with (
@@ -113,6 +117,7 @@ def test_a_server_of_texts_is_compared_with_a_second_one(context: object) -> Non
     assert "mlx_lm.server 0.32.2" == result.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("context", [slow(sound), stale])
 def test_chats_are_sent_as_messages(context: object) -> None:
     with (
@@ -136,6 +141,7 @@ def test_chats_that_open_together_have_a_system_message_each() -> None:
     assert [each.with_previous for each in steps].count(False) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chat", [True, False])
 def test_chats_open_together_where_prompts_are_messages(
     monkeypatch: pytest.MonkeyPatch, *, chat: bool
@@ -163,6 +169,7 @@ def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:
         probed(server.url, chat=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_server_without_counts_is_compared_by_its_texts(context: object, tmp_path: Path) -> None:
     words = tmp_path / "words"
@@ -196,6 +203,7 @@ def test_a_cold_server_that_reuses_is_refused() -> None:
         probed(warm.url, cold=cold.url)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
@@ -215,6 +223,7 @@ def test_a_server_that_misbehaves_now_and_then_is_described(what: str, sentence:
     assert any(sentence in note for note in result.outcome.notes)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", ["hang", "drop", "broken", "crash", "refuse"])
 def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     def fault(_: Fake, number: int) -> str:
@@ -227,6 +236,7 @@ def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     assert "the server answers no request any more: " in next(result.verdict())
 
 
+@pytest.mark.thorough
 def test_a_count_that_cannot_be_true_is_named() -> None:
     def lies(server: Fake, number: int) -> str:
         if number == 60:
@@ -244,6 +254,7 @@ def test_a_count_that_cannot_be_true_is_named() -> None:
     assert any(note.startswith("a count cannot be true: ") for note in result.outcome.notes)
 
 
+@pytest.mark.thorough
 def test_a_race_is_found_if_it_shows_in_some_of_the_replays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,6 +268,7 @@ def test_a_race_is_found_if_it_shows_in_some_of_the_replays(
     assert not result.right
 
 
+@pytest.mark.thorough
 def test_an_undecided_suspicion_is_put_aside_for_a_plainer_one() -> None:
     """All 200 replays of one that is wrong in each tenth take more requests than there are."""
 
@@ -269,6 +281,7 @@ def test_an_undecided_suspicion_is_put_aside_for_a_plainer_one() -> None:
         assert not probed(server.url).right
 
 
+@pytest.mark.thorough
 def test_an_answer_that_is_seldom_wrong_by_chance_is_no_finding() -> None:
     def once(prompt: Tokens, _: int, model: Model) -> Tokens:
         return (9, *prompt[1:]) if model.reuses in {40, 60} else prompt
@@ -279,6 +292,7 @@ def test_an_answer_that_is_seldom_wrong_by_chance_is_no_finding() -> None:
     assert result.outcome.suspicions
 
 
+@pytest.mark.thorough
 def test_nothing_is_erased_unless_that_is_allowed() -> None:
     for allowed in (False, True):
         with fake("llama", PROFILES["llama"]) as server:
@@ -294,6 +308,7 @@ def test_a_budget_that_ends_before_the_first_answers_has_a_sentence() -> None:
         probed(server.url, cold=server.url, requests=1)
 
 
+@pytest.mark.thorough
 def test_budgets_end_a_run() -> None:
     with fake("llama", PROFILES["llama"]) as server:
         result = probed(server.url, requests=90)
@@ -303,6 +318,7 @@ def test_budgets_end_a_run() -> None:
         assert "the 3000 tokens are used up" == probed(server.url, tokens=3000).outcome.ended
 
 
+@pytest.mark.thorough
 def test_files_hold_the_report_the_scenario_and_the_requests(tmp_path: Path) -> None:
     with fake("llama", PROFILES["llama"], context=stale) as server:
         finished = run(
@@ -320,6 +336,7 @@ NOISES = (1e-4, 1e-3, 2e-2)
 """One with each bug; `python -m benchmarks.probe planted` plays all."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dialect", "number"),
@@ -337,6 +354,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, dialect: str, n
         assert not probed(server.url, requests=3000).right, name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("failures", [1, slow(2)])
 def test_a_second_finding_has_another_cause(failures: int) -> None:
     """The server of hashes has one bug, whatever the engine does: it is found once."""
@@ -348,6 +366,7 @@ def test_a_second_finding_has_another_cause(failures: int) -> None:
     assert (failures == 2) == (first.repeats > 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("context", [slow(sound), stale])
 def test_a_model_of_ollama_is_unloaded_for_a_cold_answer(context: object) -> None:
     with (
@@ -362,6 +381,7 @@ def test_a_model_of_ollama_is_unloaded_for_a_cold_answer(context: object) -> Non
     assert cold.erased > 50
 
 
+@pytest.mark.thorough
 def test_the_fixture_runs_a_probe(cachesim_probe: Callable[..., Result]) -> None:
     with fake("llama", PROFILES["llama"]) as server:
         assert cachesim_probe(url=server.url, requests=150).right

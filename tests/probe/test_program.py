@@ -51,11 +51,13 @@ def test_wrong_usage_has_a_sentence_and_status_2(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_installed_program_refuses_without_a_traceback() -> None:
     done = program("ftp://127.0.0.1")
     assert (2, False) == (done.returncode, "Traceback" in done.stderr)
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken_is_not_taken_for_the_server() -> None:
     with fake("llama", "llama.cpp@b11549") as server:
         port = server.url.rpartition(":")[2]
@@ -104,6 +106,7 @@ def probing(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             running.kill()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) -> None:
     with probing(tmp_path / "out") as (running, port):
@@ -115,6 +118,7 @@ def test_an_interrupt_leaves_no_process(sign: signal.Signals, tmp_path: Path) ->
     assert [] == list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_probe_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     with probing(tmp_path) as (running, port):
         running.kill()

@@ -88,6 +88,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
         Shapes.read(file)
 
 
+@pytest.mark.thorough
 def test_requests_of_these_shapes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))
     like = EXAMPLES / "hybrid.log"

@@ -91,6 +91,7 @@ def grown(number: int) -> Scenario:
     return grow_agents(setting, Parrot())[0]
 
 
+@pytest.mark.thorough
 def test_agents_use_slots_files_chats_and_tools_and_some_hang_up_or_arrive_meanwhile() -> None:
     workloads = [grown(number) for number in range(60)]
     steps = [step for each in workloads for step in each.step]
@@ -116,6 +117,7 @@ def test_agents_use_slots_files_chats_and_tools_and_some_hang_up_or_arrive_meanw
     assert workloads == [grown(number) for number in range(60)]
 
 
+@pytest.mark.thorough
 def test_who_arrives_meanwhile_finds_more_than_a_batch_to_be_read() -> None:
     groups = [group for number in range(80) for group in grouped(grown(number).step)]
     pairs = [group for group in groups if any(step.turns for step in group)]
@@ -165,6 +167,7 @@ def releases_of(family: Family) -> list[Any]:
     return [newest, *(pytest.param(each, marks=pytest.mark.thorough) for each in older)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("release", releases_of(VLLM))
 def test_agents_workloads_for_vllm_come_to_their_end(release: str) -> None:
     rules = VLLM.release(release).rules

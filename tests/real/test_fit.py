@@ -76,6 +76,7 @@ def test_the_search_begins_with_the_release_that_answers_most_alike() -> None:
     assert fit.steps == ()
 
 
+@pytest.mark.thorough
 def test_what_no_rule_explains_is_left() -> None:
     recording = recorded(0, KNOWN["b9538"])
     last = replace(recording.outcomes[-1], cached=recording.outcomes[-1].processed, slot=77)
@@ -136,6 +137,7 @@ class Told(Recordings):
         return Recording(workload=workload, outcomes=outcomes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [False, True])
 def test_what_is_open_is_drawn_until_the_wheel_tells(value: bool) -> None:
     trial = KNOWN["b9538"]

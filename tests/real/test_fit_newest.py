@@ -79,6 +79,7 @@ def test_the_fields_that_an_older_release_has_otherwise_are_found(
     assert f"{len(played)} of {len(played)} workloads agree" in said
 
 
+@pytest.mark.thorough
 def test_mlx_lm_has_its_cache_classes_explained() -> None:
     known = rules_of(MLX_LM)
     played = []

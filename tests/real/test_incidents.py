@@ -4,6 +4,8 @@ from collections import Counter
 from random import Random
 from typing import Any, get_args
 
+import pytest
+
 from cachesim.engines.llamacpp.options import Pooling
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.compare import features_of
@@ -122,6 +124,7 @@ def test_what_a_workload_uses_is_told_by_flags_and_by_steps() -> None:
     assert {"any"} == features_of(workload(Step(name="a", prompt=T), parallel=1, ctx_size=256))
 
 
+@pytest.mark.thorough
 def test_everything_is_drawn_by_default_beside_the_real_server() -> None:
     used: Counter[str] = Counter()
     for number in range(150):

@@ -21,6 +21,7 @@ def lines(build: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", FILES)
 def test_every_recorded_operation_is_equal(build: str) -> None:
     summary = replay(VECTORS / f"memory-{build}.jsonl.gz")
@@ -29,6 +30,7 @@ def test_every_recorded_operation_is_equal(build: str) -> None:
     assert (expected, None) == (str(summary), summary.first)
 
 
+@pytest.mark.thorough
 def test_a_sequence_of_the_other_release_differs_somewhere() -> None:
     def differs(line: dict[str, Any]) -> bool:
         return memory_vectors.mismatch({**line, "build": "b9509"}) is not None

@@ -19,6 +19,7 @@ from cachesim.lab.real.mlx_lm.process import environment_for
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", RELEASES)
 def test_drawn_sequences_can_be_played_and_end_where_the_port_raises(release: str) -> None:
     for number in range(44):
@@ -34,6 +35,7 @@ def test_the_same_seed_draws_the_same_sequences() -> None:
     assert draw("0.32.2", 1, 7) != draw("0.32.2", 2, 7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_group_meets_its_class_and_many_operations(group: str) -> None:
     found: Counter[str] = Counter()

@@ -24,6 +24,7 @@ def lines(release: str) -> list[Mapping[str, Any]]:
     return [*died, *(line for line in mine[part::PARTS] if line not in died)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("release", RELEASES)
 def test_recorded_workloads_replay_equal(release: str) -> None:
     different = {line["id"]: mismatch(line) for line in lines(release)}

@@ -33,6 +33,7 @@ def lines_of(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_operation_on_the_cache_classes_is_the_real_one(group: str, release: str) -> None:
@@ -52,6 +53,7 @@ def test_all_that_was_recorded_of_the_classes_is_replayed() -> None:
     assert set(product(GROUPS, RELEASES)) == recorded
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_operation_on_the_store_is_the_real_one(release: str) -> None:
     lines = [line for line in lines_of(STORES) if line["version"] == release]

@@ -123,6 +123,7 @@ def test_nothing_new_is_said_with_the_release_it_is_as(capsys: pytest.CaptureFix
     )
 
 
+@pytest.mark.thorough
 def test_what_is_new_is_shown_as_a_scenario(
     pair: type[Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_wheel_that_does_not_start_is_new_too(
     assert "is NOT as b11549: the real server does not start" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_log_of_a_server_that_never_answers_is_not_shown(
     pair: type[Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +168,7 @@ def test_the_log_of_a_server_that_never_answers_is_not_shown(
     assert "the real server did not answer" in said
 
 
+@pytest.mark.thorough
 def test_a_long_log_is_cut(
     pair: type[Pair], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def sent(scenario: Scenario) -> list[Step]:
     return [resolved(scenario, number, vocabulary) for number in range(len(scenario.step))]
 
 
+@pytest.mark.thorough
 @given(workloads())
 @settings(max_examples=100)
 def test_a_played_workload_is_read_back_from_its_file_as_it_was(
@@ -155,6 +156,7 @@ def test_a_played_workload_is_read_back_from_its_file_as_it_was(
     ]
 
 
+@pytest.mark.thorough
 def test_what_the_generators_draw_is_read_back_as_it_was() -> None:
     for number in range(24):
         release = ("b8672", "b9538", "b11549")[number % 3]

@@ -87,6 +87,7 @@ def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
     assert [] == [each.field for each in found if not each.why]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", MLX_LM.real())
 def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:

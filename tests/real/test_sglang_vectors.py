@@ -21,6 +21,7 @@ def lines_of(release: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("release", "count"), [("0.5.9", 36), ("0.5.23", 36)])
 def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -> None:
     lines = lines_of(release)[::EVERY]
@@ -31,6 +32,7 @@ def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -
     assert count == len(lines)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
 @pytest.mark.parametrize("part", [1, 3])
 def test_a_scheduler_with_a_host_or_with_scarce_pools_takes_the_real_ones_decisions(
@@ -45,6 +47,7 @@ def test_a_scheduler_with_a_host_or_with_scarce_pools_takes_the_real_ones_decisi
     assert len(lines) > 40
 
 
+@pytest.mark.thorough
 def test_a_queue_for_a_scarce_device_with_a_host_takes_the_real_ones_decisions() -> None:
     lines = lines_of("hosts-0.5.23")[::3]
 
@@ -56,6 +59,7 @@ def test_a_queue_for_a_scarce_device_with_a_host_takes_the_real_ones_decisions()
     }
 
 
+@pytest.mark.thorough
 def test_a_recorded_value_that_was_changed_is_found() -> None:
     line = lines_of("0.5.23")[0]
     line["results"][1]["requests"][0]["cached"] += 1

@@ -57,6 +57,7 @@ def test_slots_that_059_counts_beyond_its_nodes_end_no_comparison() -> None:
     assert "parent does not have child key" in groups[-1]["error"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
     rules = FAMILY.release(release).rules
@@ -70,6 +71,7 @@ def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
     assert any(group["evicted"] for group in groups if "evicted" in group)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_drawn_workloads_come_back_from_the_host(release: str) -> None:
     """Nodes that were on the host only are on the device in the group after."""

@@ -281,6 +281,7 @@ def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 
+@pytest.mark.thorough
 def test_the_program_prints_a_folder_that_is_no_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cachesim", "real", "transformers", "--library", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

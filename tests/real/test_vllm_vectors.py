@@ -22,6 +22,7 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 GOLDEN = lines_of("golden-0.33.0")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("release", "count"), [("0.19.1", 42), ("0.24.0", 47), ("0.33.0", 42)])
 def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -> None:
     lines = lines_of(release)[::EVERY]
@@ -48,6 +49,7 @@ def test_what_tells_a_release_from_its_neighbours_is_decided_alike(
     assert count == len(lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("release", "count"), [("0.28.0", 39), ("0.33.0", 76)])
 def test_schedulers_with_scarce_blocks_or_tokens_take_the_real_ones_decisions(
     release: str, count: int
@@ -79,6 +81,7 @@ def test_a_recorded_read_that_was_changed_is_found() -> None:
     assert mismatch(line) is not None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "count"),
     [("scarce-0.33.0", 69), ("ends-0.33.0", 23), ("fine-0.31.0", 57), ("fine-0.33.0", 57)],

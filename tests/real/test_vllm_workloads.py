@@ -59,6 +59,7 @@ def test_the_drafter_marks_other_groups_than_attention_where_the_release_does(
     assert marked == found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_drawn_workloads_come_to_their_end(release: str) -> None:
     rules = FAMILY.release(release).rules

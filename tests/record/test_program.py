@@ -77,6 +77,7 @@ def ask(port: int, text: str) -> int:
     return status
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_cleanly_with_what_it_has(number: int, tmp_path: Path) -> None:
     with server() as url, program(url, tmp_path) as (process, port):
@@ -90,6 +91,7 @@ def test_it_stops_cleanly_with_what_it_has(number: int, tmp_path: Path) -> None:
     assert "2 requests in" in notes
 
 
+@pytest.mark.thorough
 def test_killed_at_any_moment_the_file_has_whole_lines(tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.jsonl"
     finished = 0
@@ -122,6 +124,7 @@ def test_killed_at_any_moment_the_file_has_whole_lines(tmp_path: Path) -> None:
     assert 5 <= before <= len(lines) <= finished + 1
 
 
+@pytest.mark.thorough
 def test_a_full_disk_stops_the_recording_loudly_and_nothing_else(tmp_path: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
@@ -141,6 +144,7 @@ def test_a_full_disk_stops_the_recording_loudly_and_nothing_else(tmp_path: Path)
     assert "Requests still pass through" in said
 
 
+@pytest.mark.thorough
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "aiohttp.py").write_text("raise ImportError('not here')")
 
@@ -158,6 +162,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.thorough
 def test_a_place_that_is_taken_is_said(tmp_path: Path) -> None:
     with server() as url, program(url, tmp_path) as (_, port):
         found = subprocess.run(
@@ -181,6 +186,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.thorough
 def test_no_secret_of_a_malformed_request_is_printed(tmp_path: Path) -> None:
     with server() as url, program(url, tmp_path) as (process, port):
         for head in MALFORMED:
@@ -197,6 +203,7 @@ def test_no_secret_of_a_malformed_request_is_printed(tmp_path: Path) -> None:
     assert "malformed requests, refused with status 400: " in said
 
 
+@pytest.mark.thorough
 def test_what_passes_without_a_record_is_named_with_its_count(tmp_path: Path) -> None:
     with server() as url, program(url, tmp_path) as (process, port):
         for path in ("/v1/embeddings", "/v1/embeddings", f"/keys/{'k3' * 20}?token=secret"):

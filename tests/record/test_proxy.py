@@ -288,6 +288,7 @@ def test_a_malformed_stream_breaks_where_it_would_have(cut: bytes, tmp_path: Pat
     run(test)
 
 
+@pytest.mark.thorough
 def test_a_body_of_50_mb_goes_through(tmp_path: Path) -> None:
     request = json.dumps(chat("x" * BIG)).encode()
 

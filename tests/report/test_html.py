@@ -105,6 +105,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(JSON)
 def test_packed_data_is_the_same_when_it_is_unpacked(value: Any) -> None:
     doubled = {"one": value, "other": [value, value]}
@@ -196,6 +197,7 @@ def long_run(steps: int) -> Run:
     return run(scenario, full_profile("llama.cpp", "b9538"), arithmetic="ring", detail=True)
 
 
+@pytest.mark.thorough
 def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
     told = long_run(40)
     least = len(page([beginning(told, 4)]).encode())

@@ -5,6 +5,8 @@ import tomllib
 from dataclasses import replace
 from xml.parsers import expat
 
+import pytest
+
 from cachesim import run_scenario
 from cachesim.lab.lessons.drawing import drawn
 from cachesim.lab.lessons.kit import serve
@@ -111,6 +113,7 @@ def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_trie_is_drawn_with_what_prompts_share_as_the_parent_of_their_ends() -> None:
     run = watched("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main")
     picture = after(run, 1)
@@ -128,6 +131,7 @@ def test_a_trie_is_drawn_with_what_prompts_share_as_the_parent_of_their_ends() -
     ]
 
 
+@pytest.mark.thorough
 def test_every_node_begins_where_its_parent_ends_in_every_tree() -> None:
     for name, profile in TREES:
         run = watched(name, profile)
@@ -302,6 +306,7 @@ def test_words_too_long_for_their_tokens_on_a_phone_stand_in_a_line() -> None:
     assert '<text class="m" x="70%" y="12">7413<' in drawn_row
 
 
+@pytest.mark.thorough
 def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
     for name, profile in TREES:
         run = watched(name, profile)
@@ -312,6 +317,7 @@ def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
                     assert "translate(8)" in row_svg(row, picture.positions, ""), (name, index)
 
 
+@pytest.mark.thorough
 def test_cached_blocks_are_drawn_as_chains_of_hashes_that_fork_where_prompts_do() -> None:
     picture = story(watched("vllm-45238-unique-tail", "vllm@0.19.1"))
     chains = [(each.branch.stem, each.label) for each in picture.rows[-17:-4] if each.branch]

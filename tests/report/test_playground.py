@@ -124,6 +124,7 @@ def text_of(name: str) -> str:
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
 def test_a_log_is_explained_as_by_the_command() -> None:
     path = ROOT / "docs" / "examples" / "hybrid.log"
     command = [sys.executable, "-m", "cachesim", "why", str(path), "--format", "json"]
@@ -190,6 +191,7 @@ print(answer(sys.stdin.read()))
 """
 
 
+@pytest.mark.thorough
 def test_a_run_needs_no_package_that_a_browser_lacks() -> None:
     scenario = tomllib.loads(shipped_file("llama.cpp-three-requests").read_text())
     question = {"scenario": scenario, "profile": "b11549", "arithmetic": "ring"}

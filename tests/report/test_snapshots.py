@@ -37,6 +37,7 @@ def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return f"$ cachesim {command}\n{captured.out}exit {status}\n"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_as_it_was(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -57,6 +58,7 @@ def test_the_page_is_as_it_was(
     assert lines == [line.rstrip() for line in lines]
 
 
+@pytest.mark.thorough
 def test_wrong_usage_is_refused_in_the_words_it_was(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def bisected(scenario: Scenario) -> tuple[list[ReleaseVerdict], list[TurningPoin
     return judged, list(turns(scenario, judged, play))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", THREADS)
 def test_the_release_and_the_pull_request_are_those_of_the_thread(name: str) -> None:
     _, found = bisected(load_all([name])[0][1])
@@ -85,6 +86,7 @@ def test_a_release_without_the_option_is_neither_good_nor_bad() -> None:
     assert "has no option 'checkpoint_min_step'" in judged[0].why
 
 
+@pytest.mark.thorough
 def test_a_default_that_changed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == main(["bisect", "llama.cpp-interrupted-stream"])
 

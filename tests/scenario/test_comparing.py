@@ -67,6 +67,7 @@ def test_every_policy_reuses_what_was_measured() -> None:
     assert MEASURED == tuple(each.cached for each in found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,6 +90,7 @@ def test_what_was_lost_adds_up_to_a_bound_that_no_row_beats(name: str) -> None:
         assert all(tokens > 0 for tokens in row.lost.values())
 
 
+@pytest.mark.thorough
 def test_requests_keep_their_columns_where_a_row_refuses_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

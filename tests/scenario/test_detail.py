@@ -127,6 +127,7 @@ def test_a_window_tells_its_cells_apart_from_those_of_full_attention() -> None:
     assert window["window"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "profile"),
     [

@@ -73,6 +73,7 @@ def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
         assert "agrees" == row["result"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("command", "seen"),
     [

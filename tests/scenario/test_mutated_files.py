@@ -107,6 +107,7 @@ def is_still_right(text: str) -> bool:
     return True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_a_hundred_files_of_each_kind_are_refused_in_words(mutation: Mutation) -> None:
     chance = random.Random(mutation.__name__)

@@ -127,6 +127,7 @@ def test_a_foreign_token_is_not_drawn_as_reused() -> None:
     assert [("R", 0), ("F", 1), ("r", 19), ("C", 20)] == prompt_parts(wrong)
 
 
+@pytest.mark.thorough
 def test_a_step_that_loses_tokens_says_why_in_every_shipped_scenario() -> None:
     silent = []
     for file in sorted(FOLDER.glob("llama.cpp-24*.toml")):

@@ -28,6 +28,7 @@ def test_it_plays_the_same_workloads(examples: int) -> None:
     assert alone == together
 
 
+@pytest.mark.thorough
 def test_it_finds_the_same_first_thing() -> None:
     alone, together = both("ik_llama.cpp@d2da6da05+1689", "hybrid-delta", 6 * CHUNK)
 

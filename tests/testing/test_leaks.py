@@ -47,6 +47,7 @@ def test_a_leak_is_found_and_written_as_texts_of_words(
     assert "leak" in {fact.word for step in steps for fact in step.facts}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "count", [60, pytest.param(2_000, marks=[pytest.mark.thorough, pytest.mark.nightly])]
 )

@@ -44,6 +44,7 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("planted", PARAMETERS, ids=lambda each: each.__name__)
 def test_a_planted_bug_is_found(planted: type) -> None:
     law, told = PLANTED[planted]
@@ -55,6 +56,7 @@ def test_a_planted_bug_is_found(planted: type) -> None:
     assert len(error.value.story) <= 10
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_cache_holds_all_laws(name: str) -> None:
     make, told = RIGHT[name]
@@ -81,6 +83,7 @@ def test_a_report_names_the_row_that_is_wrong_and_its_source() -> None:
     assert error.value.why.startswith("layer 1, token 0 is token 0 of [1, 0")
 
 
+@pytest.mark.thorough
 def test_isolation_of_hit_counts_may_be_left_out() -> None:
     class Shared(Blocks):
         def names(self, request: Request) -> tuple[str, str]:

@@ -26,6 +26,7 @@ BRIEF = settings(max_examples=12, stateful_step_count=8, deadline=None)
 FINDING = settings(BRIEF, max_examples=40, phases=[Phase.generate])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("profile_", "model_"),
     [

@@ -45,6 +45,7 @@ class Port:
         return self.context.state_seq_set_data(state, seq) > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["dense", "recurrent", "hybrid"])
 def test_the_ports_hold_all_laws(model: str) -> None:
     check_memory(lambda: Port(model), examples=60)
@@ -107,10 +108,12 @@ class StaleState(Plain):
         return tuple(self.folded[seq])
 
 
+@pytest.mark.thorough
 def test_a_memory_of_lists_holds_all_laws() -> None:
     check_memory(Plain)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("make", "law"),
     [

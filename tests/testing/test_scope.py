@@ -130,6 +130,7 @@ def test_three_requests_to_one_slot_reach_the_wrong_answer() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_search_that_ends_at_its_finding_is_not_whole() -> None:
     scope = whole(KNOWN, requests=3, servers=1)
     report = scope.search("ring", lambda _: True)
@@ -151,6 +152,7 @@ def test_the_mended_erasure_leaves_no_way(model: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("profile", [MENDED, "vllm@0.33.0"])
 def test_a_whole_scope_is_stated_the_same_by_one_process_and_by_two(profile: str) -> None:
     alone, together = whole(profile), whole(profile)
@@ -200,6 +202,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return re.sub(r"\d+ workloads/s|[\d.]+ s$", "", " ".join(out.split()))
 
 
+@pytest.mark.thorough
 def test_the_command_states_what_it_played(capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (said(capsys, "--jobs", jobs) for jobs in "12")
 
@@ -242,6 +245,7 @@ def test_what_does_not_go_together_is_refused(
     assert problem in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
     fits: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

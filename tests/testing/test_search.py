@@ -56,6 +56,7 @@ def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
     assert sum(len(step.ids) for step in found.scenario.step) <= 24
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "model"),
     [("llama.cpp@b9538", "swa"), ("ik_llama.cpp@d2da6da05+1689", "hybrid-delta")],
@@ -93,6 +94,7 @@ def test_a_sound_profile_passes() -> None:
     assert report.exercised["reuse"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "model"),
     [
@@ -120,6 +122,7 @@ def takes(family: Family[Any, Any], spec: ModelSpec) -> bool:
     return True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_one_layer_of_each_kind_decides_and_shows_what_all_of_them_do(
     family: Family[Any, Any],

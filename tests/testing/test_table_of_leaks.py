@@ -30,11 +30,13 @@ def test_every_scenario_that_expects_a_wrong_answer_has_a_row() -> None:
     assert {(row.scenario, row.file) for row in ROWS} == wrong
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", SAMPLE, ids=str)
 def test_a_row_comes_out_again(row: Row) -> None:
     assert played(row) == known(row)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_row_comes_out_again(row: Row) -> None:

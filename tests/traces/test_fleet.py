@@ -42,6 +42,7 @@ def cell(
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("profile", ["vllm@0.33.0", "sglang@0.5.23", "mlx-lm@0.32.2"])
 def test_one_replica_is_a_server_without_a_router(profile: str, turn: int) -> None:
@@ -53,6 +54,7 @@ def test_one_replica_is_a_server_without_a_router(profile: str, turn: int) -> No
     assert (0 if profile[0] != "m" else None) == found["fleet"]["elsewhere"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turn", [0, 2])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_replicas_add_up_and_a_second_run_is_equal(router: str, turn: int) -> None:

@@ -76,6 +76,7 @@ def test_a_wrong_run_is_named(tmp_path: Path, line: Any, complaint: str) -> None
         list(requests)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["recorded.jsonl", "hybrid.log"])
 def test_what_why_rebuilds_is_a_trace(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"

@@ -71,6 +71,7 @@ def test_a_token_of_the_trace_takes_as_much_as_the_users_model_has() -> None:
     assert real["cached"] < toy["cached"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("profile", "options", "measured"),
     [
@@ -95,6 +96,7 @@ def test_evictions_for_bytes_are_counted_on_every_engine(
     assert f"{found['bytes']['evictions']:,} evictions for it" in found["bytes"]["note"]
 
 
+@pytest.mark.thorough
 def test_whose_bytes_were_counted_stands_in_every_format(capsys: Capture, tmp_path: Path) -> None:
     asked = ("compare", "made:60", "-p", LLAMA, "--model", "dense")
     small = "counts what a small network takes, 16 bytes a token of the trace"

@@ -42,6 +42,7 @@ def test_the_share_of_a_conversation_that_is_computed_is_the_stated_one() -> Non
     assert 0.09 == pytest.approx(mean(shares), abs=0.01)
 
 
+@pytest.mark.thorough
 def test_a_cache_of_everything_reuses_what_conversations_have_in_common() -> None:
     found = play(Cell(source=Source(name="made:agents:600:3"), profile="bound"))
 

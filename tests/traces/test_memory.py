@@ -45,6 +45,7 @@ def peak(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     path = written(tmp_path / "long.jsonl", 6000)
 
@@ -54,6 +55,7 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     assert held < 50 * KIB + 2 * io.DEFAULT_BUFFER_SIZE  # larger from Python 3.14 on
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "profile", ["bound", pytest.param("llama.cpp@b11549", marks=pytest.mark.thorough)]
 )
@@ -85,6 +87,7 @@ def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) ->
     assert held(1600, None) > long + 2500 * KIB
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["dense", "swa", "hybrid"])
 @pytest.mark.parametrize("options", [(), (("num_gpu_blocks_override", 90),)])
 def test_what_is_forgotten_changes_no_decision(

@@ -39,6 +39,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", REUSED, ids=lambda each: f"{each[0]}-{each[1]}")
 def test_engines_reuse_so_many_tokens_of_it(cell: tuple[str, str, tuple], short: Path) -> None:
     profile, model, options = cell

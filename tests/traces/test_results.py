@@ -152,6 +152,7 @@ def of_model(numbers: tuple[int, ...], spec: ModelSpec) -> tuple[int, ...]:
     return tuple(n if size else 0 for n, size in zip(numbers, sizes_of(spec), strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["dense", "hybrid", "swa"])
 @pytest.mark.parametrize("profile", SERVERS)
 def test_amounts_are_what_pages_draw_in_numbers(profile: str, model: str) -> None:

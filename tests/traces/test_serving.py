@@ -43,6 +43,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", SERVERS)
 def test_requests_that_do_not_overlap_are_served_as_in_order(profile: str, apart: Path) -> None:
     source = Source(name=str(apart), turn=10)
@@ -51,6 +52,7 @@ def test_requests_that_do_not_overlap_are_served_as_in_order(profile: str, apart
     assert played(profile) == play(cell) | {"notes": []}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", SERVERS)
 def test_every_request_is_served_once_however_long_turns_are(profile: str) -> None:
     for turn in (1, 50):
@@ -105,6 +107,7 @@ def test_a_memory_that_is_large_enough_changes_nothing() -> None:
     assert played("vllm@0.33.0") == played("vllm@0.33.0", remember=10_000)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", SERVERS)
 def test_what_is_forgotten_changes_nothing_that_a_server_does(profile: str) -> None:
     whole, few = played(profile), played(profile, remember=5)

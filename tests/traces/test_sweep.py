@@ -88,6 +88,7 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
     ] == [(cell.profile, cell.model, cell.settings) for cell in cells]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -236,6 +237,7 @@ PLAYED: Final = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["dense", "hybrid", "swa"])
 @pytest.mark.parametrize("profile", PLAYED)
 def test_what_is_reused_and_what_is_lost_is_all_that_was_known(profile: str, model: str) -> None:

@@ -21,6 +21,7 @@ def cell(profile: str, model: str, **source: int) -> Cell:
     return Cell(source=Source(name="made:60:4", scale=32, **source), profile=profile, model=model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turn", [0, 20])
 @pytest.mark.parametrize("profile", SERVERS)
 def test_arithmetic_decides_as_counts_do_and_answers_as_a_cold_run_does(

@@ -74,6 +74,7 @@ def test_the_ideal_cache_reuses_the_longest_prefix_ever_computed_but_for_the_las
     assert min(longest, len(prompt) - 1) == ideal.due(reply(prompt))
 
 
+@pytest.mark.thorough
 @given(st.lists(short), short, st.data())
 def test_the_ideal_cache_knows_what_else_followed_oldest_first(
     seen: list[Tokens], prompt: Tokens, data: st.DataObject

@@ -112,6 +112,7 @@ class Bench:
         return verdict
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", PROFILES)
 @given(st.sampled_from(sorted(PRESETS)), turns)
 def test_an_answer_is_wrong_exactly_where_a_ledger_is_and_every_account_adds_up(
@@ -121,6 +122,7 @@ def test_an_answer_is_wrong_exactly_where_a_ledger_is_and_every_account_adds_up(
     bench.work(workload)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @given(st.sampled_from(sorted(PRESETS)), turns)
 def test_verdict_and_ledger_agree_under_any_options(

@@ -39,11 +39,13 @@ def workloads() -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workload", workloads(), ids=lambda workload: workload["id"])
 def test_every_request_agrees_with_the_real_server(workload: dict[str, Any]) -> None:
     assert mismatch(workload) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.thorough
 def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
     alone = [each for each in workloads() if each["options"]["parallel"] == 1]
@@ -72,6 +74,7 @@ MENU: list[Tokens] = [
 ]
 
 
+@pytest.mark.thorough
 @given(
     picks=st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=5),
     model=st.sampled_from(["dense", "swa"]),
@@ -87,6 +90,7 @@ def test_models_without_recurrent_rows_always_answer_cold(
         assert is_cold(server, server.full(MENU[pick], SAMPLED, drafts))
 
 
+@pytest.mark.thorough
 @given(
     picks=st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=5),
     companion=st.sampled_from(["none", "attn", "strict_tail"]),

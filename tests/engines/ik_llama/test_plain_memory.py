@@ -93,6 +93,7 @@ class Pair:
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_call_leaves_the_cells_as_the_slow_table_has_them(kind: str) -> None:
     refused = 0

@@ -147,6 +147,7 @@ def rows() -> list[Row]:
         return [(*fields, int(parked)) for *fields, parked in list(csv.reader(file))[1:]]  # type: ignore[misc]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("release", FAMILY.real())
 def test_what_is_parked_has_the_bytes_that_the_wheel_counts(release: str) -> None:
     for own, model, types, parked in rows():

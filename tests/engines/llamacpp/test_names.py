@@ -38,6 +38,7 @@ class Numbers:
         return tuple(self._numbers.setdefault(t, Token(len(self._numbers) + 1)) for t in tokens)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("release", "model", "options"), SERVERS)
 def test_names_and_tokens_lead_to_the_same_decisions(
     release: str, model: str, options: dict[str, object]

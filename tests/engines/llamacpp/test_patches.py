@@ -70,6 +70,7 @@ class SomeCheckpoint(SimpleNamespace):
         return {"pos_min": self.pos_min, "pos_max": self.pos_max, "n_tokens": self.n_tokens}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "test"), RULES, ids=[words for words, _ in RULES])
 @given(numbers=st.tuples(*[number] * 9))
 def test_the_words_of_a_rule_are_true_exactly_where_its_test_holds(

@@ -126,6 +126,7 @@ def play(engine: LlamaCpp, turns: list[Turn]) -> list[Reply]:
     return [reply for reply in replies if reply is not None]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("profile", "model"), SOUND)
 @FEWER
 @given(options=OPTIONS, turns=TURNS)
@@ -140,6 +141,7 @@ def test_an_answer_from_cache_is_the_cold_answer(
             assert engine.network.difference(reply.logits, cold) == 0.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", ["b9093", "b9538", "b11549"])
 @pytest.mark.parametrize("model", ["dense", "swa", "recurrent", "hybrid"])
 @FEWER

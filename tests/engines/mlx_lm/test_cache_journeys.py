@@ -57,6 +57,7 @@ def tiny(name: str, arithmetic: ArithmeticName = "ring") -> Network:
     return build(preset(name, **{**TINY, **MODELS[name]}), arithmetic)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @given(steps=STEPS)
 def test_every_answer_is_the_cold_one(name: str, steps: list[Step]) -> None:
@@ -118,6 +119,7 @@ def outcomes(name: str, rules: CacheRules, journeys: int, enough: set[str]) -> s
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [

@@ -51,6 +51,7 @@ def losses_add_up(journey: Journey) -> bool:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", RIGHT)
 @settings(max_examples=4)
 @given(number=NUMBERS)
@@ -61,6 +62,7 @@ def test_the_newest_release_is_right(family: str, number: int) -> None:
     assert losses_add_up(journey)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", RIGHT)
 @settings(max_examples=3)
 @given(number=NUMBERS, pauses=st.lists(st.sampled_from([0, 1, 2, 3, 8]), min_size=1, max_size=6))
@@ -84,6 +86,7 @@ def drafted(family: str, number: int, drafts: int) -> Workload:
     return workload | {"options": kept | draft, "model": model}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama4"])
 @settings(max_examples=5)
 @given(number=NUMBERS, drafts=st.integers(1, 3))
@@ -102,6 +105,7 @@ def test_without_the_cure_a_draft_model_spoils_states() -> None:
     assert 0 < sum(each.unsound for each in journeys)
 
 
+@pytest.mark.thorough
 @settings(max_examples=6)
 @given(number=NUMBERS)
 def test_windows_are_right_where_requests_come_one_by_one(number: int) -> None:

@@ -78,6 +78,7 @@ def test_a_match_that_ends_before_what_was_inserted_frees_the_slots_of_the_tree(
     assert "error" not in played(NEW, config, [asked("1-127")])
 
 
+@pytest.mark.thorough
 def test_write_back_copies_windows_that_came_after_their_node_was_copied() -> None:
     config = {"kind": "window", "tokens": 192, "window": 8, "window_tokens": 40, "chunk": 1}
     config |= {"host": {"policy": "write_back", "ratio": 1.0}}

@@ -64,6 +64,7 @@ def test_states_and_tokens_bound_the_requests_that_run_at_once(
 WORKLOADS = 25
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_answers_from_cache_are_the_cold_ones(release: str) -> None:
     found = {seed: len(wrong(Workload(seed, f"sglang@{release}"))) for seed in range(WORKLOADS)}
@@ -80,6 +81,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("patch", FOUND)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_a_defect_that_moves_states_wrongly_gives_a_wrong_answer(release: str, patch: str) -> None:
@@ -135,6 +137,7 @@ def test_a_copy_that_is_not_done_holds_up_those_behind_it() -> None:
     assert [[], [1, 2], [3]] == [under.done() for _ in range(3)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", HOST_RELEASES)
 def test_answers_from_the_host_are_the_cold_ones(release: str) -> None:
     presets = ("dense",) if release == "0.5.9" else ("dense", "swa", "hybrid", "hybrid-swa")

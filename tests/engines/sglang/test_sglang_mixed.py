@@ -66,6 +66,7 @@ class Mixed(Workload):
         return super()._options(old) | mixed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_answers_beside_a_prompt_are_right(release: str) -> None:
     found = {seed: len(wrong(Mixed(seed, f"sglang@{release}"))) for seed in range(15)}

@@ -33,6 +33,7 @@ def found_by_default(profile: str, model: str) -> Counterexample:
     return report.counterexample
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("release", "patch", "model"),

@@ -69,6 +69,7 @@ def test_a_server_waits_for_its_storage_by_default_since_0522() -> None:
     assert ["best_effort", "timeout", "timeout"] == policies
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("preset", PRESETS)
 def test_answers_from_the_storage_are_those_of_a_cold_run(preset: str) -> None:

@@ -38,6 +38,7 @@ def rules(reply: Reply) -> list[str]:
     return [loss.rule for loss in reply.losses]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scheduler", ["fifo", "prefill_first"])
 @pytest.mark.parametrize("model", ["dense", "swa"])
 def test_replies_are_those_of_a_fresh_server_bit_for_bit(model: str, scheduler: str) -> None:

@@ -83,6 +83,7 @@ def test_a_line_that_goes_redraws_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each.key for each in before[1:]] == [each.key for each in draw(IK, 39, 0)]
 
 
+@pytest.mark.thorough
 def test_every_equivalent_is_a_mutant_that_can_be_drawn_and_has_a_reason() -> None:
     drawn = {each.key for port in PORTS.values() for each in candidates(port)}
 

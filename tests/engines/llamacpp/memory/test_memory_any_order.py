@@ -178,6 +178,7 @@ ONE_RUN = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
 @given(
     st.lists(st.one_of(ONE_RUN, ONE_RUN, OPERATIONS), max_size=30),

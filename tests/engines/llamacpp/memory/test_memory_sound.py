@@ -167,6 +167,7 @@ def share(part: int) -> settings:
     return settings(max_examples=max(2, settings.default.max_examples // part))
 
 
+@pytest.mark.sampled(3)
 @share(4)
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 @given(
