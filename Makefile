@@ -50,12 +50,12 @@ programs:
 	@$(BIN)/python -m tests.upstream_mlx_lm
 
 users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print
-	@$(BIN)/python -m tests.end_to_end --all-commands
+	@$(BIN)/python -m tests.end_to_end --all-commands --whole
 
 nightly: $(VENV)/.check      ## each real engine, the same on a thousand new logs, the reused tokens of 1,500 new lives of servers, every sentence of 10,000 workloads
 	@$(BIN)/python -m tests.real_engines --every
 	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
-	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands
+	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands --whole
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.browser --every

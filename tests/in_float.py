@@ -14,7 +14,7 @@ from cachesim.cli.run import seconds_of
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_files
 
-LONGEST: Final = 10.0
+LONGEST: Final = 2.0
 """Seconds, at most, of what is played."""
 
 

@@ -60,19 +60,19 @@ from tests.wrong_answers import (
 )
 
 SEED: Final = 20261120
-WORKLOADS: Final = 20  # per release of llama.cpp that is looked at closely
+WORKLOADS: Final = 10  # per release of llama.cpp that is looked at closely
 WORKLOADS_BETWEEN: Final = 3  # per release between them; `cachesim real llama.cpp` plays more
-TIMES: Final = 2
+TIMES: Final = 4
 """So many times as many drawn workloads in `make nightly`."""
 
 PATIENCE: Final = 20.0
 """Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
 BINDING_WORKLOADS: Final = 10  # per preset
 PROMPTS: Final = 10  # per preset
-MLX_SEQUENCES: Final = 30  # per release of mlx-lm that is looked at closely
+MLX_SEQUENCES: Final = 15  # per release of mlx-lm that is looked at closely
 MLX_SEQUENCES_BETWEEN: Final = 5  # per release between them
-SCHEDULED: Final = 30  # on the oldest and the newest scheduler of vLLM and SGLang
-AT_ONCE: Final = 8
+SCHEDULED: Final = 16  # on the oldest and the newest scheduler of vLLM and SGLang
+AT_ONCE: Final = 4
 """Workloads of agents, of asynchronous scheduling and of mixed chunks."""
 
 BETWEEN: Final = 4
@@ -81,7 +81,7 @@ BETWEEN: Final = 4
 ONE_OF: Final = 4
 """Releases of an engine of which one is compared; `make nightly` compares all."""
 
-AGENTS: Final = 5
+AGENTS: Final = 3
 """Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
 
 MLX_WORKLOADS: Final = 11  # one of each family
@@ -270,7 +270,7 @@ def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) 
 
 
 def checks(*, every: bool = False) -> Iterator[Check]:
-    """Comparisons with real engines; with `every`, on each release, and twice as many."""
+    """Comparisons with real engines; with `every`, on each release, and four times as many."""
     times = TIMES if every else 1
     for release in compared(LLAMA_CPP.real(), CLOSELY, every=every):
         yield Check(

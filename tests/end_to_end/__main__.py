@@ -63,6 +63,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--recordings", type=int, default=RECORDINGS)
     parser.add_argument("--every", type=int, default=EVERY, help="logs, of which one is read alone")
     parser.add_argument("--all-commands", action="store_true", help="run each printed command")
+    parser.add_argument(
+        "--whole", action="store_true", help="all headers, scenarios and logs of other servers"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args(words)
     settings = Settings(
@@ -71,6 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
         recordings=arguments.recordings,
         every=arguments.every,
         all_commands=arguments.all_commands,
+        whole=arguments.whole,
     )
     shutil.rmtree(FAILURES, ignore_errors=True)
     began = time.monotonic()

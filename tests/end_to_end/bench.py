@@ -172,3 +172,5 @@ class Settings:
     """One log of so many is read alone too."""
     all_commands: bool = False
     """Every printed command, and not a sixth of those that start a real engine."""
+    whole: bool = False
+    """All GGUF headers, scenarios and logs of other servers, and not a part of them."""

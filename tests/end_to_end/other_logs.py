@@ -41,7 +41,7 @@ LOG: Final = "server.log"
 DAMAGED: Final = frozenset({0, 2})
 IK_LOGS: Final = 24
 MLX_LIVES: Final = 6
-"""Per release and level."""
+"""Per release and level; half as many where the run is not a whole one."""
 
 LEVELS: Final = ("INFO", "DEBUG")
 IK_PROFILES: Final = ("ik_llama.cpp@8337e4cd3", "ik_llama.cpp@d2da6da05")
@@ -51,18 +51,20 @@ SECONDS: Final = 60
 
 def tasks(settings: Settings) -> Iterator[Task]:
     """ik_llama.cpp's logs, and two releases of mlx-lm at each level."""
-    yield Task(name="logs of ik_llama.cpp", do=of_ik, given=(settings.seed,))
+    ik_logs = IK_LOGS if settings.whole else IK_LOGS // 2
+    yield Task(name="logs of ik_llama.cpp", do=of_ik, given=(settings.seed, ik_logs))
     releases = MLX.real()
     for release in (releases[0], releases[len(releases) // 2], releases[-1]):
-        for level in LEVELS:
+        for at, level in enumerate(LEVELS):
             name = f"logs of mlx-lm {release} at {level}"
-            yield Task(name=name, do=of_mlx, given=(release, level, settings.seed))
+            numbers = range(MLX_LIVES) if settings.whole else range(at, MLX_LIVES, len(LEVELS))
+            yield Task(name=name, do=of_mlx, given=(release, level, settings.seed, numbers))
 
 
-def of_ik(seed: int) -> Result:
+def of_ik(seed: int, count: int) -> Result:
     """Play requests on the port and read the lines."""
     result = Result()
-    for number in range(IK_LOGS):
+    for number in range(count):
         rng = Random(f"ik {seed} {number}")
         log, answers = ik_life(rng, as_json=number % 2 == 1)
         with bench("ik_llama.cpp", result) as place:
@@ -147,7 +149,7 @@ def _as_json(message: str, *, slot: int, task: int, **keys: Any) -> str:
     return json.dumps({**head, "id_slot": slot, "id_task": task, **keys}) + "\n"
 
 
-def of_mlx(release: str, level: str, seed: int) -> Result:
+def of_mlx(release: str, level: str, seed: int, numbers: range) -> Result:
     """Play requests on the real server and read its log."""
     result = Result()
     try:
@@ -155,7 +157,7 @@ def of_mlx(release: str, level: str, seed: int) -> Result:
     except EnvironmentUnavailableError as error:
         result.skipped.append(f"logs of mlx-lm {release}: {error}")
         return result
-    for number in range(MLX_LIVES):
+    for number in numbers:
         rng = Random(f"mlx {release} {level} {seed} {number}")
         log, answers = mlx_life(python, level, rng)
         with bench(f"mlx-lm {release} {level}", result) as place:

@@ -17,24 +17,28 @@ ANY: Final = frozenset({0, 1, 2})
 FORMS: Final = ("text", "json", "jsonl")
 ENGINES: Final = ("llama.cpp", "ik_llama.cpp", "mlx-lm", "vllm", "sglang", "marconi")
 EACH: Final = 9
-"""Scenarios of each engine."""
+DAMAGED: Final = 30
+"""Scenarios of each engine, and damaged ones; a third where the run is not a whole one."""
 
 
 def tasks(settings: Settings) -> Iterator[Task]:
     """Each engine's scenarios are a task, and so is what needs none."""
+    share = 1 if settings.whole else 3
     for engine in ENGINES:
-        yield Task(name=f"scenarios of {engine}", do=of_engine, given=(engine, settings.seed))
+        given = (engine, settings.seed, EACH // share)
+        yield Task(name=f"scenarios of {engine}", do=of_engine, given=given)
     yield Task(name="lists and lessons", do=of_lists)
-    yield Task(name="damaged scenarios", do=of_damaged, given=(settings.seed,))
+    damaged = (settings.seed, DAMAGED // share)
+    yield Task(name="damaged scenarios", do=of_damaged, given=damaged)
     yield Task(name="wrong words", do=of_words)
 
 
-def of_engine(engine: str, seed: int) -> Result:
+def of_engine(engine: str, seed: int, count: int) -> Result:
     """Play some scenarios of an engine with every command that takes one."""
     result = Result()
     names = sorted(Path(str(each)).stem for each in shipped_files() if folder_of(each) == engine)
     rng = Random(f"scenarios {engine} {seed}")
-    for number, name in enumerate(rng.sample(names, min(EACH, len(names)))):
+    for number, name in enumerate(rng.sample(names, min(count, len(names)))):
         with bench(f"scenario {engine}", result) as place:
             _run(place, name, number)
             _look(place, name, number)
@@ -154,11 +158,11 @@ def of_lists() -> Result:
     return result
 
 
-def of_damaged(seed: int) -> Result:
+def of_damaged(seed: int, count: int) -> Result:
     """Scenario files with a line lost, doubled or changed."""
     result = Result()
     rng = Random(f"damaged scenarios {seed}")
-    for path in rng.sample(list(shipped_files()), 30):
+    for path in rng.sample(list(shipped_files()), count):
         lines = Path(str(path)).read_text(encoding="utf-8").splitlines()
         at = rng.randrange(len(lines))
         wrong = ("", lines[at] * 2, "[[step]]", "= 3", lines[at][:5], "parallel = -1", "\x00")
