@@ -20,11 +20,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `thorough` the cases of a `sampled(n)` test, but for one in n."""
+    """Leave the cases of a `sampled(n)` test to `make nightly`, but for the last in every n."""
     cases: Counter[str] = Counter()
-    for item in items:
+    for item in reversed(items):
         if sampled := item.get_closest_marker("sampled"):
             test = item.nodeid.partition("[")[0]
             if cases[test] % sampled.args[0]:
                 item.add_marker(pytest.mark.thorough)
+                item.add_marker(pytest.mark.nightly)
             cases[test] += 1

@@ -15,6 +15,7 @@ if os.environ.get("CACHESIM_UPDATE_SNAPSHOTS"):
         pages = (f"{RULE}\n{name}\n{played(case)}" for name, case in given.items())
         (FOLDER / f"{engine}.txt").write_text("".join(pages))
 
+NIGHTLY = [pytest.mark.thorough, pytest.mark.nightly]
 ANSWERS = {engine: answers(FOLDER / f"{engine}.txt") for engine in PLAYS}
 
 
@@ -25,7 +26,7 @@ def test_a_play_is_answered_as_before(engine: str, name: str) -> None:
     assert ANSWERS[engine].get(name) == played(PLAYS[engine][name])
 
 
-@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("share", [5, pytest.param(1, marks=NIGHTLY)])
 @pytest.mark.parametrize("engine", drawn_plays.COUNT)
 def test_drawn_plays_are_answered_as_before(engine: str, share: int) -> None:
     kept = drawn_plays.kept()

@@ -195,6 +195,7 @@ def test_plain_in_a_pipe(one: Lesson) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(4)
 def test_two_tellings_are_alike(one: Lesson) -> None:
     assert page(execute(one)) == page(execute.__wrapped__(one))
 

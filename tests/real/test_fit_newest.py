@@ -57,7 +57,10 @@ def changed_by(found: Sequence[Found]) -> set[tuple[str, str]]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("scheduler", "release", "numbers"),
-    [(VLLM, "0.32.0", range(7, 60, 13)), (SGLANG, "0.5.9", range(2, 20, 12))],
+    [
+        (VLLM, "0.32.0", range(7, 60, 13)),
+        pytest.param(SGLANG, "0.5.9", range(2, 20, 12), marks=pytest.mark.nightly),
+    ],
     ids=["vllm", "sglang"],
 )
 def test_the_fields_that_an_older_release_has_otherwise_are_found(

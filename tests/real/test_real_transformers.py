@@ -93,6 +93,7 @@ def test_a_refusal_names_layer_types_in_the_same_order_in_each_process(worker: W
     assert cells[:1] * 4 == cells
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "operation", "verdict", "cause"),
     [

@@ -41,7 +41,6 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
     assert scenario.shows.before.profile
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("file", "profile"), runs(), ids=lambda each: getattr(each, "stem", None) or str(each)
 )

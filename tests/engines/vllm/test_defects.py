@@ -17,6 +17,7 @@ QUICK = [each for each in DEFECTS if each.profile.rpartition("+")[2] not in SLOW
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("defect", QUICK, ids=lambda each: each.profile)
 def test_the_search_finds_it_in_at_most_four_requests(defect: Defect) -> None:
     found = defect.hunt(examples=250).counterexample
