@@ -12,6 +12,7 @@ of a scenario into the page as text, never as markup.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from html import escape
@@ -257,6 +258,12 @@ Part: TypeAlias = Any
 LIMIT: Final = 300_000
 """Bytes of a whole page."""
 
+EVENT: Final = 100
+"""Bytes of an event on a page without states, unless it equals many others."""
+
+MOST_EVENTS: Final = 200
+"""Events of each step, where a page with all of them is too large."""
+
 SCRIPTS: Final = (
     "data.js",
     "words.js",
@@ -313,22 +320,42 @@ def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
 
 
 def _beginning(run: Run, error: TooLargeError, left_out: int, limit: int) -> Fitted:
-    """A page of the first steps of a run, as many as fit."""
+    """A page of the first steps of a run, as many as fit; of steps with many events the first."""
+    long = _is_long(run, limit)
+    short = replace(run, steps=tuple(map(_first_events, run.steps))) if long else run
     steps = len(run.steps)
+    if long:
+        note = _cut_note(run, steps, limit)
+        with suppress(TooLargeError):
+            return Fitted(page([short], limit=limit, of=run), left_out, note)
     while steps > 1:
         steps = min(steps - 1, max(1, int(0.9 * steps * limit / error.size)))
+        note = _cut_note(run, steps, limit)
         try:
-            return Fitted(page([run], limit=limit, steps=steps), left_out, _cut_note(run, steps))
+            text = page([short], limit=limit, steps=steps, of=run if long else None)
+            return Fitted(text, left_out, note)
         except TooLargeError as again:
             error = again
     raise error
 
 
-def _cut_note(run: Run, steps: int) -> str:
+def _is_long(run: Run, limit: int) -> bool:
+    """True where the events of a step fill half of a page."""
+    return any(len(step.events) * EVENT > limit // 2 for step in run.steps)
+
+
+def _first_events(step: Step) -> Step:
+    detail = step.detail and replace(step.detail, at=step.detail.at[:MOST_EVENTS])
+    return replace(step, events=step.events[:MOST_EVENTS], detail=detail)
+
+
+def _cut_note(run: Run, steps: int, limit: int) -> str:
     others = run.steps[steps:]
     wrong = sum(step.answer == "diverged" for step in others)
     lost = sum(step.reuse == "lost" for step in others)
     text = f"the first {steps} of {len(run.steps)} steps are on this page"
+    if _is_long(run, limit):
+        text += f", of each its first {MOST_EVENTS} events"
     if all(step.answer is None for step in others):
         return text
     return (
@@ -341,13 +368,19 @@ def _is_wrong(run: Run) -> bool:
     return any(step.answer == "diverged" for step in run.steps)
 
 
-def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -> str:
+def page(
+    runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None, of: Run | None = None
+) -> str:
     """A page of all runs; states beyond the limit are omitted.
 
-    `steps` limits the steps of each run; a note on the page reports it.
+    `steps` limits the steps of each run; `of` is the whole run of which a single one is a part. A
+    note on the page reports both.
     """
+    least = EVENT * sum(len(step.events) for run in runs for step in run.steps[:steps])
+    if least > limit:
+        raise TooLargeError(least, limit)
     plain = "\n".join(fragment(run, styled=False, steps=steps) for run in runs)
-    for each in thinner([_entry(run, steps) for run in runs]):
+    for each in thinner([_entry(run, steps, of, limit) for run in runs]):
         text = _filled(each, plain)
         size = len(text.encode())
         if size <= limit:
@@ -355,11 +388,11 @@ def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -
     raise TooLargeError(size, limit)
 
 
-def _entry(run: Run, steps: int | None) -> dict[str, Any]:
-    shown = run if steps is None else beginning(run, steps)
+def _entry(run: Run, steps: int | None, of: Run | None, limit: int) -> dict[str, Any]:
+    shown = run if steps is None and of is None else beginning(run, steps or len(run.steps))
     entry = shown.to_json() | {"picture": drawn(shown)}
-    if steps is not None and steps < len(run.steps):
-        entry["cut"] = _cut_note(run, steps)
+    if len(shown.steps) < len(run.steps) or of is not None:
+        entry["cut"] = _cut_note(of or run, len(shown.steps), limit)
     return entry
 
 

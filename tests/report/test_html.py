@@ -5,6 +5,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,22 @@ def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
     left = told.steps[len(entry["steps"]) :]
     lost = sum(step.reuse == "lost" for step in left)
     assert f"none with a wrong answer, {lost} that lost tokens" in fitted.note
+
+
+def test_of_a_step_with_thousands_of_events_a_page_has_the_first_ones_and_says_so() -> None:
+    told = long_run(1)
+    (step,) = told.steps
+    assert step.detail is not None
+    times = 3_000 // len(step.events) + 1
+    detail = replace(step.detail, at=step.detail.at * times)
+    endless = replace(told, steps=(replace(step, events=step.events * times, detail=detail),))
+
+    fitted = page_of_most([endless])
+
+    (entry,) = unpacked(json.loads(Elements(fitted.text).scripts[0]))["runs"]
+    assert [200] == [len(each["events"]) for each in entry["steps"]]
+    assert "the first 1 of 1 steps are on this page, of each its first 200 events" == fitted.note
+    assert entry["cut"] == fitted.note
 
 
 @pytest.mark.thorough
