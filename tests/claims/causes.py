@@ -200,6 +200,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "pairs-of-tokens": lambda lost: (
         (lost.detail["tokens"], lost.detail["pairs"]) == (lost.before, lost.before - 1)
     ),
+    "placeholder": lambda lost: _nothing(lost) and lost.detail["used"] <= lost.before,
     "prompt-truncated": lambda lost: lost.detail["dropped"] > 0 and _lowers(lost),
     "read-whole": _embedded,
     "replaced": _span,
@@ -218,6 +219,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "state-evicted": _gone,
     "state-forgiven": _granted,
     "state-missing": _span,
+    "states-on-a-grid": lambda lost: (
+        lost.detail["used"] == lost.after < lost.before and lost.detail["interval"] > 0
+    ),
     "still-at-work": _at_work,
     "text-match": _loosely,
     "trimmed-too-little": _lowers,
