@@ -183,7 +183,7 @@ class SglangOptions:
     )
     hicache_windows: bool = option(
         "",
-        "whether the host has a pool of windows: none beside the paged windows of DeepSeek V4",
+        "whether the host has a pool of windows: none beside DeepSeek V4's unified KV",
         default=True,
         needs="enable_hierarchical_cache",
     )

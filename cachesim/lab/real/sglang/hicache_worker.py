@@ -116,7 +116,7 @@ def install_host(module: Real) -> None:
 def install_unified_host(*, windows: bool = True) -> None:
     """0.5.16 on: an assembler makes a pool for each part of the model; none for windows, if asked.
 
-    The assembler of DeepSeek V4 leaves that one out where windows are paged.
+    The assembler of DeepSeek V4 leaves that one out where the match asks for no window.
     """
     module: Real = importlib.import_module(ASSEMBLER)
     slots = _slots(importlib.import_module("sglang.srt.mem_cache.pool_host.base").HostKVCache)
