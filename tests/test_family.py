@@ -53,13 +53,13 @@ def _engine() -> Iterator[Family[Any, Any]]:
 
 @pytest.fixture(name="page")
 def _page(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], set[str]]:
-    """The lines and table cells of a generated page."""
+    """The lines of a generated page, and the words in them."""
     monkeypatch.syspath_prepend(str(PACKAGE.parent / "docs"))
 
     def words(name: str) -> set[str]:
         module, _, function = name.partition(":")
         lines = getattr(import_module(f"pages.{module}"), function)().splitlines()
-        return set(lines) | {word.strip() for line in lines for word in line.split("|")}
+        return set(lines) | {word for line in lines for word in line.split()}
 
     return words
 
