@@ -69,6 +69,12 @@ def _multiple(of: str) -> Callable[[Lost], bool]:
     return lambda lost: lost.after == lost.before // lost.detail[of] * lost.detail[of]
 
 
+def _on_a_grid(lost: Lost) -> bool:
+    """Up to a multiple of the interval, or to the token before, where a key names one more."""
+    interval = lost.detail["interval"]
+    return lost.detail["used"] == lost.after < lost.before and -lost.after % interval in {0, 1}
+
+
 def _nothing(lost: Lost) -> bool:
     return lost.after == 0
 
@@ -219,9 +225,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "state-evicted": _gone,
     "state-forgiven": _granted,
     "state-missing": _span,
-    "states-on-a-grid": lambda lost: (
-        lost.detail["used"] == lost.after < lost.before and lost.detail["interval"] > 0
-    ),
+    "states-on-a-grid": _on_a_grid,
     "still-at-work": _at_work,
     "text-match": _loosely,
     "trimmed-too-little": _lowers,

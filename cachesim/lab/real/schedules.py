@@ -222,7 +222,7 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     """A step on both schedulers; where the release raises, the simulator ends too.
 
     No answer is computed there: only an end is proven. A step that the model runner ends, which
-    neither of the schedulers has, is no reply, and goes on in both.
+    neither of the schedulers has, is no reply; both schedulers continue.
     """
     reply = record.reply
     cached = None
