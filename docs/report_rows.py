@@ -4,7 +4,7 @@
     python docs/report_rows.py vllm notes.md        # which rows to read again, by release notes
 
 Columns `evidence` and `checked` follow from the scenarios and from `docs/wheels.csv`: how far what
-`[shows]` claims is confirmed, and the newest release on which the real engine agreed, or the newest
+`[shows]` claims is confirmed (of a patch nothing is), and the newest release on which the real engine agreed, or the newest
 one that was simulated where none was played. A row is to be read again if the notes of a release
 name its thread, a kin of it, or the pull request of a patch that its scenario plays. Rows of the
 engine that are not fixed in any release come next: any release may have fixed them.
@@ -47,7 +47,9 @@ def followed(
     checked = max(agreed or simulated, key=releases.index)
     before = scenario.shows.before
     profile = full_profile(engine, before.profile) if before.profile else None
-    if profile is not None and (before.answer not in {None, "same"} or before.error is not None):
+    if profile is not None and profile.patches:
+        evidence = SOURCE
+    elif profile is not None and (before.answer not in {None, "same"} or before.error is not None):
         evidence = label_of(scenario, profile, before.step) or SOURCE
     else:
         evidence = CONFIRMED if agreed else SOURCE

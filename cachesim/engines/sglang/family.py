@@ -141,6 +141,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"splits_long_windows": True}),
     ),
     Patch(
+        name="39541",
+        pull=39541,
+        about="as reported after #38269: no pool of windows on the host, and a match asks for one",
+        fits=("0.5.23",),
+        lay=laying(tree={"host_has_windows": False}),
+    ),
+    Patch(
         name="39436",
         pull=39436,
         about="as proposed: the host has room for the states of all the tokens that it holds",

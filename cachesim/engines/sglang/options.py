@@ -181,12 +181,6 @@ class SglangOptions:
         unit="GB",
         needs="enable_hierarchical_cache",
     )
-    hicache_windows: bool = option(
-        "",
-        "whether the host has a pool of windows: none beside DeepSeek V4's unified KV",
-        default=True,
-        needs="enable_hierarchical_cache",
-    )
     hicache_write_policy: WritePolicy = option(
         "--hicache-write-policy",
         "what is copied to the host: what is used, what is used twice, or what the device evicts",
@@ -314,7 +308,7 @@ class SglangOptions:
         return HostShape(
             tokens=tokens,
             window_tokens=host_size(sizes.window_tokens, ratio, self.tree_page)
-            if self.hicache_windows
+            if rules.tree.host_has_windows
             else 0,
             states=states,
             policy=self.hicache_write_policy,

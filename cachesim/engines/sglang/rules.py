@@ -52,6 +52,9 @@ class TreeRules:
     inserts_prompt_only: bool = False
     """#16521: without states too a finished request inserts its prompt; its reply is freed."""
 
+    host_has_windows: bool = True
+    """#39541: a host without a pool of windows, where a match still asks for one (#38269)."""
+
     splits_long_windows: bool = False
     """#31771, as proposed: where a match goes on from windows on the host, only the last window is
     loaded, in whole pages; else the window slots of each node that it touches."""

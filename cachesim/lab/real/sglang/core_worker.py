@@ -337,8 +337,6 @@ class Core:
             found["states"] = int(states.available_size())
         if self.host is not None:
             found |= hicache_worker.free_slots(self.tree)
-            if not self.host.get("windows", True):
-                found.pop("host_window_tokens", None)  # made, and given to nobody
         return found
 
 
@@ -458,7 +456,7 @@ class Unified(Core):
 
     def _tree(self, parameters: Real) -> Real:
         if self.host is not None:
-            hicache_worker.install_unified_host(windows=self.host.get("windows", True))
+            hicache_worker.install_unified_host()
             hicache_worker.install_unified_storage(self.storage)
         wanted = Stub(
             server_args=self.args,

@@ -113,11 +113,8 @@ def install_host(module: Real) -> None:
     module.MHATokenToKVPoolHost = make
 
 
-def install_unified_host(*, windows: bool = True) -> None:
-    """0.5.16 on: an assembler makes a pool for each part of the model; none for windows, if asked.
-
-    The assembler of DeepSeek V4 leaves that one out where the match asks for no window.
-    """
+def install_unified_host() -> None:
+    """0.5.16 on: an assembler makes a pool for each part of the model."""
     module: Real = importlib.import_module(ASSEMBLER)
     slots = _slots(importlib.import_module("sglang.srt.mem_cache.pool_host.base").HostKVCache)
     memory = importlib.import_module("sglang.srt.runtime_context").get_memory
@@ -146,15 +143,6 @@ def install_unified_host(*, windows: bool = True) -> None:
         return pool(mamba_pool.size, 1, 0, 0)
 
     module.build_kv_host_pool, module.build_mamba_host_pool = attention, states
-    attach = module.__dict__.setdefault("attach_all", module.attach_hybrid_pool_to_unified_cache)
-
-    def without_windows(cache: Real, *given: Real, **named: Real) -> None:
-        attach(cache, *given, **named)
-        for each in cache.components.values():
-            if hasattr(each, "_swa_kv_pool_host"):
-                each._swa_kv_pool_host = None
-
-    module.attach_hybrid_pool_to_unified_cache = attach if windows else without_windows
 
 
 PAGES: set[str] = set()

@@ -236,10 +236,9 @@ def _host(config: Mapping[str, Any]) -> HostShape | None:
     if wanted is None:
         return None
     storage = wanted.get("storage")
-    windows = config.get("window_tokens", 0)
     return HostShape(
         tokens=host_size(config["tokens"], wanted["ratio"], page),
-        window_tokens=host_size(windows, wanted["ratio"], page) * wanted.get("windows", True),
+        window_tokens=host_size(config.get("window_tokens", 0), wanted["ratio"], page),
         states=host_size(config.get("states", 0), wanted["ratio"], 1),
         policy=wanted["policy"],
         lag=wanted.get("lag", 0),

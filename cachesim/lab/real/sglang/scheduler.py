@@ -171,7 +171,6 @@ def config_of(server: Engine) -> dict[str, Any]:
         config["host"] = {
             "policy": shape.host.policy,
             "ratio": engine.options.host_ratio(engine.kind, engine.sizes, engine.network.spec),
-            "windows": engine.options.hicache_windows,
         }
         if shape.host.storage is not None:
             config["host"]["storage"] = asdict(shape.host.storage)

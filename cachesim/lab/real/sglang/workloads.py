@@ -159,8 +159,6 @@ def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
             "interval": rng.choice((0, 1, 2, 8)),
             "attempts": rng.choice((0, 1, 3, 8)),
         }
-    if kind == "host-parts" and Random(str(host)).random() < 0.3:
-        host["windows"] = False
     by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
     return {"host": host, **by}
 
