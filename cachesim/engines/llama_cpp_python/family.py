@@ -28,7 +28,7 @@ class Rules:
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
 
     heeds_refusals: bool = True
-    """A refused cut leads to a reset; until 0.3.16, and in KoboldCpp 1.99.4, it was not looked at."""
+    """A refused cut leads to a reset; until 0.3.16, as in KoboldCpp 1.99.4, it is not looked at."""
 
 
 NEWEST: Final = Rules(
@@ -70,7 +70,7 @@ RELEASES: Final = tuple(
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="ignores-refusals",
-        about="as until 0.3.16, and in KoboldCpp 1.99.4: a refused cut is not looked at",
+        about="as until 0.3.16, and as in KoboldCpp 1.99.4: a refused cut is not looked at",
         fits=("0.3.23",),
         lay=lambda rules: replace(rules, heeds_refusals=False),
     ),
