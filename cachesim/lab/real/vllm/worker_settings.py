@@ -134,6 +134,11 @@ PRETENDED: Final = {
         "False",
         "both read the same columns of the block table",
     ),
+    "runner: Mamba2AttentionMetadataBuilder.chunk_size": (
+        "a number of the model: 256 in Granite 4",
+        "mamba_chunk_size of a scenario; in drawn workloads 3 to 12, or the builder's own",
+        "results depend on it: the simulated runner reads states at the ends of the same chunks",
+    ),
     "runner: keys, values and states": (
         "tensors of the model",
         "one number for each, that of its block",
