@@ -4,10 +4,11 @@
     python docs/report_rows.py vllm notes.md        # which rows to read again, by release notes
 
 Columns `evidence` and `checked` follow from the scenarios and from `docs/wheels.csv`: how far what
-`[shows]` claims is confirmed (of a patch nothing is), and the newest release on which the real engine agreed, or the newest
-one that was simulated where none was played. A row is to be read again if the notes of a release
-name its thread, a kin of it, or the pull request of a patch that its scenario plays. Rows of the
-engine that are not fixed in any release come next: any release may have fixed them.
+`[shows]` claims is confirmed, of a patch never, and the newest release on which the real engine
+agreed, or the newest one that was simulated where none was played. A row is to be read again if
+the notes of a release name its thread, a kin of it, or the pull request of a patch that its
+scenario plays. Rows of the engine that are not fixed in any release come next: any release may
+have fixed them.
 """
 
 import csv
