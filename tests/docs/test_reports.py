@@ -17,8 +17,8 @@ PAGE: Final = DOCS / "out-of-reach.md"
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 115, "in part": 12, "none": 40},
-    "newer": {"agrees": 18, "in part": 5, "none": 17},
+    "first": {"agrees": 112, "in part": 15, "none": 40},
+    "newer": {"agrees": 17, "in part": 6, "none": 17},
     "autumn": {"agrees": 21, "in part": 15, "none": 17},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
