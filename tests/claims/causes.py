@@ -201,6 +201,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "not-hashed": _span,
     "not-kept": _not_kept,
     "not-loaded-back": _span,
+    "no-token-left": lambda lost: _nothing(lost) and lost.detail["entry"] >= lost.before,
     "not-trimmable": _lowers,
     "one-token-is-fed": _last,
     "pairs-of-tokens": lambda lost: (
@@ -228,6 +229,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "states-on-a-grid": _on_a_grid,
     "still-at-work": _at_work,
     "text-match": _loosely,
+    "too-short": lambda lost: _nothing(lost) and lost.before < lost.detail["least"],
     "trimmed-too-little": _lowers,
     "whole-blocks": _multiple("block"),
     "whole-pages": _multiple("page"),

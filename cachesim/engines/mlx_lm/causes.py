@@ -59,4 +59,20 @@ PLACEHOLDER: Final = Cause(
     fields=("used", "layer"),
 )
 
+TOO_SHORT: Final = Cause(
+    id="too-short",
+    sentence="fewer than {least} tokens match: such a prefix is not reused",
+    about="vllm-mlx stores and reuses no prefix of fewer tokens than its limit.",
+    fields=("least",),
+)
+NO_TOKEN_LEFT: Final = Cause(
+    id="no-token-left",
+    sentence=(
+        "the stored prompt of {entry} tokens covers all {n_tokens}: none is left to feed, and it "
+        "is not used"
+    ),
+    about="vllm-mlx does not take a token back from an entry that covers the whole prompt.",
+    fields=("entry", "n_tokens"),
+)
+
 CAUSES: Final = declared(globals())

@@ -20,6 +20,7 @@ from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     CacheRules,
     GridRules,
+    MemoryRules,
     ServerRules,
     SnapshotRules,
     StoreRules,
@@ -525,6 +526,12 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="the same, defect as reported: no state is taken at the end of a block (omlx#3699)",
         fits=("0.31.3",),
         lay=laying(server={"grid": replace(_OMLX, captures=False)}),
+    ),
+    Patch(
+        name="vllm-mlx",
+        about="vllm-mlx 0.6.0's scheduler and prefix cache, one request at once",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": MemoryRules()}),
     ),
     Patch(
         name="ollama",

@@ -216,6 +216,15 @@ class GridRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRules:
+    """vllm-mlx's prefix cache: entries of whole prompts and replies, found among sorted keys."""
+
+    least: int = 128  # tokens of a prompt, an entry or a match that are worth it
+    most: int = 1000  # entries
+    refresh: int = 4096  # tokens beyond a hit without which no further state is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRules:
     """Rules of a release's server: tokens, lookup, prefill, storage, report."""
 
@@ -268,3 +277,4 @@ class ServerRules:
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
     snapshots: SnapshotRules | None = None  # 923
     grid: GridRules | None = None
+    memory: MemoryRules | None = None

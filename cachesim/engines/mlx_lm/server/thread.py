@@ -51,8 +51,9 @@ from cachesim.engines.mlx_lm.server.request import (
     snapshot_key,
     without_cached,
 )
-from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.engines.mlx_lm.server.store import MODEL, ServerStore
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -417,10 +418,13 @@ def _serve(serving: Serving, job: Job) -> None:
     grid = serving.store.cache if isinstance(serving.store.cache, GridPromptCache) else None
     if grid is not None:
         rest = _keep_positions(serving, job, grid.positions(len(key), cached, found.equal), held)
+    memory = serving.store.cache if isinstance(serving.store.cache, MemoryPromptCache) else None
     reason = "length"
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
         for token in tokens:
+            if memory is not None and not job.generated:
+                _keep_uncut(serving, job, memory, (*job.prompt, token), held)
             job.add_token(token)
             if serving.rules.snapshots is None:
                 job.cache_key.append(token)
@@ -433,8 +437,22 @@ def _serve(serving: Serving, job: Job) -> None:
     packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
     job.quantized = packed and sound is not False  # quantisation does not excuse a wrong state
     serving.finish(job, reason)
-    if grid is None or grid.grid.keeps_the_end:
+    if grid is not None and not grid.grid.keeps_the_end:
+        return
+    if memory is None or (memory.keeps(job.cache_key, held) and not job.should_stop):
         serving.store.insert(job, job.cache_key, held)
+
+
+def _keep_uncut(
+    serving: Serving, job: Job, memory: MemoryPromptCache, key: Tokens, cache: PromptCache
+) -> None:
+    """Keep a state that cannot be cut while it is that of the prompt and one token.
+
+    Follows vllm-mlx's `_store_prompt_only_cache`.
+    """
+    if memory.keeps_first(key, int(job.cached or 0), cache):
+        memory.evict_prefixes(MODEL, key)
+        serving.store.insert(job, key, copy_prompt_cache(cache))
 
 
 def _keep_positions(
@@ -556,6 +574,7 @@ class ResponseGenerator:
     def is_batchable(self) -> bool:
         alone = (
             self.rules.grid is not None
+            or self.rules.memory is not None
             or self.serving.options.kv_bits is not None
             or self.serving.draft is not None
         )

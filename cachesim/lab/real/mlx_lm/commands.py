@@ -18,6 +18,7 @@ from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_workload
+from cachesim.lab.real.mlx_lm.vllm_mlx import compare_vllm_mlx
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
 
@@ -44,6 +45,8 @@ class MlxFlags:
     logits
         Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
         weights in both.
+    vllm_mlx
+        Requests on vllm-mlx's own scheduler and prefix cache instead, over mlx-lm 0.31.3.
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
@@ -65,6 +68,7 @@ class MlxFlags:
     first: int = 0
     agents: bool = False
     logits: bool = False
+    vllm_mlx: bool = False
     scenario: str | None = None
     settings: bool = False
     newest: bool = False
@@ -90,6 +94,8 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             play=play_mlx_scenario,
             heads=("real: cached", "answer", "simulated: cached", "answer"),
         ).play_named(flags.scenario, flags.release)
+    if flags.vllm_mlx:
+        return compare_vllm_mlx(flags.seed, flags.workloads, flags.first).show()
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     if flags.settings:

@@ -1,0 +1,160 @@
+"""The prefix cache of vllm-mlx, as its scheduler uses it.
+
+    entry    0 ................ prompt ..... reply     layers that can be cut: all of it, at the end
+             0 ................ prompt +1              others: after the first token of the reply
+    next     0 ................ prompt ..... reply ... x     goes on after a whole entry
+             0 ........ x                              cuts an entry, if every layer can be cut
+
+Follows `MemoryAwarePrefixCache` and `Scheduler`, without limits in bytes and without a disk.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    LayerCache,
+    can_trim_prompt_cache,
+    copy_prompt_cache,
+    trim_prompt_cache,
+)
+from cachesim.engines.mlx_lm.events import PromptCachePruned
+from cachesim.engines.mlx_lm.rules import MemoryRules, StoreRules
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key, LRUPromptCache
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.units import Count
+
+
+class MemoryPromptCache(LRUPromptCache):
+    """Entries in the order of their last use, and their keys sorted.
+
+    Follows `MemoryAwarePrefixCache`.
+    """
+
+    def __init__(
+        self,
+        rules: StoreRules,
+        memory: MemoryRules,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        own = replace(rules, prunes="never", same_key="keeps-old")
+        super().__init__(own, memory.most, on_event=on_event)
+        self.memory = memory
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        """Follows `fetch`, and `_schedule_waiting`, which uses no entry that covers the prompt.
+
+        Trap: a longer entry is looked for before a shorter one, and then neither is used.
+        """
+        found, asked = self.search(model, tokens), list(tokens)
+        equal = Count(len(asked) if found.exact is not None else found.common_prefix)
+        short = Loss(
+            cause=causes.TOO_SHORT,
+            before=equal,
+            after=Count(0),
+            detail={"least": self.memory.least},
+        )
+        if len(asked) < self.memory.least:
+            return _miss(asked, equal, short)
+        keys = sorted(key for _, key, _ in self.trie.items())
+        at = bisect_left(keys, asked)
+        longer = [key for key in keys[at:] if key[: len(asked)] == asked]
+        covering = asked if found.exact is not None else max(longer, key=len, default=None)
+        if covering is not None and (covering == asked or self._frozen(model, covering) is None):
+            self._used(model, covering)
+            detail = {"entry": len(covering), "n_tokens": len(asked)}
+            cause = causes.NO_TOKEN_LEFT
+            return _miss(
+                asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
+            )
+        if ends := self.trie.prefixes(model, asked):
+            used = Count(max(ends))
+            loss = Loss(
+                cause=causes.SHORTER_ENTRY_FIRST, before=equal, after=used, detail={"used": used}
+            )
+            loss = loss if covering is None else self._uncut(model, covering, equal, used)
+            return self._hit(model, asked[:used], asked, equal, loss)
+        near = max(
+            keys[max(at - 1, 0) : at + 1],
+            key=lambda each: get_common_prefix(each, asked),
+            default=[],
+        )
+        if equal < self.memory.least:
+            return _miss(asked, equal, short)
+        if self._frozen(model, near) is not None:
+            return _miss(asked, equal, self._uncut(model, near, equal, Count(0)))
+        return self._hit(model, near, asked, equal)
+
+    def _frozen(self, model: Hashable, key: Key) -> int | None:
+        """The first layer of an entry that cannot be cut."""
+        layers = enumerate(self.trie.get(model, key).prompt_cache)
+        return next((at for at, layer in layers if not layer.is_trimmable()), None)
+
+    def _uncut(self, model: Hashable, key: Key, before: Count, after: Count) -> Loss:
+        layer = self._frozen(model, key) or 0
+        kind = type(self.trie.get(model, key).prompt_cache[layer]).__name__
+        detail = {"entry": len(key), "layer": layer, "cache": kind}
+        return Loss(cause=causes.NOT_TRIMMABLE, before=before, after=after, detail=detail)
+
+    def _used(self, model: Hashable, key: Key) -> None:
+        """Move an entry to the end of the order."""
+        self.order.remove(model, key)
+        self.order.push(model, key, self.trie.get(model, key).cache_type)
+
+    def _hit(
+        self,
+        model: Hashable,
+        key: list[int],
+        asked: list[int],
+        equal: Count,
+        *lost: Loss,
+    ) -> Fetched:
+        """A copy of an entry, cut where it parts from the prompt."""
+        used = get_common_prefix(key, asked)
+        self._used(model, key)
+        cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
+        trim_prompt_cache(cache, len(key) - used)
+        return Fetched(
+            prompt_cache=cache,
+            rest=asked[used:],
+            kind="shorter" if len(key) == used else "longer",
+            key=key,
+            equal=equal,
+            losses=lost if used < equal else (),
+        )
+
+    def keeps(self, key: Key, cache: list[LayerCache]) -> bool:
+        """Whether a prompt with its reply is stored: its layers can be cut, and it is long."""
+        return len(key) >= self.memory.least and can_trim_prompt_cache(cache)
+
+    def keeps_first(self, key: Key, cached: int, cache: list[LayerCache]) -> bool:
+        """Whether a prompt and the first token of its reply are stored, as they cannot be cut.
+
+        Not soon after a hit, and not without a layer that counts its tokens.
+        """
+        beyond = len(key) - 1 - cached
+        return (
+            len(key) >= self.memory.least
+            and not (cached > 0 and beyond <= self.memory.refresh)
+            and not can_trim_prompt_cache(cache)
+            and any(getattr(layer, "offset", None) is not None for layer in cache)
+        )
+
+    def evict_prefixes(self, model: Hashable, key: Key) -> None:
+        """Remove the entries that a new one goes on from. Follows `commit_prepared`."""
+        if self.trie.holds(model, key):
+            return
+        for end in self.trie.prefixes(model, key):
+            entry = self.trie.pop(model, key[:end])
+            self._uncount(entry)
+            self.order.remove(model, list(key[:end]))
+            self._emit(PromptCachePruned, key[:end], entry)
+
+
+def _miss(asked: list[int], equal: Count, loss: Loss) -> Fetched:
+    losses = (loss,) if equal > 0 else ()
+    return Fetched(prompt_cache=None, rest=asked, kind="miss", equal=equal, losses=losses)
