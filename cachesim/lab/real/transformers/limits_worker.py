@@ -1,10 +1,13 @@
-"""The time limit of a script; imported by `script_worker` alone."""
+"""How a script ends: its time limit and its errors; imported by `script_worker` alone."""
 
 import signal
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+PACKAGE = "site-packages/transformers/"
 
 SECONDS = 25
 """Processor time of one script; ten times that on the clock, for threads that wait."""
@@ -34,3 +37,20 @@ def limited(call: Callable[[], T]) -> T:
     finally:
         for clock, *_ in CLOCKS:
             signal.setitimer(clock, 0)
+
+
+def is_clear(error: Exception) -> bool:
+    """True if the library itself raises, and with a message."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    raises = (frame.line or "").startswith("raise") and PACKAGE in frame.filename
+    return raises and bool(str(error))
+
+
+def about(error: Exception) -> dict[str, str]:
+    """The message, and the line that raises."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    file = frame.filename.split("site-packages/")[-1]
+    return {
+        "error": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}",
+        "place": f"{file}:{frame.lineno}",
+    }

@@ -18,6 +18,7 @@ UNLIMITED = "a cache without windows"
 SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
+MOVED = "states of modules moved, too"
 
 
 @contextmanager
@@ -33,6 +34,8 @@ def patched(model: Real, remedies: tuple[str, ...]) -> Iterator[None]:
                     lambda self, order: self.batch_select_indices(order),
                 )
             )
+        if MOVED in remedies:
+            changes.enter_context(_states_moved(model))
         if UNLIMITED in remedies:
             changes.enter_context(_paged_without_windows())
         if PER_CALL in remedies:
@@ -43,6 +46,24 @@ def patched(model: Real, remedies: tuple[str, ...]) -> Iterator[None]:
                     next(each for each in model.modules() if type(each) is kind), "layer_idx"
                 ):
                     changes.enter_context(_counted_by_cycle(kind))
+        yield
+
+
+@contextmanager
+def _states_moved(model: Real) -> Iterator[None]:
+    """A new order of a cache's rows is one of the tensors that modules keep, too."""
+    torch: Any = importlib.import_module("torch")
+    kind: Any = importlib.import_module("transformers.cache_utils").Cache
+    move = kind.reorder_cache
+
+    def changed(self: Real, order: Real) -> None:
+        move(self, order)
+        for module in model.modules():
+            for name, kept in vars(module).items():
+                if isinstance(kept, torch.Tensor) and kept.shape[:1] == order.shape:
+                    setattr(module, name, kept.index_select(0, order))
+
+    with patch.object(kind, "reorder_cache", changed):
         yield
 
 

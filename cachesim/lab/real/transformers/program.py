@@ -137,10 +137,11 @@ cold = model(held, use_cache=False{more}).logits[:, -got.shape[1]:]
 
 BEAMS: Final = """\
 ids = torch.randint(3, 100, (1, {0}))
-given = dict(num_beams=3, max_new_tokens=6, do_sample=False, output_scores=True)
-got, cold = (model.generate(ids, use_cache=each, return_dict_in_generate=True, **given)
-             .sequences_scores.item() for each in (True, False))
-print(f"off by {{abs(got - cold):.2g}}; the cold score: {{abs(cold):.2g}}")"""
+given = dict(num_beams=3, num_return_sequences=3, no_repeat_ngram_size=1, max_new_tokens=6,
+             do_sample=False, output_scores=True, return_dict_in_generate=True)
+got, cold = (model.generate(ids, use_cache=each, **given).sequences_scores
+             for each in (True, False))
+print(f"off by {{(got - cold).abs().max():.2g}}; the best cold score: {{cold[0].abs():.2g}}")"""
 """The end of a program of beam search."""
 
 PAGED: Final = """\

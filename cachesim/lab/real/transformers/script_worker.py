@@ -25,11 +25,11 @@ call without a cache differs.
 """
 
 import copy
+import gc
 import importlib
 import json
 import resource
 import sys
-import traceback
 from collections.abc import Iterator
 from functools import partial, partialmethod
 from typing import Any
@@ -47,7 +47,6 @@ RIGHT, WRONG = 1e-6, 1e-3
 """Largest distance of right logits and smallest of wrong ones, in deviations of the cold logits."""
 
 INFINITE = 1e9
-PACKAGE = "site-packages/transformers/"
 
 torch: Any = None
 
@@ -66,6 +65,7 @@ ALONE = "each row alone"
 SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
+MOVED = "states of modules moved, too"
 CHANGES = ("crop", "try", "reset", "fork", "other", "reorder", "select", "repeat")
 ROUNDED = ("quanto", "hqq")
 KEYS = ("past_key_values", "cache_params", "cache")  # the last since 5.24
@@ -95,6 +95,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (WHOLE_MASK,): ("pad", "right"),
     (CALLS, WHOLE_MASK): ("batch",),
     (SELECTED,): ("reorder", "generate"),
+    (MOVED,): ("generate",),
     (UNSHARED,): ("paged", "packed"),
     (PER_CALL,): ("paged", "packed"),
     (PER_CYCLE,): ("paged", "packed"),
@@ -124,6 +125,7 @@ class Play:
         self.model, self.cold_model = models  # cold runs have one of their own
         self.key, self.positions, self.remedies = key, positions, remedies
         self.own_cache = False  # a class of the model's own
+        self.colds: dict[str, Real] = {}  # logits without a cache
         self.rows: list[Real] = [torch.zeros(1, 0, dtype=torch.long)]  # tokens of each, unpadded
         self.widths = 0  # of the batch, with padding
         self.on_right: list[range] = []  # columns of each row's padding after its prompt
@@ -277,7 +279,7 @@ class Play:
         try:
             self.do_crop(length)
         except Exception as error:
-            if not is_clear(error):
+            if not importlib.import_module("limits_worker").is_clear(error):
                 raise
 
     def do_reset(self) -> None:
@@ -370,7 +372,11 @@ class Play:
         return given
 
     def cold(self, ids: Real) -> Real:
-        return self.cold_model(ids, use_cache=False, **self.encoded).logits
+        """Logits of a row without a cache, computed once: they depend on the tokens alone."""
+        known = str((ids.tolist(), [each.shape for each in self.encoded.values()]))
+        if known not in self.colds:
+            self.colds[known] = self.cold_model(ids, use_cache=False, **self.encoded).logits
+        return self.colds[known]
 
     def _compare(self, got: Real, count: int) -> None:
         if self.replay is None:
@@ -570,7 +576,9 @@ class Play:
     def _manner(self, how: str) -> dict[str, Any]:
         changes: Any = importlib.import_module("patches_worker")
         if how == "beams":
-            return {"num_beams": 3, "output_scores": True}
+            # no token twice, and all three: else a best beam may never move
+            beams = {"num_beams": 3, "num_return_sequences": 3, "no_repeat_ngram_size": 1}
+            return beams | {"output_scores": True}
         manner: dict[str, Any] = {"output_logits": True}
         if how == "chunks":
             manner["prefill_chunk_size"] = 1 if SINGLY in self.remedies else 5
@@ -626,12 +634,12 @@ def _differs(one: Real, other: Real) -> bool:
 def is_causal(play: Play) -> bool:
     """True if cold logits do not depend on later tokens, and are the same twice."""
     ids = tokens(1, 30)
-    whole = play.cold(ids)
-    if not torch.equal(whole, play.cold(ids)):
-        return False
-    return all(
-        float((play.cold(ids[:, :n])[:, -1] - whole[:, n - 1]).abs().max()) < RIGHT * 100
-        for n in (3, 7, 12, 19, 25)
+    whole, again, *parts = (
+        play.cold_model(ids[:, :n], use_cache=False).logits for n in (30, 30, 3, 7, 12, 19, 25)
+    )
+    return torch.equal(whole, again) and all(
+        float((each[:, -1] - whole[:, each.shape[1] - 1]).abs().max()) < RIGHT * 100
+        for each in parts
     )
 
 
@@ -656,7 +664,7 @@ class Family:
         self.key = next((each for each in KEYS if each in names), "")
         self.key = self.key or next((each for each in KEYS if self._fills(each)), "")
         self.positions = "position_ids" in names
-        self.own_cache = False
+        self.own_cache, self.colds = False, {}
         if self.key:
             library: Any = importlib.import_module("transformers")
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
@@ -683,13 +691,14 @@ class Family:
 
     def result(self, script: list[Step]) -> dict[str, Any]:
         """The verdict of a script; of a wrong one with its cause."""
-        play = self.play()
+        play, limits = self.play(), importlib.import_module("limits_worker")
         try:
-            importlib.import_module("limits_worker").limited(lambda: play.play(script))
+            limits.limited(lambda: play.play(script))
         except AbsentError as error:
             return {"verdict": "absent", "error": str(error)}
         except Exception as error:
-            return {"verdict": "refused" if is_clear(error) else "crash", **about(error)}
+            verdict = "refused" if limits.is_clear(error) else "crash"
+            return {"verdict": verdict, **limits.about(error)}
         found: dict[str, Any] = {"gap": play.gap, "place": play.place}
         if play.gap <= WRONG:
             return {"verdict": "right" if play.gap < RIGHT else "unclear", **found}
@@ -709,7 +718,7 @@ class Family:
         """A new play on a new copy of the model."""
         models = (copy.deepcopy(self.pristine), self.model)
         play = Play(models, self.key, positions=self.positions, remedies=remedies)
-        play.own_cache = self.own_cache
+        play.own_cache, play.colds = self.own_cache, self.colds
         return play
 
     def cause(self, script: list[Step]) -> str:
@@ -731,23 +740,6 @@ class Family:
         return ""
 
 
-def is_clear(error: Exception) -> bool:
-    """True if the library itself raises, and with a message."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    raises = (frame.line or "").startswith("raise") and PACKAGE in frame.filename
-    return raises and bool(str(error))
-
-
-def about(error: Exception) -> dict[str, str]:
-    """The message, and the line that raises."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    file = frame.filename.split("site-packages/")[-1]
-    return {
-        "error": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}",
-        "place": f"{file}:{frame.lineno}",
-    }
-
-
 def answer(order: dict[str, Any]) -> dict[str, Any]:
     """The results of a family's scripts; `unbuilt` with the reason where it has no model."""
     tiny: Any = importlib.import_module("tiny_worker")
@@ -764,7 +756,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
         found["causal"] = limits.limited(lambda: is_causal(play))
     except Exception as error:
-        return {"unbuilt": about(error)["error"]}
+        return {"unbuilt": limits.about(error)["error"]}
     if found["causal"]:
         found["results"] = [family.result(each) for each in order["scripts"]]
     return found
@@ -784,6 +776,7 @@ def main() -> None:
     importlib.import_module("tiny_worker").keep_double()
     changes: Any = importlib.import_module("patches_worker")
     changes.keep_streams_out()
+    gc.freeze()  # what was imported stays, and is not looked through again
     for line in sys.stdin:
         order = json.loads(line)
         if order.get("import"):

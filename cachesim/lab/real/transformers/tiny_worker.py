@@ -52,7 +52,7 @@ FIELDS: dict[str, Any] = {
     name: bool(size) if name in FLAGS else size
     for size, names in SIZES.items()
     for name in names.split()
-} | {"eos_token_id": None, "logits_soft_cap": None}
+} | {"eos_token_id": None, "logits_soft_cap": None, "embedding_scale": 1.0}
 
 NOT_ALWAYS_SIZES = ("n_groups", "num_heads", "chunk_size", "dim", "hidden_dim", "num_layers")
 """Fields that hold something else in some families: set where the default is a number."""
@@ -132,9 +132,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 """What the rules miss, by family."""
-
-BY_HEAD = ("zamba",)
-"""Families that project by head: with initial weights there, a lost state is not seen."""
 
 LARGE = 1.5
 """Standard deviation of a row's sum: attention is not uniform, and a lost key is seen."""
@@ -216,14 +213,15 @@ def model_of(kind: str, fields: dict[str, Any], attention: str = "eager") -> Rea
     config._attn_implementation = attention
     config._experts_implementation = "eager"  # the grouped kernel takes no float64
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float64).eval()
+    convolutions = {id(each.weight) for each in model.modules() if type(each) is torch.nn.Conv1d}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and name.endswith("weight"):
                 table = "embed" in name or "wte" in name
                 weight.normal_(0, 1.0 if table else LARGE / weight.shape[1] ** 0.5)
-            elif weight.dim() == 3 and (
-                "expert" in name or (kind in BY_HEAD and name.endswith("weight"))
-            ):
+            elif id(weight) in convolutions:  # one row for all columns of a group's channels
+                weight.normal_(0, LARGE / weight[0].numel() ** 0.5)
+            elif weight.dim() == 3 and ("expert" in name or name.endswith("weight")):
                 weight.normal_(0, LARGE / weight.shape[-1] ** 0.5)
             elif name.endswith("qk_norm.temp"):
                 weight.fill_(1.0)  # zero at first: keys would be, too
