@@ -11,6 +11,7 @@ from cachesim.lab.real.transformers.results import Cell
 from cachesim.lab.real.transformers.script_worker import (
     CALLS,
     DYNAMIC,
+    MOVED,
     NEW_MASK,
     PER_CALL,
     PER_CYCLE,
@@ -150,6 +151,17 @@ CAUSES: Final = (
         "for a prefill. The recurrent state does continue. Nothing refuses such a call.",
         families=("recurrent_gemma",),
         shown=("recurrent_gemma", "chunks"),
+    ),
+    Cause(
+        MOVED,
+        "Beam search leaves RecurrentGemma's states in the old order: beams mix",
+        "generation/utils.py:3838, 3845: `_reorder_cache`, which the model does not have",
+        "Beam search calls the model's `_reorder_cache`, or else that of the cache, which holds "
+        "the keys of the attention layers alone. A comment names RecurrentGemma among the models "
+        "that have a `_reorder_cache`; the module's states stay. Beams that do not move are right.",
+        "#46612 and #46819 are about caches of another name, not about states in a module.",
+        families=("recurrent_gemma",),
+        shown=("recurrent_gemma", "generate-beams"),
     ),
     Cause(
         DYNAMIC,
