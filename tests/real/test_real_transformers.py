@@ -15,8 +15,9 @@ from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found
+from cachesim.lab.real.transformers.script_worker import WRONG as WRONG_GAP
 from cachesim.lab.real.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
-from cachesim.lab.real.transformers.worker import Worker
+from cachesim.lab.real.transformers.worker import WORKER, Worker
 
 pytestmark = [
     pytest.mark.wheel,
@@ -59,6 +60,33 @@ AutoModelForCausalLM.register(OwnConfig, Own)
 """
 """Each call counts positions from 0."""
 
+LOST = """
+import copy, sys
+sys.path.insert(0, sys.argv[1])
+import script_worker, tiny_worker, torch
+
+script_worker.torch = torch
+torch.set_grad_enabled(False), torch.set_num_threads(1)
+tiny_worker.keep_double()
+fields = tiny_worker.fields_of(sys.argv[2])
+play = script_worker.Family.of(sys.argv[2], fields, "eager").play()
+play.play([["feed", 20]])
+
+
+def logits(cache):
+    given = {play.key: cache}
+    return play.model(script_worker.tokens(2, 1), use_cache=True, **given).logits
+
+
+cold = logits(copy.deepcopy(play.cache))
+for number, layer in enumerate(play.cache.layers):
+    for name, _ in script_worker.contents(layer):
+        cache = copy.deepcopy(play.cache)
+        dict(script_worker.contents(cache.layers[number]))[name].zero_()
+        print(script_worker.distance(logits(cache), cold, cold), name)
+"""
+"""How far the next logits are off without one layer's keys, values or state."""
+
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
@@ -93,6 +121,26 @@ def test_a_refusal_names_layer_types_in_the_same_order_in_each_process(worker: W
     assert cells[:1] * 4 == cells
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        "falcon_h1",
+        *(
+            pytest.param(each, marks=NIGHTLY)
+            for each in ("bamba", "granitemoehybrid", "nemotron_h", "zamba2", "zaya")
+        ),
+        pytest.param("hrm_text", marks=NIGHTLY),  # whose embeddings are multiplied by 50
+    ],
+)
+def test_a_lost_key_or_state_is_seen_in_the_next_logits(family: str) -> None:
+    folder = str(WORKER.parent)
+    command = [environment_for(NEWEST).python, "-W", "ignore", "-c", LOST, folder, family]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    gaps = [float(each.split()[0]) for each in done.stdout.splitlines()]
+    assert len(gaps) >= 4
+    assert min(gaps) > 5 * WRONG_GAP, done.stdout
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "operation", "verdict", "cause"),
@@ -114,6 +162,7 @@ def test_a_refusal_names_layer_types_in_the_same_order_in_each_process(worker: W
         ("recurrent_gemma", "tokens", "right", ""),  # no other run of the module between the steps
         ("recurrent_gemma", "conversations", "wrong", "a new cache"),
         pytest.param("recurrent_gemma", "chunks", "wrong", "token by token", marks=NIGHTLY),
+        ("recurrent_gemma", "generate-beams", "wrong", "states of modules moved, too"),
         pytest.param("zamba", "chunks", "wrong", "token by token", marks=NIGHTLY),
         pytest.param("mamba", "mask-tokens", "wrong", "a mask of the new tokens", marks=NIGHTLY),
         pytest.param("lfm2", "crop-deep", "right", "", marks=NIGHTLY),

@@ -263,21 +263,43 @@ def test_the_line_at_fault_in_inkling_is_the_one_that_a_repair_changes(tmp_path:
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 
+GEMMA = "models/recurrent_gemma/modeling_recurrent_gemma.py"
+KEPT = "self.conv1d_state = nn.functional.pad(x_branch, "
+KEPT += "(self.conv1d_width - x_branch.shape[-1] - 1, 0))"
+JOINED = """joined = torch.cat((self.conv1d_state, x_branch), -1)
+                before = self.conv1d_width - 1
+                self.conv1d_state = joined[..., -before:]
+                x_branch = self.conv_1d(joined)[..., before : before + seq_len]"""
+CLASS = "class RecurrentGemmaForCausalLM(RecurrentGemmaPreTrainedModel, GenerationMixin):\n"
+MOVE = """    def _reorder_cache(self, cache, order):
+        for block in [each.temporal_block for each in self.model.layers]:
+            if hasattr(block, "conv1d_state"):
+                block.conv1d_state = block.conv1d_state[order]
+                block.rg_lru.recurrent_states = block.rg_lru.recurrent_states[order]
+        cache.reorder_cache(order)
+        return cache
+
+"""
+
+
 @pytest.mark.wheel
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("operation", "line", "repair"),
+    [
+        (  # a convolution over the columns that are kept, and the new ones
+            "chunks",
+            f"{KEPT}\n{' ' * 16}x_branch = self.conv_1d(x_branch)[..., :seq_len]",
+            JOINED,
+        ),
+        ("generate-beams", CLASS, CLASS + MOVE),
+    ],
+)
 def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
-    tmp_path: Path,
+    tmp_path: Path, operation: str, line: str, repair: str
 ) -> None:
-    """A convolution over the columns that are kept, and the new ones."""
-    kept = "self.conv1d_state = nn.functional.pad(x_branch, "
-    kept += "(self.conv1d_width - x_branch.shape[-1] - 1, 0))\n" + " " * 16
-    line = kept + "x_branch = self.conv_1d(x_branch)[..., :seq_len]"
-    repair = "joined = torch.cat((self.conv1d_state, x_branch), -1); before = self.conv1d_width - 1"
-    repair += "; self.conv1d_state = joined[..., -before:]"
-    repair += "; x_branch = self.conv_1d(joined)[..., before : before + seq_len]"
-    edits = {"models/recurrent_gemma/modeling_recurrent_gemma.py": {line: repair}}
-    library = copied(NEWEST, tmp_path / "transformers", edits)
-    status, rows = verdicts(library, "recurrent_gemma", "chunks", tmp_path / "results.jsonl")
+    library = copied(NEWEST, tmp_path / "transformers", {GEMMA: {line: repair}})
+    status, rows = verdicts(library, "recurrent_gemma", operation, tmp_path / "results.jsonl")
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 

@@ -664,7 +664,7 @@ class Family:
         self.key = next((each for each in KEYS if each in names), "")
         self.key = self.key or next((each for each in KEYS if self._fills(each)), "")
         self.positions = "position_ids" in names
-        self.own_cache, self.colds = False, {}
+        self.own_cache, self.colds = False, dict[str, Real]()
         if self.key:
             library: Any = importlib.import_module("transformers")
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
