@@ -303,6 +303,18 @@ def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 
+@pytest.mark.wheel
+@pytest.mark.nightly
+def test_the_line_at_fault_in_zamba2_is_the_one_that_a_repair_changes(tmp_path: Path) -> None:
+    """The scan's range of time steps for a single token, too."""
+    line = "        dt = F.softplus(dt)\n    dt = dt[..., None]\n"
+    repair = line.replace("F.softplus(dt)", "F.softplus(dt).clamp(min=0.001)")
+    edits = {"models/zamba2/modeling_zamba2.py": {line: repair}}
+    library = copied(NEWEST, tmp_path / "transformers", edits)
+    status, rows = verdicts(library, "zamba2", "tokens", tmp_path / "results.jsonl")
+    assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
+
+
 @pytest.mark.thorough
 def test_the_program_prints_a_folder_that_is_no_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cachesim", "real", "transformers", "--library", str(tmp_path)]

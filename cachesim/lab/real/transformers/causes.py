@@ -11,6 +11,7 @@ from cachesim.lab.real.transformers.results import Cell
 from cachesim.lab.real.transformers.script_worker import (
     CALLS,
     DYNAMIC,
+    LIMITED,
     MOVED,
     NEW_MASK,
     PER_CALL,
@@ -162,6 +163,18 @@ CAUSES: Final = (
         "#46612 and #46819 are about caches of another name, not about states in a module.",
         families=("recurrent_gemma",),
         shown=("recurrent_gemma", "generate-beams"),
+    ),
+    Cause(
+        LIMITED,
+        "Zamba2 and Nemotron-H limit time steps of several tokens, and not those of a single one",
+        "models/zamba2/modeling_zamba2.py:488, 552, 670, nemotron_h: 232, 296, 415: `dt_limit`",
+        "`time_step_limit` is (`time_step_min`, inf), and only the scan gets it: where a time step "
+        "is below 0.001, the state of a token fed by itself is another than that of a prompt. "
+        "`time_step_min` is documented as a bound of `dt_proj.bias`, and `time_step_limit`, which "
+        "Nemotron-H has and does not read, as the range of time steps.",
+        "#48989 (open) would read it: its author measures the limit on a released checkpoint.",
+        families=("zamba2", "nemotron_h"),
+        shown=("zamba2", "tokens"),
     ),
     Cause(
         DYNAMIC,

@@ -18,7 +18,9 @@ UNLIMITED = "a cache without windows"
 SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
-MOVED = "states of modules moved, too"
+MOVED = "states in modules moved"
+LIMITED = "time steps limited in each call"
+STEP = "mamba2_selective_state_update"
 
 
 @contextmanager
@@ -36,6 +38,8 @@ def patched(model: Real, remedies: tuple[str, ...]) -> Iterator[None]:
             )
         if MOVED in remedies:
             changes.enter_context(_states_moved(model))
+        if LIMITED in remedies:
+            changes.enter_context(_steps_limited(model))
         if UNLIMITED in remedies:
             changes.enter_context(_paged_without_windows())
         if PER_CALL in remedies:
@@ -64,6 +68,23 @@ def _states_moved(model: Real) -> Iterator[None]:
                     setattr(module, name, kept.index_select(0, order))
 
     with patch.object(kind, "reorder_cache", changed):
+        yield
+
+
+@contextmanager
+def _steps_limited(model: Real) -> Iterator[None]:
+    """The time step of a single token has the limits of those of several tokens."""
+    torch: Any = importlib.import_module("torch")
+    mixer = next((each for each in model.modules() if hasattr(each, "time_step_limit")), model)
+    module = importlib.import_module(type(mixer).__module__)
+    step: Real = getattr(module, STEP, None)
+
+    def changed(*given: Real, dt_bias: Real, dt_softplus: bool, **by: Real) -> Real:  # noqa: ARG001
+        least, most = mixer.time_step_limit
+        size = torch.nn.functional.softplus(given[2] + dt_bias).clamp(least, most)
+        return step(*given[:2], size, *given[3:], **by)
+
+    with patch.object(module, STEP, changed) if step else nullcontext():
         yield
 
 

@@ -65,7 +65,8 @@ ALONE = "each row alone"
 SELECTED = "batch_select_indices for reorder_cache"
 PER_CALL = "a paged store for each call of attention"
 PER_CYCLE = "paged layers counted in each cycle"
-MOVED = "states of modules moved, too"
+MOVED = "states in modules moved"
+LIMITED = "time steps limited in each call"
 CHANGES = ("crop", "try", "reset", "fork", "other", "reorder", "select", "repeat")
 ROUNDED = ("quanto", "hqq")
 KEYS = ("past_key_values", "cache_params", "cache")  # the last since 5.24
@@ -82,6 +83,7 @@ METHODS = {
 """What steps call of a cache."""
 
 REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
+    (LIMITED,): ("feed", "generate", "pad", "batch"),
     (POSITIONS,): ("feed",),
     (SINGLY,): ("feed", "generate"),
     (DYNAMIC,): ("cache", "generate"),
@@ -89,6 +91,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (REORDER,): ("select",),
     (SHORTER,): ("generate",),
     (SHORTER, UNLIMITED): ("generate",),
+    (LIMITED, SHORTER): ("generate",),
     (CALLS,): ("generate",),
     (CALLS, SINGLY): ("generate",),
     (NEW_MASK,): ("pad", "right", "mask"),
