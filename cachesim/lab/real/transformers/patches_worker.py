@@ -79,10 +79,10 @@ def _steps_limited(model: Real) -> Iterator[None]:
     module = importlib.import_module(type(mixer).__module__)
     step: Real = getattr(module, STEP, None)
 
-    def changed(*given: Real, dt_bias: Real, dt_softplus: bool, **by: Real) -> Real:  # noqa: ARG001
+    def changed(*given: Real, dt_bias: Real, **by: Real) -> Real:
         least, most = mixer.time_step_limit
         size = torch.nn.functional.softplus(given[2] + dt_bias).clamp(least, most)
-        return step(*given[:2], size, *given[3:], **by)
+        return step(*given[:2], size, *given[3:], **by | {"dt_softplus": False})
 
     with patch.object(module, STEP, changed) if step else nullcontext():
         yield
