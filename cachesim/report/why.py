@@ -109,6 +109,13 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"  request {number} (line {each['line']}): cached {shown(each['cached'])} in the "
             f"log, {shown(each['replayed']['cached'])} in the replay"
         )
+    if declining := agreement.get("declining"):
+        more = f" and {len(declining) - NAMED} more" if len(declining) > NAMED else ""
+        noun = "request" if len(declining) == 1 else "requests"
+        yield Text(
+            f"It assumes `cache_prompt: false` of {noun} "
+            f"{', '.join(map(str, declining[:NAMED]))}{more}, which the log does not print."
+        )
 
 
 def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -229,6 +229,29 @@ def test_a_cause_without_a_flag_is_explained(
         assert ("last-token", [], "") == (cause["cause"], cause["tried"], cause["tried_says"])
 
 
+def test_an_assumed_request_without_a_cache_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "quiet.log"
+    log.write_text(
+        launched(1, "LRU, t_last = -1", level=JUNE)
+        + finished(1, read=40, said=2, held=41)
+        + launched(
+            2, "LCP similarity, sim_best = 0.820 (> 0.100 thold), f_keep = 1.000", level=JUNE
+        )
+        + finished(2, read=50, said=2, held=51)
+    )
+    words = ["why", str(log), "--profile", "b11549"]
+
+    found = json.loads(output(capsys, *words, "--format", "json"))
+    assert [1] == found["agreement"]["declining"]
+    assert ("dense", "assumed") == (
+        found["servers"][0]["model"]["preset"],
+        found["servers"][0]["model"]["how"],
+    )
+    assert "assumes `cache_prompt: false` of request 1, which" in output(capsys, *words)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("requests", "tokens"), [(301, 40), (3, 3_000_000)])
 def test_a_long_log_is_played_elsewhere_on_request_only(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from cachesim.lab.logs.lines import lines_of
 from cachesim.lab.logs.other import options_for, play_workload, workload_of
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
+from cachesim.lab.logs.report import missing_of
 from cachesim.lab.logs.settings import settings_of
-from cachesim.lab.logs.whole import rebuild
+from cachesim.lab.logs.whole import UserSettings, read_files, rebuild, replays_of
 
 DATA = Path(__file__).parent / "data"
 KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]
@@ -125,3 +127,38 @@ def test_a_replay_on_the_same_server_repeats_itself(kind: str) -> None:
     for each in replay.requests:
         if each.submitted is not None and not each.observed.cancelled:
             assert again.replayed[each.observed.number].cached == each.replayed.cached
+
+
+QUIET = [
+    (each["preset"], re.sub(r"loading model '[^']*'", "loading model 'm.gguf'", each["log"]))
+    for each in servers_of("b11549-3")
+]
+
+
+@pytest.mark.parametrize(
+    "log", [log for preset, log in QUIET if preset in {"recurrent", "hybrid-delta"}][:2]
+)
+def test_states_are_inferred_where_the_log_does_not_name_the_layers(log: str) -> None:
+    (replay,) = replays_of(read_files([("quiet.log", BytesIO(log.encode()))]), UserSettings())
+
+    assert ("hybrid", "bounded") == (replay.settings.preset.value, replay.settings.preset.how)
+    assert len(replay.comparable) == replay.as_sent
+    assert "The log does not name the model's layers." in " ".join(missing_of(replay))
+
+
+@pytest.mark.parametrize("log", [log for preset, log in QUIET if preset == "dense"])
+def test_full_attention_is_kept_where_it_reproduces_the_log(log: str) -> None:
+    (replay,) = replays_of(read_files([("quiet.log", BytesIO(log.encode()))]), UserSettings())
+
+    assert ("dense", "assumed") == (replay.settings.preset.value, replay.settings.preset.how)
+    assert replay.agreeing == replay.as_sent
+
+
+def test_a_model_that_the_user_names_is_kept() -> None:
+    log = next(log for preset, log in QUIET if preset == "recurrent")
+    (replay,) = replays_of(
+        read_files([("quiet.log", BytesIO(log.encode()))]), UserSettings(model="dense")
+    )
+
+    assert ("dense", "given") == (replay.settings.preset.value, replay.settings.preset.how)
+    assert replay.as_sent < replay.agreeing

@@ -34,6 +34,11 @@ class Rebuilt:
         return self.is_played and self.lengths.cached.value is not None
 
     @property
+    def is_taken_to_decline(self) -> bool:
+        """True if the replay sends `cache_prompt: false` only because nothing was reused."""
+        return not (self.submitted is None or self.submitted.cache_prompt or self.is_verbose)
+
+    @property
     def agrees(self) -> bool:
         """True if the replay agrees with the log."""
         if not self.is_comparable:
@@ -78,6 +83,11 @@ class Replay:
     def agreeing(self) -> int:
         """Number of agreeing requests."""
         return sum(each.agrees for each in self.comparable)
+
+    @property
+    def as_sent(self) -> int:
+        """Number of agreeing requests that need no `cache_prompt: false` of which no line tells."""
+        return sum(each.agrees and not each.is_taken_to_decline for each in self.comparable)
 
 
 def text_of(number: int, use: int) -> int:

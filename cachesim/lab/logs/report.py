@@ -418,7 +418,7 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
         },
         "invented": len(replay.invented),
         "requests": len(replay.requests),
-        "missing": _missing_of(replay),
+        "missing": missing_of(replay),
     }
 
 
@@ -434,7 +434,8 @@ FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
 """Information in the lines of other engines' logs, and the flags that print more."""
 
 
-def _missing_of(replay: Replay) -> list[str]:
+def missing_of(replay: Replay) -> list[str]:
+    """Facts that the log does not have."""
     settings = replay.settings
     if not settings.is_played:
         return [f"{settings.engine}'s log is not replayed. {FACTS_WITHOUT_REPLAY[settings.engine]}"]
@@ -460,6 +461,8 @@ def _missing_of(replay: Replay) -> list[str]:
             f"Not in the log, so assumed: layers as of the preset {settings.preset.value}. "
             "Name the model's with `--model`."
         )
+    if settings.inferred:
+        missing.append(settings.inferred)
     if assumed:
         missing.append(f"Not in the log, so assumed: {', '.join(assumed)}. Set with `--set`.")
     return missing
@@ -499,6 +502,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "slot": replayed.slot,
             "error": replayed.error if each.is_played else None,
             "played": each.is_played,
+            "declines": each.is_taken_to_decline,
         },
         "agrees": each.agrees if each.is_comparable else None,
         "known": {
@@ -534,8 +538,7 @@ def _slot_known(observed: Observed) -> str:
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
-    guessed = each.submitted is not None and not each.submitted.cache_prompt and not each.is_verbose
-    if each.is_played and each.agrees and not guessed:
+    if each.is_played and each.agrees and not each.is_taken_to_decline:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)
     return losses, losses[0]["from"] if losses else None
@@ -568,6 +571,9 @@ def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "agreeing": sum(each["agrees"] for each in comparable),
         "played": sum(each["replayed"]["played"] for each in requests),
         "differing": [each["number"] for each in comparable if not each["agrees"]],
+        "declining": [
+            each["number"] for each in comparable if each["agrees"] and each["replayed"]["declines"]
+        ],
     }
 
 

@@ -37,6 +37,10 @@ def _request_of_a_log() -> dict[str, Any]:
             "slot": COUNT,
             "error": {"type": ["string", "null"]},
             "played": {"type": "boolean", "description": "False where only the log is told."},
+            "declines": {
+                "type": "boolean",
+                "description": "True where `cache_prompt: false` is assumed of it.",
+            },
         },
         ["cached", "processed", "slot"],
     )

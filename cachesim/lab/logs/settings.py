@@ -46,6 +46,9 @@ class Setting:
     how: How | str
 
 
+UNKNOWN_MODEL: Final = Setting("dense", "assumed")
+
+
 @dataclass(slots=True)
 class Settings:
     """Settings of the replay's server."""
@@ -58,6 +61,7 @@ class Settings:
     build: int | None = None
     sizes: Sizes | None = None
     model_file: str = ""
+    inferred: str = ""  # reason for the preset, where the log's own lines give none
     engine: str = FAMILY.name
 
     @property
@@ -202,7 +206,7 @@ def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
     elif kind == "hybrid" and int(log.facts.get("n_swa", "0")) > 0:
         kind = "hybrid-swa"
     if kind is None:
-        return Setting("dense", "assumed"), window
+        return UNKNOWN_MODEL, window
     return Setting(kind, how), window
 
 

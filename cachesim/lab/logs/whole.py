@@ -14,7 +14,8 @@ from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
 from cachesim.lab.logs.report import report_of
-from cachesim.lab.logs.settings import Settings, settings_of
+from cachesim.lab.logs.settings import LIMITED, UNKNOWN_MODEL, Setting, Settings, settings_of
+from cachesim.lab.logs.sizes import sizes_of
 from cachesim.packed import HEAD_BYTES, unpacked
 
 MOST_REQUESTS: Final = 100_000
@@ -110,7 +111,7 @@ def replays_of(
         )
         if settings.is_played:
             try:
-                replays.append(rebuild(server, settings, progress=progress))
+                replays.append(with_likeliest_model(rebuild(server, settings, progress=progress)))
             except (OptionError, UpstreamAbort) as error:
                 names = ", ".join(read.sources)
                 msg = f"{names}: no server starts with what it says: {error}"
@@ -212,6 +213,37 @@ def rebuild(
             break
         best = again
     return best
+
+
+LEAST_MORE: Final = 2
+"""Requests that another model must reproduce in addition; one may come from an unusual client."""
+
+
+def with_likeliest_model(replay: Replay) -> Replay:
+    """The replay, or one of a model with states, where a log without its layers is of one.
+
+    slot      [ matched ............ )[ other text ........ )
+    prompt    [ matched ............ )[ new ... )
+    full attention reuses `matched`; a state at the slot's end cannot be cut, and nothing is reused
+
+    At the default verbosity no line says so. A replay with full attention then needs clients that
+    decline the cache (`cache_prompt: false`), or differs from the log.
+    """
+    settings = replay.settings
+    if settings.preset != UNKNOWN_MODEL or replay.as_sent + LEAST_MORE > len(replay.comparable):
+        return replay
+    likely = replace(settings, preset=Setting(LIMITED[0], "bounded"))
+    likely.sizes = sizes_of(replay.log, likely.spec)
+    other = rebuild(replay.log, likely)
+    if other.as_sent < replay.as_sent + LEAST_MORE:
+        return replay
+    likely.inferred = (
+        f"The log does not name the model's layers. With full attention the replay reproduces "
+        f"{replay.as_sent} of {len(replay.comparable)} requests, with recurrent states "
+        f"{other.as_sent}, where no client sends `cache_prompt: false`. Name the model with "
+        f"`--model`."
+    )
+    return other
 
 
 def unplayed(log: ServerLog, settings: Settings) -> Replay:
