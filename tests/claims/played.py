@@ -89,12 +89,15 @@ def play(scenario: Scenario, profile: Profile) -> Played:
     )
 
 
-def all_profiles(scenario: Scenario) -> Iterator[Played]:
-    """A scenario on every profile it lists, each step knowing where another did better."""
-    played = [
-        play(scenario, full_profile(scenario.engine.name, each))
-        for each in scenario.engine.profiles
-    ]
+def all_profiles(scenario: Scenario, most: int | None = None) -> Iterator[Played]:
+    """A scenario on the profiles it lists, each step knowing where another did better.
+
+    Of `most` profiles: the last ones, and the first.
+    """
+    names = scenario.engine.profiles
+    if most is not None and len(names) > most:
+        names = (names[0], *names[1 - most :])
+    played = [play(scenario, full_profile(scenario.engine.name, each)) for each in names]
     beside = side_by_side([each.run for each in played])
     for one, run in zip(played, beside, strict=True):
         yield replace(one, steps=run.steps, beside=tuple(played))

@@ -32,13 +32,13 @@ PARTS: Final = (
     "commands",
 )
 SEED: Final = 20261122
-LOGS: Final = 52
-"""Two of each release at each verbosity; the nightly run has forty."""
+LOGS: Final = 26
+"""One of each release at each verbosity; the nightly run has forty."""
 
 EVERY: Final = 40
 """`why` plays a log with other settings too, which takes time; the nightly run reads all alone."""
 
-RECORDINGS: Final = 25
+RECORDINGS: Final = 15
 SHOWN: Final = 60
 """Kinds of failures that are listed; all are kept."""
 

@@ -60,7 +60,7 @@ def of_release(release: str, verbosity: int, numbers: range, settings: Settings)
                 continue
             found.append(life)
             if at % settings.every == 0:
-                read(life, number // 2 // settings.every * 2 + number % 2, result)
+                read(life, number, result)
     read_together(found, result)
     return result
 
