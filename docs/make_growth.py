@@ -146,7 +146,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
             f" {told['limit']:.0f} s: {'; '.join(missing)}."
         )
     yield (
-        f"Each cell was played once, on `{told['profile']}`. The machine had {told['processors']}"
+        f"Each cell was run once, on `{told['profile']}`. The machine had {told['processors']}"
         f" processors and a load of {told['load']:g}, so look at the powers more than at the times."
     )
 

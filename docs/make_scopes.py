@@ -27,7 +27,7 @@ SHORT: Final = {CONFIRMED: "confirmed", DERIVED: "derived", SOURCE: "source"}
 def line_of(search: Mapping[str, Json]) -> dict[str, Json]:
     """What is kept of a search; one that is not whole has no line."""
     scope, profile = search["scope"], search["profile"]
-    hold(fact=bool(scope and scope["whole"]), what=f"the scope of {profile} was played whole")
+    hold(fact=bool(scope and scope["whole"]), what=f"the scope of {profile} was run whole")
     return {
         "profile": profile,
         "model": search["model"],

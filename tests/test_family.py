@@ -104,7 +104,7 @@ def test_one_more_engine_is_listed_and_shown(capsys: Capture) -> None:
     assert "fake +7" in printed(capsys, "list", "patches")
     shown = printed(capsys, "list", "fake@r2-rc1")
     assert "fake@r2 forgets" in shown
-    assert "played for real by: fake==2 patches: +7" in shown
+    assert "real package: fake==2 patches: +7" in shown
     assert "upstream: nobody/fake#7 fits: r2 landed: between r2 and r3" in printed(
         capsys, "list", "fake+7"
     )

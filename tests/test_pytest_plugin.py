@@ -152,7 +152,7 @@ def test_a_kept_scenario_is_not_written_again(tmp_path: Path) -> None:
     done = collected(tmp_path, "--cachesim-emit=found")
 
     assert "1 failed" in done.stdout
-    assert f"to play it again: cachesim run {kept}" in done.stdout
+    assert f"to run it again: cachesim run {kept}" in done.stdout
     assert [kept] == list(kept.parent.iterdir())
 
 

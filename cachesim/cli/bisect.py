@@ -47,7 +47,7 @@ def bisect_command(
 ) -> int:
     """Find the release that broke or fixed a scenario or a log.
 
-    Every release is played. For a log, the worst miss that `cachesim why` finds is used;
+    The scenario is run on every release; of a log, the worst miss that `cachesim why` finds.
     --profile, --model and --window are for logs, --seed for scenarios. The exit status is 1 if a
     release is bad.
 
@@ -161,7 +161,7 @@ def _notes(
     states = {each.state for each in judged} - {"-"}
     if not found:
         alike = "no step reuses less than half of what another release reuses there"
-        yield f"every release is {states.pop()}: {alike}" if states else "no release can play it"
+        yield f"every release is {states.pop()}: {alike}" if states else "no release can run it"
         return
     for turn in found:
         otherwise = " in another way" if turn.was == turn.became else ""

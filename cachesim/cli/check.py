@@ -95,7 +95,7 @@ class Budget:
 
 @contextmanager
 def bar(title: str, budget: "Budget", examples: int) -> Iterator[Callable[[int, int], None]]:
-    """Progress bar of workloads played and of the estimated time left."""
+    """Progress bar of workloads run and of the estimated time left."""
     with progress(title, 1) as move:
 
         def advance(workloads: int, requests: int) -> None:
@@ -186,7 +186,7 @@ class Plan:
         return self.everything or self.find == "lost" or self.prove
 
     def scope_of(self, profile: Profile) -> WholeScope | None:
-        """The small scope to be played whole, if asked for."""
+        """The small scope to be run whole, if asked for."""
         if self.scope is None:
             return None
         return WholeScope(
@@ -352,7 +352,7 @@ def _evidence(profile: Profile) -> list[str]:
 
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
     if folder is None:
-        return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
+        return ["  --emit DIR writes it as a scenario for `cachesim run`"]
     path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
     scenario = _leak_with_texts(found, profile)
     text = to_toml(scenario)
@@ -362,7 +362,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
             path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    lines = [f"  to run it again: cachesim run {path} --arithmetic {found.arithmetic}"]
     command = proof_command(scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
 
@@ -383,7 +383,7 @@ def _leak_with_texts(found: Counterexample, profile: Profile) -> Scenario:
 def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
     """Print which profile reuses more and which answers wrong; return the exit status."""
     if not found.workloads:
-        msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
+        msg = f"no workload could be run on both {found.one.profile} and {found.other.profile}"
         raise InputError(msg)
     counts = {"workload": found.workloads, "request": found.requests, "token": found.prompt_tokens}
     title = ", ".join(counted(number, noun) for noun, number in counts.items())
@@ -421,8 +421,8 @@ Hands: TypeAlias = tuple[Executor | None, int]
 Prove: TypeAlias = Annotated[
     bool,
     Parameter(
-        help="Play each wrong answer on the real engine, and write a report of each that is wrong "
-        "there too, to the folder of --emit (hunt by default). With --scope: play the smallest "
+        help="Run each wrong answer on the real engine, and write a report of each that is wrong "
+        "there too, to the folder of --emit (hunt by default). With --scope: run the smallest "
         "workload of each cause there."
     ),
 ]
@@ -435,7 +435,7 @@ Models: TypeAlias = Annotated[
 ]
 SmallScope: TypeAlias = Annotated[
     int | None,
-    Parameter(help="Play all workloads of up to this many requests (2 to 4) to tiny servers."),
+    Parameter(help="Run all workloads of up to this many requests (2 to 4) to tiny servers."),
 ]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
@@ -580,7 +580,7 @@ def _proven(
     models: Sequence[str],
     emit: Path,
 ) -> int:
-    """Search releases, each wrong answer played on the real engine too; 1 if one is confirmed."""
+    """Search releases, each wrong answer run on the real engine too; 1 if one is confirmed."""
     _refuse_no_profile(profiles)
     check_minutes(minutes)
     printed: list[RenderableType] = []

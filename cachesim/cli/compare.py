@@ -84,12 +84,12 @@ def compare_command(
 ) -> int:
     """Compare engines, releases or flags on a scenario or trace.
 
-    A scenario is played on all engines, or on the profiles that are named: tokens reused, lost by
+    A scenario is run on all engines, or on the profiles that are named: tokens reused, lost by
     cause, wrong answers, bytes held. Of two profiles the first decision that differs is shown, and
     the exit status is 1 if anything differs.
 
     A trace has `input_length`, `output_length` and `hash_ids` in each line, as Mooncake and Bailian
-    publish them. It is played in order; --turn keeps the arrival times. Limits in bytes, such as
+    publish them. It is replayed in order; --turn keeps the arrival times. Limits in bytes, such as
     --cache-ram, need the bytes of a model: --sizes, --gguf or --token-bytes.
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
@@ -158,8 +158,12 @@ def diff_command(
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
-    announce("diff", f"compare {name} -p {one} -p {other}")
-    settings = [dict(map(setting, given or ())) for given in (set_one, set_other)]
+    sides = [(each, given or []) for each, given in ((one, set_one), (other, set_other))]
+    announce(
+        "diff",
+        " -p ".join([f"compare {name}", *(",".join([each, *given]) for each, given in sides)]),
+    )
+    settings = [dict(map(setting, given)) for _, given in sides]
     return diff(
         name, [one, other], settings,
         seed=seed, arithmetic=arithmetic, format="text", page=page_at(report),

@@ -10,17 +10,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
-from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli.jobs import jobs_of
 from cachesim.cli.outputs import print_report, write_page
 from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
 from cachesim.files import Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.result import Run, Step
+from cachesim.play.statements import BESIDE, side_by_side
 from cachesim.report.consoles import results
 from cachesim.report.document import FittingTable
 from cachesim.report.findings import one_scenario
 from cachesim.report.story import MOST_CHECKPOINTS, event_lines
+from cachesim.report.tables import broken
 
 OUTCOME: Final = ("cached", "processed", "answer", "error", "generated", "checkpoints")
 
@@ -63,13 +65,14 @@ def diff(
     pairs = zip(sides, settings, strict=True)
     jobs = [job for side, flags in pairs for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
+    if any(settings):
+        runs = side_by_side([named(*each) for each in zip(runs, settings, strict=True)])
     whole = one_scenario(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
     parts = [
         whole,
-        *flags_of(jobs, settings),
         *first_difference(runs, differing),
         *outcomes(runs, differing),
     ]
@@ -83,14 +86,14 @@ def diff(
     return NOT_AS_EXPECTED if differing else AS_EXPECTED
 
 
-def flags_of(
-    jobs: Sequence[Job], settings: Sequence[Mapping[str, Any]]
-) -> Iterator[RenderableType]:
-    """Flags of each side beside those of the file."""
-    for which, job, flags in zip(("first", "other"), jobs, settings, strict=True):
-        if flags:
-            settings_text = ", ".join(f"{key} = {value}" for key, value in flags.items())
-            yield Text(f"the {which} server, {job.profile}: {settings_text}")
+def named(run: Run, flags: Mapping[str, Any]) -> Run:
+    """A run whose profile names the flags of its side, and that is not compared yet."""
+    profile = ",".join([run.profile, *(f"{key}={value}" for key, value in flags.items())])
+    steps = tuple(
+        replace(step, facts=tuple(each for each in step.facts if each.word != BESIDE))
+        for step in run.steps
+    )
+    return replace(run, profile=profile, steps=steps)
 
 
 def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
@@ -131,7 +134,7 @@ def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[Renderab
         else "\nwhat differs: only what is kept; every request is answered alike"
     )
     table = FittingTable()
-    for name in ("step", "", *(run.profile for run in runs)):
+    for name in ("step", "", *(broken(run.profile, 24) for run in runs)):
         table.add_column(name, overflow="fold")
     shown = {runs[0].steps[index].name for index in differing[:MOST_STEPS]}
     for name, what, *sides in found:

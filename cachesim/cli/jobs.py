@@ -37,7 +37,7 @@ def jobs_of(
 ) -> list[Job]:
     """The requested jobs in order; all are validated before the first run.
 
-    One scenario is played on every named profile. Several are each played on the profiles of
+    One scenario is run on every named profile. Several are each run on the profiles of
     their engine that have their options; skipped profiles are reported.
     """
     if not names:
@@ -100,7 +100,7 @@ def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) ->
     if not jobs:
         engines = ", ".join(sorted({scenario.engine.name for _, scenario in loaded}))
         wanted = ", ".join(profiles)
-        msg = f"none of the {len(loaded)} scenarios ({engines}) can be played on {wanted}"
+        msg = f"none of the {len(loaded)} scenarios ({engines}) can be run on {wanted}"
         raise ScenarioError(msg, *reasons[:5])
     lines = [*reasons[:5]]
     if len(reasons) > len(lines):

@@ -80,7 +80,7 @@ def _facts(family: "Family[Any, Any]", release: "Release[Any]") -> Iterator[str]
     if release.aliases:
         yield f"other names: {', '.join(release.aliases)}"
     if release.package is not None:
-        yield f"played for real by: {' '.join(release.package.requirements)}"
+        yield f"real package: {' '.join(release.package.requirements)}"
     fitting = (f"+{name}" for name in family.fitting(release.name))
     yield f"patches: {', '.join(fitting) or 'none'}"
 

@@ -164,9 +164,9 @@ def replay(
     format: Format,
     page: Output | None,
 ) -> int:
-    """Play a trace on servers; 1 if an answer is wrong or a server ends before the trace does."""
+    """Replay a trace on servers; 1 if an answer is wrong or a server ends before the trace does."""
     if not profiles:
-        msg = f"{trace} is a trace: name a profile to play it on, as in: --profile vllm@0.33.0"
+        msg = f"{trace} is a trace: name a profile to replay it on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
     measured = flags.measured()
     events = output_at(flags.events, "--events")
@@ -239,5 +239,5 @@ def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
             with progress(cell.profile, cell.source.first, "requests") as advance:
                 outcomes.append(play(cell, advance))
         return outcomes
-    with open_store(None) as store, progress("playing", len(cells), "servers") as advance:
+    with open_store(None) as store, progress("running", len(cells), "servers") as advance:
         return play_cells(cells, store, lambda: processes(count), advance)

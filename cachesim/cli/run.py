@@ -1,4 +1,4 @@
-"""`cachesim run`: play scenarios on profiles, print reuse and verdicts."""
+"""`cachesim run`: run scenarios on profiles, print reuse and verdicts."""
 
 import signal
 import sys

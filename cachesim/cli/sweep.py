@@ -39,7 +39,7 @@ def sweep_command(
 ) -> int:
     """Replay traces on a grid of servers and flags.
 
-    Results are kept: an interrupted sweep resumes, and a plan that has grown plays only what is
+    Results are kept: an interrupted sweep resumes, and a plan that has grown runs only what is
     new. The results do not depend on the number of processes or machines.
 
     Example: cachesim sweep plan.toml --report sweep.html
@@ -57,7 +57,7 @@ def sweep_command(
     else:
         workers = partial(cluster, dask)
     path = store or default_store(plan)
-    with open_store(path) as known, progress("playing", len(cells), "cells") as advance:
+    with open_store(path) as known, progress("running", len(cells), "cells") as advance:
         outcomes = play_cells(cells, known, workers, advance)
     found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, f"cachesim sweep {plan.name}")

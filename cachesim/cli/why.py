@@ -127,7 +127,7 @@ def why_command(
         ),
     ],
     tune: Annotated[
-        bool, Parameter(help="Play the requests with other flags; print the best.")
+        bool, Parameter(help="Replay the requests with other flags; print the best.")
     ] = False,
     sizes: ModelSizes = None,
     gguf: Gguf = None,
@@ -288,7 +288,7 @@ def tune_command(
     format: str,
     page: Output | None,
 ) -> int:
-    """Play requests with other settings, and recommend those that process the fewest tokens."""
+    """Replay requests with other settings, and recommend those that process the fewest tokens."""
     tuned = _tuned_of(files, wanted, sizes)
     _refuse_limits(tuned, wanted)
     found = swept(tuned.runs, on_all_cores)
@@ -352,7 +352,7 @@ def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -
     replays = [each for each in found if each.settings.is_played]
     if not replays:
         engine = found[0].settings.engine
-        msg = f"{', '.join(files)}: a log of {engine} cannot be played with other settings"
+        msg = f"{', '.join(files)}: a log of {engine} cannot be replayed with other settings"
         raise InputError(msg)
     return of_log(replays, sizes)
 
@@ -368,7 +368,7 @@ def _is_scenario(name: str) -> bool:
 
 
 def on_all_cores(trials: Sequence[Trial]) -> list[TrialResult]:
-    """Trials played by worker processes, with a progress line."""
+    """Trials run by worker processes, with a progress line."""
     with workers(len(trials)) as do:
         done = tracked(do(run_trial, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

@@ -447,6 +447,10 @@ def _right(step: Step) -> str:
 # --- several profiles side by side -----------------------------------------------------------
 
 
+BESIDE: Final = "but with"
+"""The word of a run that did better."""
+
+
 def side_by_side(runs: Sequence[Run]) -> list[Run]:
     """Runs of one scenario, each step with the runs that did better."""
     return [
@@ -459,7 +463,7 @@ def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
     step = run.steps[index]
     better = tuple(
         Fact(
-            word="but with",
+            word=BESIDE,
             sentence=(
                 f"{other.profile.partition('@')[2]}: answer {twin.answer},"
                 f" {twin.cached} of {twin.prompt_tokens} reused"

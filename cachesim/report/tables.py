@@ -179,9 +179,9 @@ def _row() -> Table:
 
 
 def broken(profile: str, width: int) -> str:
-    """A profile in lines of a width, each patch unbroken."""
+    """A profile in lines of a width, each patch and flag unbroken."""
     lines = [""]
-    for part in re.split(r"(?=[+])", profile):
+    for part in re.split(r"(?=[+])|(?<=,)", profile):
         if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += part

@@ -76,7 +76,7 @@ def text_of(data: bytes) -> str:
 
 
 LINES: Final = (
-    ". Its lines are objects, one each, and a scenario is one: `cachesim compare` plays traces, "
+    ". Its lines are objects, one each, and a scenario is one: `cachesim compare` replays traces, "
     "`cachesim why` reads recorded requests"
 )
 

@@ -95,7 +95,7 @@ class Source:
         str, Text(10, r"\d{4}(-\d\d){0,2}", "a date such as 2026-05"), "When it was reported."
     ] = ""
     upstream: Annotated[str, Text(300), "The release or commit the report is about."] = ""
-    note: Annotated[str, Text(2000), "What was scaled, disputed, or played on a real server."] = ""
+    note: Annotated[str, Text(2000), "What was scaled, disputed, or run on a real server."] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

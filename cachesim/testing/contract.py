@@ -377,9 +377,9 @@ class _Contract:
 
     def _same(self, one: _Played, other: _Played) -> None:
         if [each.as_dict() for each in one.events] != [each.as_dict() for each in other.events]:
-            self._broken("determinism", "a second play has other events", one)
+            self._broken("determinism", "a second run has other events", one)
         if [_facts(each) for each in one.replies] != [_facts(each) for each in other.replies]:
-            self._broken("determinism", "a second play has other replies", one)
+            self._broken("determinism", "a second run has other replies", one)
 
     # -- refusals ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ Why fewer tokens were reused than matched: each engine declares its causes, the 
 the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
 lines, the JSON lists them under `why`. Quoted is the line of a step, with the usable tokens before
 and after; without an example, the sentence. Most examples were found by search and made small; all
-are played whenever this page is written, from the files in `docs/causes`.
+are run whenever this page is written, from the files in `docs/causes`.
 """
 
 

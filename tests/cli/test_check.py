@@ -67,7 +67,7 @@ def test_engines_are_not_compared_on_each_others_workloads(
 def test_a_comparison_of_nothing_is_no_success() -> None:
     sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
 
-    with pytest.raises(InputError, match="no workload could be played on both"):
+    with pytest.raises(InputError, match="no workload could be run on both"):
         print_comparison(Comparison(one=sides[0], other=sides[1]), [])
 
 

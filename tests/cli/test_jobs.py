@@ -109,7 +109,7 @@ def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
 
 
 def test_a_profile_that_fits_nothing_is_wrong_usage() -> None:
-    with pytest.raises(ScenarioError, match=r"none of the 2 scenarios .* can be played on b9539"):
+    with pytest.raises(ScenarioError, match=r"none of the 2 scenarios .* can be run on b9539"):
         jobs_of([STALE, MLX], ["b9539"], None)
 
 
@@ -224,7 +224,8 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
     assert main(command) == 1
 
     out = capsys.readouterr().out
-    assert "the first server, llama.cpp@b9538: ctx_checkpoints = 0" in out
+    assert "llama.cpp@b9538,ctx_checkpoints=0, step C: 0 of" in out
+    assert "but with b9538,ctx_checkpoints=0: answer same" in out
     assert "steps differ; the first is A" in out
 
 

@@ -43,6 +43,8 @@ BANNED: Final = {
     r"the most tokens": "maximum tokens",
     r"no checkpoint was of use": "no checkpoint helped",
     r"comes? to rest": "is idle",
+    r"(is|are|was|were|be|been|not|once|again) played": "run, or replayed",
+    r"plays? (a|it|the|all|its|each|every|one|random|what|workloads)": "run, or replay",
 }
 EXAMPLE: Final = "Example: cachesim "
 """What the help of each command has."""

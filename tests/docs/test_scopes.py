@@ -48,7 +48,7 @@ def test_a_line_counts_the_workloads_of_today(line: dict[str, Any]) -> None:
 
 
 def test_a_scope_that_is_not_whole_has_no_line() -> None:
-    with pytest.raises(ValueError, match="the scope of marconi@paper was played whole"):
+    with pytest.raises(ValueError, match="the scope of marconi@paper was run whole"):
         make_scopes.line_of(search(scope={"whole": False, "requests": 2}))
 
 

@@ -79,7 +79,7 @@ def test_the_page_names_the_releases_in_which_reports_were_played() -> None:
     with make_transformers.REPORTS.open(newline="", encoding="utf-8") as table:
         releases = dict.fromkeys(each["release"] for each in csv.DictReader(table))
 
-    [told] = re.findall(r"^Played: (.*)\.$", page.replace("\n(", " ("), flags=re.MULTILINE)
+    [told] = re.findall(r"^Run: (.*)\.$", page.replace("\n(", " ("), flags=re.MULTILINE)
     assert sorted(releases, key=lambda each: tuple(map(int, each.split(".")))) == told.split(", ")
 
 

@@ -163,7 +163,7 @@ def run_searches() -> Result:
     with folder_of(result, "search") as folder:
         words = "cachesim check llama.cpp@b9538 --model hybrid --examples 200 --emit ."
         found = by_a_shell(words, folder, COLUMNS=WIDE)
-        again = re.findall(r"(?:to play it again|on the real server): (cachesim .*)", found.stdout)
+        again = re.findall(r"(?:to run it again|on the real server): (cachesim .*)", found.stdout)
         count(result, words, "search", "" if len(again) == 2 else found.stdout[-400:], folder)
         for line in again:
             done = by_a_shell(line, folder, COLUMNS=WIDE)

@@ -208,7 +208,7 @@ SCENARIO: dict[str, Any] = {
 def test_only_releases_that_can_be_installed_are_played() -> None:
     assert ("0.31.3",) == releases_of(FAMILY, scenario_of(SCENARIO))
     patched = SCENARIO | {"engine": {"name": "mlx-lm", "profiles": ["after-906+923"]}}
-    with pytest.raises(ScenarioError, match="package of mlx-lm plays"):
+    with pytest.raises(ScenarioError, match="package of mlx-lm runs"):
         releases_of(FAMILY, scenario_of(patched))
 
 
@@ -226,7 +226,7 @@ def test_only_releases_that_can_be_installed_are_played() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ScenarioError, match="not played"):
+    with pytest.raises(ScenarioError, match="not run"):
         play_mlx_scenario(scenario_of(SCENARIO | change), "0.31.3")
 
 

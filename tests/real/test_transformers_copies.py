@@ -119,7 +119,7 @@ def test_a_folder_without_the_library_is_refused(tmp_path: Path) -> None:
     "words", [{"newest": True}, {"batches": 1}, {"release": ["5.1.0", "5.2.0"]}, {"scenario": "a"}]
 )
 def test_a_copy_is_played_beside_one_release_alone(tmp_path: Path, words: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="--library is played beside one release"):
+    with pytest.raises(OptionError, match="--library is run beside one release"):
         real_transformers(library=package(tmp_path), **words)
 
 

@@ -83,7 +83,7 @@ def test_what_is_held_fits_into_the_memory(profile: str, model: str, sizes: Size
     assert memory / 10 < most <= memory
     (note,) = found["notes"]
     assert note.startswith(f"{profile}: memory = 4,000,000,000 bytes is ")
-    assert note.endswith("as played, by --sizes x")
+    assert note.endswith("as simulated, by --sizes x")
 
 
 def test_each_replica_has_the_memory() -> None:

@@ -147,7 +147,7 @@ class SglangOptions:
     )
     speculative_algorithm: str = option(
         "--speculative-algorithm",
-        "with EAGLE the tree's keys are pairs of tokens; drafts themselves are not played",
+        "with EAGLE the tree's keys are pairs of tokens; drafts themselves are not simulated",
         default="none",
         choices=("none", "EAGLE"),
         tried=("none", "EAGLE"),

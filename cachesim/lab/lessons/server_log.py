@@ -120,7 +120,7 @@ def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
     """The last request, with its number of tokens equal to the slot's."""
     before, last = requests[-2].submitted, requests[-1].submitted
     if before is None or last is None:
-        msg = "a request that was not played leaves no history"
+        msg = "a request that was not replayed leaves no history"
         raise ContractError(msg)
     history = before.prompt.copy()
     history += before.reply

@@ -85,7 +85,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Sc
     if _signature(alone) != _signature(together):
         msg = (
             f"--scenario: request {number} lost most, and requests at work beside it or actions on "
-            "slots decided that; a scenario plays one request after the other"
+            "slots decided that; a scenario runs one request after the other"
         )
         raise InputError(msg)
     steps = shrunk(origin, steps, _signature(alone))

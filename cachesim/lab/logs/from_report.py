@@ -216,7 +216,9 @@ def _release(family: Family[Any, Any], text: str, missing: list[str]) -> str:
     release = next(name for name, each in known.items() if each == found)
     if found != wanted:
         spelled = ".".join(map(str, wanted))
-        missing.append(f"what differs between {spelled} and {release}, the nearest that is played")
+        missing.append(
+            f"what differs between {spelled} and {release}, the nearest that is simulated"
+        )
     return release
 
 

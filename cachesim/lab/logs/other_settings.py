@@ -23,7 +23,7 @@ FEW: Final = 300
 TOKENS_OF_ONE: Final = 25_000
 """Prompt tokens that take as long to replay as one request."""
 LONG_LOG: Final = (
-    "A log of this length is played with other settings on request: name a release or a flag with "
+    "A log of this length is replayed with other settings on request: name a release or flag with "
     "`--what-if`, or run `cachesim why --tune` on it."
 )
 

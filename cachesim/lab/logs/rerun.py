@@ -424,7 +424,7 @@ def elsewhere(
     rerun.add_all(prompts)
     answers = [each for each in rerun.played.values() if each.cached is not None]
     whole = len(answers) == sum(each.recorded.was_read for each in prompts)
-    problem = rerun.problem or ("" if whole else "too long to be played token by token")
+    problem = rerun.problem or ("" if whole else "too long to be replayed token by token")
     return {
         "name": profile,
         "processed": sum(each.processed or 0 for each in answers),

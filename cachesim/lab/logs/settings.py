@@ -118,7 +118,7 @@ def settings_of(
         settings.options[name] = Setting(value, "given")
     context = settings.values.get("ctx_size", 0)
     if isinstance(context, int) and context > MOST_CONTEXT:
-        msg = f"the log has a context of {context} cells; up to {MOST_CONTEXT} are played"
+        msg = f"the log has a context of {context} cells; up to {MOST_CONTEXT} are simulated"
         raise InputError(msg)
     settings.sizes = sizes_of(log, settings.spec)
     return settings

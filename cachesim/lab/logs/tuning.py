@@ -190,7 +190,7 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
         raise InputError(msg)
     prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
     if not prompts or live.rerun is None:
-        msg = "no request was answered: there is nothing to play"
+        msg = "no request was answered: there is nothing to replay"
         raise InputError(msg)
     options = known(live.profile, options_in(requests[0])) | dict(user.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]

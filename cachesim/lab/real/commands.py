@@ -51,7 +51,7 @@ from cachesim.lab.real.vllm.commands import real_vllm
 from cachesim.model.presets import preset as preset_of
 
 USUAL: Final = "b9538"
-"""The release that is played where none is named."""
+"""The release that is run where none is named."""
 
 
 def real_gguf(
@@ -101,7 +101,7 @@ class LlamaCppFlags:
     Parameters
     ----------
     release
-        A build such as b9873, b9538 if left out; a scenario is then played on every release that it
+        A build such as b9873, b9538 if left out; a scenario is then run on every release that it
         names. With `logs`: whose logs, instead of those of May, June and October. With `newest`:
         the profile that the wheel is compared with; the newest if left out.
     seed
@@ -115,7 +115,7 @@ class LlamaCppFlags:
     first
         The number of the first workload, to come back to one of a longer run.
     scenario
-        A scenario to play instead: a file, a folder, or the name of a shipped one.
+        A scenario to run instead: a file, a folder, or the name of a shipped one.
     logits
         Compare logits and greedy tokens of cold prompts instead, the same weights in both.
     arrivals
@@ -130,7 +130,7 @@ class LlamaCppFlags:
         With `logs`: how many requests of each kind of log.
     fit
         A build (b9713) or a version of its package: look for the rules that come nearest to it.
-        What its servers answered is kept, so a second search plays nothing.
+        What its servers answered is kept, so a second search runs nothing.
     settings
         Print in which settings the comparison differs from `llama-server -m model`, by the wheel's
         own parser, and why no result depends on them, instead.
@@ -165,7 +165,7 @@ AS_IT_IS: Final = LlamaCppFlags()
 
 @comparing
 def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
-    """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
+    """Run random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
     Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
     """
@@ -241,7 +241,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     out.print(tally.table())
     if not flags.arrivals:
         out.print(_features_table(tally))
-        out.print(f"races, by another play of the same: {tally.races}")
+        out.print(f"races, by another run of the same: {tally.races}")
     for each in unstarted:
         out.print(each, markup=False)
     if shown is not None:

@@ -113,7 +113,7 @@ def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
     known = family.release(release)
     if known.package is None:
         msg = (
-            f"no package plays {family.name}@{known.name} for real; "
+            f"no package runs {family.name}@{known.name} for real; "
             f"there are {', '.join(family.real())}"
         )
         raise ProfileError(msg)

@@ -55,7 +55,7 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
     if not found:
         msg = (
             f"{scenario.name}: none of its profiles is an unpatched release that a package of "
-            f"{family.name} plays; there are {', '.join(family.real())}"
+            f"{family.name} runs; there are {', '.join(family.real())}"
         )
         raise ScenarioError(msg)
     return found

@@ -23,7 +23,7 @@ from cachesim.scenario.format import Scenario
 
 Result = Mapping[str, Any]
 
-NOT_PLAYED: Final = "not played"
+NOT_PLAYED: Final = "not run"
 """The entry of a step after the one in which the scheduler raised."""
 
 R = TypeVar("R")
@@ -186,7 +186,7 @@ class RealScheduler(Generic[R]):
         """Play a scenario on the simulator; its steps, and the same requests as a workload."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
-            msg = f"{scenario.name} is not played beside the real scheduler: {why}"
+            msg = f"{scenario.name} is not run beside the real scheduler: {why}"
             raise ScenarioError(msg)
         session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
         records, groups = list(session.run()), list(groups_of(scenario))

@@ -162,7 +162,7 @@ def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
     done = counted(entry["evictions"], "eviction")
     ends = f"{done} for it" if entry["evictions"] else "nothing was evicted for it"
     if entry["of"] == "options":
-        unit = "a token as played" if scale == 1 else f"{scale} tokens of the trace as one"
+        unit = "a token as simulated" if scale == 1 else f"{scale} tokens of the trace as one"
         model = f"the bytes of the model that its options describe ({entry['by']}), {unit}"
         return f"{flags} counts {model}; {ends}"
     parts = [
@@ -469,8 +469,8 @@ class Replayed:
             ranks = ", ".join(map(str, sorted(self.ranks)))
             yield (
                 f"the data-parallel ranks {ranks} have a cache each: what one computed is not "
-                f"reused by another. Here one server plays the requests of all; "
-                f"--rank {min(self.ranks)} plays those of one"
+                f"reused by another. Here one server simulates the requests of all; "
+                f"--rank {min(self.ranks)} simulates those of one"
             )
 
 
@@ -640,7 +640,7 @@ def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
         if value == most and name not in cell.own:
             yield (
                 f"{cell.profile}: a request has at most {most * scale:,} tokens of the trace, "
-                f"{most:,} as played, by {by}; --set {name}=N sets another limit, as played"
+                f"{most:,} as simulated, by {by}; --set {name}=N sets another limit, as simulated"
             )
 
 
@@ -649,7 +649,7 @@ def _pool_note(cell: Cell) -> Iterator[str]:
     if found:
         flags = " and ".join(f"{name} = {value:,}" for name, value in found.items())
         memory, by = memory_in(dict(cell.options)), cell.measured.by if cell.measured else ""
-        yield f"{cell.profile}: memory = {memory:,} bytes is {flags}, as played, by {by}"
+        yield f"{cell.profile}: memory = {memory:,} bytes is {flags}, as simulated, by {by}"
 
 
 def row_of(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def play_cells(
         except BrokenProcessPool:
             if not left:
                 names = ", ".join(sorted({cell.profile for cell in waiting.values()}))
-                msg = f"the processes that played {names} were ended {ATTEMPTS} times"
+                msg = f"the processes that ran {names} were ended {ATTEMPTS} times"
                 raise InputError(msg) from None
     return [outcome for key in keys if (outcome := store.get(key)) is not None]
 

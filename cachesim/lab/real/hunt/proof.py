@@ -79,7 +79,7 @@ def proof_of(found: "Counterexample", profile: Profile) -> ProofResult:
     prover = prover_of(profile, ())
     if prover.fits(found.scenario):
         return prover.prove(found, profile)
-    return ProofResult(confirmed=False, seen=f"cannot be played on {prover.where}")
+    return ProofResult(confirmed=False, seen=f"cannot be run on {prover.where}")
 
 
 def _simulated(found: "Counterexample", _: Profile) -> ProofResult:

@@ -313,7 +313,7 @@ def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
 def on_the_wheels(scenario: Scenario) -> Play:
     """Play on the real servers; an answer far from the server's own cold one is wrong."""
     if scenario.engine.name != "llama.cpp":
-        msg = f"{scenario.name}: --real plays llama.cpp; {scenario.engine.name} has no such wheels"
+        msg = f"{scenario.name}: --real runs llama.cpp; {scenario.engine.name} has no such wheels"
         raise ScenarioError(msg)
 
     def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:

@@ -20,7 +20,7 @@ MODEL: Final = "model.gguf"
 THREADS: Final = "an answer's tokens do not depend on the number of threads that compute them"
 
 SIZES: Final = (
-    "a default of these tools, named in their help; every tenth workload is played with the "
+    "a default of these tools, named in their help; every tenth workload is run with the "
     "command line's own"
 )
 

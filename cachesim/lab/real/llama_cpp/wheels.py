@@ -182,7 +182,7 @@ def _recorded(wheel: Wheel, *, workloads: int, seed: int) -> tuple[Recording, ..
     kept = Recordings(wheel.release, seed=seed, version=wheel.version)
     beside = console(stderr=True)
     with Progress(console=beside, transient=True, disable=not beside.is_terminal) as progress:
-        task = progress.add_task(f"playing {wheel}", total=workloads)
+        task = progress.add_task(f"running {wheel}", total=workloads)
         found = []
         for recording in kept.take(workloads):
             found.append(recording)

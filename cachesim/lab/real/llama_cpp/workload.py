@@ -81,7 +81,7 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     """
     step = scenario.step[number]
     if why := hurdle(scenario, number):
-        msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
+        msg = f"{scenario.name}: step {number + 1} is not run on the real server: {why}"
         raise ScenarioError(msg)
     reply = None if step.reply is None else vocabulary.tokens(step.reply)
     predict = step.predict

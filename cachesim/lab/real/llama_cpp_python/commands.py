@@ -32,7 +32,7 @@ from cachesim.model.presets import preset
 HEADS = ("cached", "real answer", "simulated", "logits apart")
 
 LOGITS: Final = (
-    "logits are compared more closely; rules know sizes alone, and scenarios are played with f16"
+    "logits are compared more closely; rules know sizes alone, and scenarios are run with f16"
 )
 OVERRIDES: Final[Mapping[str, str]] = {
     "temperature": "the likeliest token is the same in each run; rules know tokens alone",
@@ -79,7 +79,7 @@ def real_llama_cpp_python(
     newest: bool = False,
     wheel: str = "",
 ) -> int:
-    """Play drawn calls on the real `Llama`, and on the simulated one: counts, replies, logits.
+    """Run drawn calls on the real `Llama`, and on the simulated one: counts, replies, logits.
 
     The package is built from its source the first time, in some minutes; that takes a C++ compiler.
 
@@ -100,7 +100,7 @@ def real_llama_cpp_python(
     first
         The number of the first workload, to come back to one of a longer run.
     scenario
-        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
     settings
         Print in which arguments the comparison differs from `Llama(model_path)`, by the release's

@@ -48,7 +48,7 @@ class MlxFlags:
     vllm_mlx
         Requests on vllm-mlx's own scheduler and prefix cache instead, over mlx-lm 0.31.3.
     scenario
-        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
     settings
         Print in which settings the comparison differs from `mlx_lm.server --model MODEL`, by its
@@ -81,7 +81,7 @@ AS_IT_IS: Final = MlxFlags()
 
 @comparing
 def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
-    """Play random operations on mlx-lm's own classes, and random requests on its own server.
+    """Run random operations on mlx-lm's own classes, and random requests on its own server.
 
     Example: cachesim real mlx-lm --release 0.31.3 --workloads 40
     """

@@ -134,7 +134,7 @@ def playable_family(scenario: Scenario) -> str:
     }
     why = next((why for why, stands in hurdles.items() if stands), None)
     if why is not None:
-        msg = f"{scenario.name} is not played on the real server: {why}"
+        msg = f"{scenario.name} is not run on the real server: {why}"
         raise ScenarioError(msg)
     return family
 

