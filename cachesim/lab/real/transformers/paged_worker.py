@@ -80,12 +80,15 @@ class Batching:
     def tokens_of(self, name: str) -> list[int]:
         """What is generated for a request; AssertionError if that ends."""
         while True:
+            running = self.manager.is_running()  # before: a thread that ends leaves its error
             result = self.manager.get_result(request_id=name, timeout=1)
             if result is not None and result.is_finished():
+                error = result.error
                 break
-            if not self.manager.is_running():
-                msg = "continuous batching ended"
-                raise AssertionError(msg)
-        if result.error:
-            raise AssertionError(result.error)
+            if not running:  # it ended before it took the request
+                status = getattr(self.manager, "background_thread_status", None)
+                error = str(getattr(status, "fatal_error", None) or "continuous batching ended")
+                break
+        if error:
+            raise AssertionError(error)
         return list(result.generated_tokens)
