@@ -84,6 +84,7 @@ def test_json_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["number"] for each in found["requests"]] == [0, 1, 2, 3, 4]
     assert found["agreement"] == {
         "requests": 5, "comparable": 5, "agreeing": 5, "played": 5, "differing": [],
+        "declining": [],
     }  # fmt: skip
     assert found["causes"][0]["tokens"] == 1900
 
@@ -267,7 +268,7 @@ def test_a_long_log_is_played_elsewhere_on_request_only(
     )
     words = ["why", str(log), "--profile", "b9538", "--model", "dense", "--worst", "0"]
 
-    assert "is played with other settings on request" in output(capsys, *words)
+    assert "is replayed with other settings on request" in output(capsys, *words)
     found = json.loads(output(capsys, *words, "--what-if", "cache_ram=0", "--format", "json"))
     assert ["b9538", "cache_ram=0"] == [each["name"] for each in found["what_if"]]
     assert found["tuned"] is None

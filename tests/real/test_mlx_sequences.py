@@ -82,7 +82,7 @@ def test_operations_behind_a_difference_count_as_disagreeing(
 
 def test_a_release_that_cannot_be_installed_here_is_refused() -> None:
     with pytest.raises(
-        ProfileError, match=r"no package plays mlx-lm@0\.31\.0 for real; there are 0\.29\.1"
+        ProfileError, match=r"no package runs mlx-lm@0\.31\.0 for real; there are 0\.29\.1"
     ):
         RealClasses("0.31.0")
 

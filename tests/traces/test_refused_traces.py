@@ -43,7 +43,7 @@ def test_a_trace_in_place_of_a_scenario_is_sent_to_the_command_for_it(
     path.write_text(2 * (json.dumps(LINE) + "\n"))
 
     assert 2 == main(["run", str(path)])
-    assert "`cachesim compare` plays traces" in " ".join(capsys.readouterr().err.split())
+    assert "`cachesim compare` replays traces" in " ".join(capsys.readouterr().err.split())
 
 
 def test_parquet_is_refused_before_anything_is_played(
