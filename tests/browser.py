@@ -412,7 +412,8 @@ def looked_at(browser: Any, paths: dict[str, Path]) -> int:
                 equal([], trouble)
             except Exception as error:
                 failed += 1
-                sys.stdout.write(f"FAILED  {words}\n        {str(error).splitlines()[0]}\n")
+                said = (str(error) or repr(error)).splitlines()[0]
+                sys.stdout.write(f"FAILED  {words}\n        {said}\n")
             else:
                 sys.stdout.write(f"ok      {words}\n")
     return failed
