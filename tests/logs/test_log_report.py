@@ -253,6 +253,19 @@ def test_an_assumed_request_without_a_cache_is_named(
     assert "assumes `cache_prompt: false` of request 1, which" in output(capsys, *words)
 
 
+def test_lengths_that_no_line_has_sum_to_an_unknown_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "cut.log"
+    log.write_text(launched(1, "LRU, t_last = -1", level=JUNE))
+
+    found = json.loads(output(capsys, "why", str(log), "--format", "json"))
+
+    assert {"prompt_tokens": None, "cached": None, "processed": None} == {
+        key: found["totals"][key] for key in ("prompt_tokens", "cached", "processed")
+    }
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("requests", "tokens"), [(301, 40), (3, 3_000_000)])
 def test_a_long_log_is_played_elsewhere_on_request_only(

@@ -55,7 +55,7 @@ def add_other_settings(
     """Add replays on other servers: the requested ones, and the usual ones if that is fast."""
     played = [each for each in replays if each.settings.is_played]
     totals = found["totals"]
-    work = totals["requests"] + totals["prompt_tokens"] // TOKENS_OF_ONE
+    work = totals["requests"] + (totals["prompt_tokens"] or 0) // TOKENS_OF_ONE
     few = bool(played) and work <= FEW
     if what_if and not played:
         msg = f"--what-if: {found['servers'][0]['missing'][0]}"

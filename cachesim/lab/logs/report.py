@@ -591,9 +591,10 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     unknown = sum(
         each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
     )
+    whole = cached + processed + unknown
     return {
         "requests": len(requests),
-        "prompt_tokens": cached + processed + unknown,
+        "prompt_tokens": whole if whole or _has_any(others, "prompt_tokens") else None,
         "cached": cached if _has_any(others, "cached") else None,
         "processed": processed if _has_any(others, "processed") else None,
         "unknown": unknown,
