@@ -30,6 +30,9 @@ from cachesim.verify.verdict import judge
 
 BOUND: Final = "upper bound"
 
+MESSAGES: Final = frozenset({"message_spans", "message_delimiters"})
+"""Fields of a request that mark where messages begin: left out where a server has none."""
+
 REFUSED: Final = "refused"
 """The cause of tokens that a refused request could have reused."""
 
@@ -152,7 +155,12 @@ def _play(
         profiles=(str(profile).partition("@")[2],),
         options=dict(row.options),
     )
-    steps = tuple(replace(step, slot=-1) for step in scenario.step)
+    family = FAMILIES[profile.engine]
+    unknown = MESSAGES - {each.name for each in family.fields if family.has(each, profile)}
+    steps = tuple(
+        replace(step, slot=-1, options={n: v for n, v in step.options.items() if n not in unknown})
+        for step in scenario.step
+    )
     changed = replace(
         scenario, engine=server, model=row.model or scenario.model, expect=(), step=steps
     )

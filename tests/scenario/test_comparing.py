@@ -207,3 +207,21 @@ def test_a_row_is_divided_before_its_flags_and_not_within_a_value(
     row = row_of(text)
 
     assert (text.partition(",")[0], options) == (row.profile, row.options)
+
+
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "llama.cpp@b9093"])
+def test_starts_of_messages_are_left_out_where_a_server_has_none(profile: str) -> None:
+    marked = {"message_spans": [{"role": "user", "start": 8}]}
+    steps = tuple(replace(step, options=marked) for step in TRACE.step)
+    rows = (Row(name="it", profile=profile),)
+
+    without, with_them = compare(TRACE, rows), compare(replace(TRACE, step=steps), rows)
+
+    assert [each.as_dict() for each in without] == [each.as_dict() for each in with_them]
+
+
+def test_another_field_of_a_request_is_refused_where_a_server_has_none() -> None:
+    steps = tuple(replace(step, options={"cache_salt": "a"}) for step in TRACE.step)
+    (found,) = compare(replace(TRACE, step=steps), (Row(name="it", profile="sglang@0.5.23"),))
+
+    assert "has no request field 'cache_salt'" in found.problem
