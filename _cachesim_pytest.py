@@ -315,5 +315,5 @@ class UnexpectedError(Exception):
             return proof_lines(scenario, profile, source, step)
 
         told = plain_text(one_scenario(scenario, [self.entry], width=80, proof=proof))
-        again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []
+        again = [f"to run it again: cachesim run {self.emitted}"] if self.emitted else []
         return "\n".join((*map(printable, self.entry.mismatches), "", told, *again))

@@ -263,7 +263,7 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
     assert {"crash": CONFIRMED if fits else SOURCE, "wrong answer": SOURCE} == labels
     for each in search["findings"]:
         assert each["proof"] == (
-            str(each["workload"]) if fits else "cannot be played on the real package"
+            str(each["workload"]) if fits else "cannot be run on the real package"
         )
 
 
