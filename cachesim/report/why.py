@@ -113,7 +113,7 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         more = f" and {len(declining) - NAMED} more" if len(declining) > NAMED else ""
         noun = "request" if len(declining) == 1 else "requests"
         yield Text(
-            f"It assumes `cache_prompt: false` of {noun} "
+            f"The replay assumes `cache_prompt: false` of {noun} "
             f"{', '.join(map(str, declining[:NAMED]))}{more}, which the log does not print."
         )
 
