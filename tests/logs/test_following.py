@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,38 @@ def test_what_was_played_is_not_played_again(monkeypatch: pytest.MonkeyPatch) ->
     few, launches = launches, 0
     assert len(followed(log, at_once=500)) == at_once
     assert launches <= 2 * few
+
+
+def quiet(preset: str) -> str:
+    """A log of the newest server at the default verbosity, without its model's name."""
+    servers = json.loads(gzip.decompress((DATA / "b11549-3.json.gz").read_bytes()))["servers"]
+    logs: list[str] = [each["log"] for each in servers if each["preset"] == preset]
+    return re.sub(r"loading model '[^']*'", "loading model 'm.gguf'", logs[0])
+
+
+@pytest.mark.parametrize("preset", ["recurrent", "hybrid-delta"])
+def test_states_are_inferred_while_a_log_grows(preset: str) -> None:
+    log = quiet(preset).encode()
+    following = Following(UserSettings())
+    entries = [
+        (each["number"], each["agrees"], bool(following.inferred))
+        for at in range(0, len(log), 300)
+        for each in following.take(log[at : at + 300])
+    ]
+
+    (reason,) = following.inferred
+    assert "The log does not name the model's layers." in reason
+    after = [agrees for _, agrees, is_inferred in entries if is_inferred]
+    assert [True] * len(after) == after
+    assert len(entries) > len(after) > 0
+    assert list(range(len(entries))) == sorted(number for number, _, _ in entries)
+
+
+def test_full_attention_stays_while_a_log_grows() -> None:
+    log = quiet("dense").encode()
+    following = Following(UserSettings())
+    assert [each for at in range(0, len(log), 300) for each in following.take(log[at : at + 300])]
+    assert [] == following.inferred
 
 
 def test_a_line_that_never_ends_is_not_kept() -> None:

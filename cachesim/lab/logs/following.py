@@ -4,10 +4,11 @@
 
 What a later request shows of an earlier one comes too late here: a request is played once. Where a
 later line shows that the server was taken for another one (a flag, a level that prints more), the
-log is played again from its start, once.
+log is played again from its start, once. So it is where recurrent states reproduce more requests
+than full attention, of a model that the log does not name.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, Final
 
@@ -15,10 +16,10 @@ from cachesim.lab.logs.lines import Tally, lines_of
 from cachesim.lab.logs.observed import ServerLog
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import Rebuilder
-from cachesim.lab.logs.replay import Hints, Rebuilt
+from cachesim.lab.logs.replay import Hints, Rebuilt, Replay
 from cachesim.lab.logs.report import States, request_entry
-from cachesim.lab.logs.settings import Settings, settings_of
-from cachesim.lab.logs.whole import UserSettings, as_printed
+from cachesim.lab.logs.settings import UNKNOWN_MODEL, Settings, settings_of
+from cachesim.lab.logs.whole import UserSettings, as_printed, is_likelier, with_states
 
 LONGEST_REST: Final = 1 << 20
 """Most bytes of an unfinished line."""
@@ -35,6 +36,8 @@ class _ServerRun:
     rebuilder: Rebuilder | None = None
     states: States = field(default_factory=States)
     reported: set[int] = field(default_factory=set)
+    inferred: Settings | None = None
+    unlike: int = 0  # requests not reproduced when recurrent states were tried last
 
     def news(self, user: UserSettings) -> list[dict[str, Any]]:
         if user.chats:
@@ -51,18 +54,50 @@ class _ServerRun:
             return [
                 self._entry(each) for each in ended if each.observed.number not in self.reported
             ]
+        if self.inferred is not None and settings.preset == UNKNOWN_MODEL:
+            settings = replace(
+                settings, preset=self.inferred.preset, sizes=self.inferred.sizes,
+                inferred=self.inferred.inferred,
+            )  # fmt: skip
         if self.rebuilder is None or _is_another(self.settings, settings):
             self.settings, self.states = settings, States()
             self.rebuilder = Rebuilder(self.log, settings, Hints())
         numbers = self.rebuilder.advance()
-        ended = [self.rebuilder.replay.requests[number] for number in numbers]
-        return [self._entry(each) for each in ended if each.observed.number not in self.reported]
+        likely = self._with_states(self.rebuilder.replay)
+        if likely is not None:
+            self.rebuilder, numbers = likely
+        found = []
+        for each in (self.rebuilder.replay.requests[number] for number in numbers):
+            stale = self.states.stale(each)
+            if each.observed.number not in self.reported:
+                found.append(self._entry(each, stale))
+        return found
 
-    def _entry(self, each: Rebuilt) -> dict[str, Any]:
+    def _with_states(self, replay: Replay) -> tuple[Rebuilder, list[int]] | None:
+        """The log replayed with recurrent states, and its ended requests, if they reproduce more.
+
+        Tried again when twice as many requests are not reproduced: the whole log is replayed.
+        """
+        unlike = len(replay.comparable) - replay.as_sent
+        if unlike < 2 * self.unlike:
+            return None
+        self.unlike = unlike
+        likely = with_states(replay)
+        if likely is None:
+            return None
+        other = Rebuilder(self.log, likely, Hints())
+        ended = other.advance()
+        if not is_likelier(other.replay, replay):
+            return None
+        self.settings = self.inferred = likely
+        self.states = States()
+        return other, ended
+
+    def _entry(self, each: Rebuilt, stale: str | None = None) -> dict[str, Any]:
         number = each.observed.number
         self.reported.add(number)
         entry = request_entry(each, server=self.number, number=self.first + number)
-        return entry | {"stale": each.observed.stale or self.states.stale(each)}
+        return entry | {"stale": each.observed.stale or stale}
 
 
 def _is_another(played: Settings | None, shown: Settings) -> bool:
@@ -85,6 +120,11 @@ class Following:
         self._reader, self._tally = Reader(), Tally()
         self._runs: list[_ServerRun] = []
         self._rest = b""
+
+    @property
+    def inferred(self) -> list[str]:
+        """The reason for each inferred model."""
+        return [each.inferred.inferred for each in self._runs if each.inferred is not None]
 
     def take(self, data: bytes) -> list[dict[str, Any]]:
         """Read a piece; return the report of each request that has ended."""

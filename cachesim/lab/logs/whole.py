@@ -229,21 +229,36 @@ def with_likeliest_model(replay: Replay) -> Replay:
     At the default verbosity no line says so. A replay with full attention then needs clients that
     decline the cache (`cache_prompt: false`), or differs from the log.
     """
+    likely = with_states(replay)
+    if likely is None:
+        return replay
+    other = rebuild(replay.log, likely)
+    return other if is_likelier(other, replay) else replay
+
+
+def with_states(replay: Replay) -> Settings | None:
+    """Settings of a model with recurrent states, unless the model is known or full attention
+    reproduces the log.
+    """
     settings = replay.settings
     if settings.preset != UNKNOWN_MODEL or replay.as_sent + LEAST_MORE > len(replay.comparable):
-        return replay
+        return None
     likely = replace(settings, preset=Setting(LIMITED[0], "bounded"))
     likely.sizes = sizes_of(replay.log, likely.spec)
-    other = rebuild(replay.log, likely)
+    return likely
+
+
+def is_likelier(other: Replay, replay: Replay) -> bool:
+    """True if the replay with recurrent states reproduces more; its settings state the reason."""
     if other.as_sent < replay.as_sent + LEAST_MORE:
-        return replay
-    likely.inferred = (
+        return False
+    other.settings.inferred = (
         f"The log does not name the model's layers. With full attention the replay reproduces "
         f"{replay.as_sent} of {len(replay.comparable)} requests, with recurrent states "
         f"{other.as_sent}, where no client sends `cache_prompt: false`. Name the model with "
         f"`--model`."
     )
-    return other
+    return True
 
 
 def unplayed(log: ServerLog, settings: Settings) -> Replay:
