@@ -253,7 +253,7 @@ class Lives(AbstractContextManager["Lives"]):
         options = draw_options(rng, able, preset)
         before = self._file.stat().st_size if self._file.exists() else 0
         try:
-            with self._real.started(options, self._model(preset, window)) as server:
+            with self._real.started(options, self._model(preset, window, number)) as server:
                 client = Client(rng, server, options)
                 client.live()
         except RealServerError:
@@ -274,9 +274,12 @@ class Lives(AbstractContextManager["Lives"]):
             answers=tuple(client.answers),
         )
 
-    def _model(self, preset: str, window: int) -> Path:
-        path = Path(self._folder.name) / f"{preset}-{window}.gguf"
+    def _model(self, preset: str, window: int, number: int) -> Path:
+        """The model's file; its name says what the model is in one life of two."""
+        folder = Path(self._folder.name) / f"{preset}-{window}"
+        path = folder / (f"{preset}-{window}.gguf" if number % 2 else "model.gguf")
         if not path.exists():
+            folder.mkdir(exist_ok=True)
             write_model(spec_of(Model(preset=preset, window=window or None)), path)
         return path
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.server import environment_for
@@ -84,7 +84,11 @@ def read_together(lives: Sequence[Life], result: Result) -> None:
         every = [life for _, life in listed]
 
         def law(ran: Ran) -> Iterator[str]:
-            yield from broken_by_truth(json.loads(ran.out), by_life(every, ran))
+            found = json.loads(ran.out)
+            yield from broken_by_truth(found, by_life(every, ran))
+            if len(found["servers"]) == len(every):
+                for life, server in zip(every, found["servers"], strict=True):
+                    yield from _inferred_states(life, server)
 
         words = ["why", *(name for name, _ in listed), "--format", "json"]
         place.try_(Case(words=words, form="json", extra=law))
@@ -99,11 +103,23 @@ def read(life: Life, number: int, result: Result) -> None:
         words = ["why", LOG, "--format", "json"]
         statuses = frozenset({0}) if served else DAMAGED
         ran = place.try_(
-            Case(words=words, form="json", statuses=statuses, extra=partial(_true, life.answers))
+            Case(words=words, form="json", statuses=statuses, extra=partial(_of_life, life))
         )
         if ran.status == 2 and not served:
             return
         TURNS[number % len(TURNS)](place, life)
+
+
+def _of_life(life: Life, ran: Ran) -> Iterator[str]:
+    yield from _true(life.answers, ran)
+    for server in json.loads(ran.out)["servers"]:
+        yield from _inferred_states(life, server)
+
+
+def _inferred_states(life: Life, server: dict[str, Any]) -> Iterator[str]:
+    """States are inferred only of a model that has them, or a window."""
+    if life.preset == "dense" and server["model"]["how"] == "bounded":
+        yield f"the model is {server['model']['preset']} (inferred), and has full attention alone"
 
 
 def _true(answers: Sequence[Answer], ran: Ran) -> Iterator[str]:
