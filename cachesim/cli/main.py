@@ -141,7 +141,7 @@ def _circumstance(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "standard input ended where an answer was awaited"
     if isinstance(error, ImportError) and error.name and not error.name.startswith("cachesim"):
-        return f"the package {error.name} is not there; pip install cachesim brings it"
+        return f"the package {error.name} is missing; it is installed with cachesim by pip"
     if isinstance(error, BrokenExecutor):
         return "one of its processes was ended from outside; is there enough memory for all?"
     return ""
