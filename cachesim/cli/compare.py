@@ -154,7 +154,7 @@ def diff_command(
     set_other: list[str] | None = None,
     report: Page = None,
 ) -> int:
-    """Compare two profiles on a scenario, under the former name of the command.
+    """Former name of `cachesim compare NAME -p ONE -p OTHER`.
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
