@@ -249,12 +249,13 @@ class PromptTrie(Generic[V]):
         """The compressed trie: a node where tokens end, branch or have a value; parents first."""
         number = 0
         for root in self._trie.values():
-            below: list[tuple[_Node[V], int, tuple[int, ...], int]] = [(root, 0, (), 0)]
+            below: list[tuple[_Node[V], int, list[int], int]] = [(root, 0, [], 0)]
             while below:
                 node, parent, tokens, count = below.pop()
                 while count and isinstance(node.value, _Nothing) and len(node) == 1:
                     [(token, node)] = node.items()
-                    tokens, count = (*tokens, token), count + 1
+                    tokens.append(token)
+                    count += 1
                 above = parent
                 if count:
                     number += 1
@@ -262,10 +263,10 @@ class PromptTrie(Generic[V]):
                     values = () if isinstance(node.value, _Nothing) else (node.value,)
                     leads_on = bool(node)
                     yield TrieSegment(
-                        number=number, parent=parent, tokens=tokens, count=count,
+                        number=number, parent=parent, tokens=tuple(tokens), count=count,
                         values=values, leads_on=leads_on,
                     )  # fmt: skip
-                below += [(child, above, (*tokens, token), 1) for token, child in node.items()][
+                below += [(child, above, [*tokens, token], 1) for token, child in node.items()][
                     ::-1
                 ]
 
