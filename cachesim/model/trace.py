@@ -54,6 +54,10 @@ class Reading:
     stray: StrayCell | None = None
 
 
+COLD_RUNS: Final = 16
+"""Token sequences whose nodes are kept: each event looks up those of all entries again."""
+
+
 class Histories:
     """The table of all nodes; it only grows, and equal histories are one."""
 
@@ -65,6 +69,7 @@ class Histories:
         self._parents = GrowingArray((len(places),), "int64")
         self._parents.append(np.zeros((1, len(places)), np.int64))
         self._depths = [(0,) * len(places)]
+        self._cold: dict[Tokens, list[NodeId]] = {}  # the last ones that were looked up
 
     def node(self, token: Token, readings: tuple[Reading, ...]) -> NodeId:
         """The number of a token that read this, new or known."""
@@ -85,14 +90,21 @@ class Histories:
         """After an interruption: a node that is only half written down is forgotten."""
         whole = 1 + len(self._ids)
         del self._nodes[whole:], self._depths[whole:]
+        self._cold.clear()
         self._parents.count = whole
 
     def clean(self, tokens: Tokens) -> list[NodeId]:
         """The nodes of a cold run: of no token, of the first one, and so on."""
+        known = self._cold.get(tokens)
+        if known is not None:
+            return known
         nodes = [ROOT]
         for at, token in enumerate(tokens):
             readings = (self.read(place, nodes, at) for place in range(len(self.places)))
             nodes.append(self.node(token, tuple(map(Reading, readings))))
+        if len(self._cold) == COLD_RUNS:
+            del self._cold[next(iter(self._cold))]
+        self._cold[tokens] = nodes
         return nodes
 
     def begin(self, place: int, at: int) -> int:
