@@ -37,8 +37,8 @@ from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
-from cachesim.lab.real.mlx_lm.vllm_mlx import compare_vllm_mlx
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
@@ -218,6 +218,12 @@ def vllm_mlx_agrees(release: str) -> tuple[bool, str]:
     return found.all_agree, f"{found.total('requests')} requests, mlx-lm {release}"
 
 
+def rapid_mlx_agrees(release: str) -> tuple[bool, str]:
+    """The same on Rapid-MLX's."""
+    found = compare_vllm_mlx(SEED, MLX_WORKLOADS, wheel=RAPID_MLX)
+    return found.all_agree, f"{found.total('requests')} requests, mlx-lm {release}"
+
+
 def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
     """Two chats that go on at once: the shorter one is right or wrong as on the real server."""
     played = {
@@ -305,8 +311,9 @@ def checks(*, every: bool = False) -> Iterator[Check]:
             environment=mlx_environment_for(version),
             run=partial(mlx_classes_agree, version, times=times),
         )
+        more: tuple[Callable[[str], tuple[bool, str]], ...]
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
-        more += (vllm_mlx_agrees,) if version == UNDER_VLLM_MLX else ()
+        more += (vllm_mlx_agrees, rapid_mlx_agrees) if version == UNDER_VLLM_MLX else ()
         for mlx in (mlx_server_agrees, *(more if version in MLX_CLOSELY else ())):
             yield Check(
                 name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",

@@ -18,9 +18,11 @@ from cachesim.engines.family import (
 from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
+    UNLISTED,
     CacheRules,
     GridRules,
     MemoryRules,
+    RapidRules,
     ServerRules,
     SnapshotRules,
     StoreRules,
@@ -532,6 +534,18 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="vllm-mlx 0.6.0's scheduler and prefix cache, one request at once",
         fits=("0.31.3",),
         lay=laying(server={"memory": MemoryRules()}),
+    ),
+    Patch(
+        name="rapid-mlx",
+        about="Rapid-MLX 0.12.5's scheduler and prefix cache for hybrids that it lists, the same",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": RapidRules()}),
+    ),
+    Patch(
+        name="rapid-mlx-unlisted",
+        about="the same for every other model: no entry that cannot be cut is stored",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": UNLISTED}),
     ),
     Patch(
         name="ollama",

@@ -5,7 +5,7 @@ reads rules, never the release. The defaults are the newest release's.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 StateForm: TypeAlias = Literal["sliced", "whole"]
 EmptySide: TypeAlias = Literal["raises", "skipped", "zeros"]
@@ -222,6 +222,21 @@ class MemoryRules:
     least: int = 128  # tokens of a prompt, an entry or a match that are worth it
     most: int = 1000  # entries
     refresh: int = 4096  # tokens beyond a hit without which no further state is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RapidRules(MemoryRules):
+    """Rapid-MLX's: prompts alone beside prompts with replies, and few states that cannot be cut."""
+
+    least: int = 1
+    uncut: int = 8  # --hybrid-cache-entries: entries that cannot be cut
+    before_end: bool = True
+    """A prompt that finds nothing is stored without its last token: for a model that Rapid-MLX
+    lists as a hybrid, with `uncut` (`non_trimmable_exact_prefix_reuse`)."""
+
+
+UNLISTED: Final = RapidRules(uncut=0, before_end=False)
+"""Rapid-MLX's rules for a model that it does not list as a hybrid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimme
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import RapidRules
 from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError
@@ -172,7 +174,12 @@ class ServerStore:
         if rules.server.grid is not None:
             self.cache = GridPromptCache(rules.store, rules.server.grid, on_event=emit)
         if rules.server.memory is not None:
-            self.cache = MemoryPromptCache(rules.store, rules.server.memory, on_event=emit)
+            memory = rules.server.memory
+            self.cache = (
+                RapidPromptCache(rules.store, memory, on_event=emit)
+                if isinstance(memory, RapidRules)
+                else MemoryPromptCache(rules.store, memory, on_event=emit)
+            )
 
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()

@@ -54,6 +54,7 @@ from cachesim.engines.mlx_lm.server.request import (
 from cachesim.engines.mlx_lm.server.store import MODEL, ServerStore
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -419,11 +420,14 @@ def _serve(serving: Serving, job: Job) -> None:
     if grid is not None:
         rest = _keep_positions(serving, job, grid.positions(len(key), cached, found.equal), held)
     memory = serving.store.cache if isinstance(serving.store.cache, MemoryPromptCache) else None
+    rapid = memory if isinstance(memory, RapidPromptCache) else None
+    if rapid is not None and rapid.keeps_before_end(key, cached):
+        rest = _keep_positions(serving, job, [len(key) - 1], held)
     reason = "length"
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
         for token in tokens:
-            if memory is not None and not job.generated:
+            if memory is not None and rapid is None and not job.generated:
                 _keep_uncut(serving, job, memory, (*job.prompt, token), held)
             job.add_token(token)
             if serving.rules.snapshots is None:
@@ -455,12 +459,26 @@ def _keep_uncut(
         serving.store.insert(job, key, copy_prompt_cache(cache))
 
 
+def _keep_prompt(serving: Serving, job: Job, cache: PromptCache) -> None:
+    """Keep the state of a whole prompt, unless the one before its last token is kept.
+
+    Follows Rapid-MLX's `_snapshot_promoted_prompts`.
+    """
+    memory = serving.store.cache
+    if (
+        isinstance(memory, RapidPromptCache)
+        and not memory.keeps_before_end(job.prompt, int(job.cached or 0))
+        and memory.keeps(job.prompt, cache)
+    ):
+        serving.store.insert(job, job.prompt, copy_prompt_cache(cache))
+
+
 def _keep_positions(
     serving: Serving, job: Job, positions: Sequence[int], cache: PromptCache
 ) -> Tokens:
     """Prefill up to each position and keep a copy there; return the rest of the prompt.
 
-    Follows Ollama's `attachPrefillSnapshots`.
+    Follows Ollama's `attachPrefillSnapshots`, and Rapid-MLX's `_snapshot_boundary_segments`.
     """
     done, step = int(job.cached or 0), serving.options.prefill_step_size
     for end in positions:
@@ -492,6 +510,7 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
         done += count
         _emit_progress(serving, job, done, total)
     token = _step(serving, job, rest[-1], cache)
+    _keep_prompt(serving, job, cache)
     if job.max_tokens == 0:
         _emit_progress(serving, job, total, total)
         msg = "cannot access local variable 'token' where it is not associated with a value"

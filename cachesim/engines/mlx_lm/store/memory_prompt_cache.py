@@ -21,7 +21,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.events import PromptCachePruned
+from cachesim.engines.mlx_lm.events import PromptCacheChange, PromptCachePruned
 from cachesim.engines.mlx_lm.rules import MemoryRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key, LRUPromptCache
 from cachesim.engines.tokens import get_common_prefix
@@ -59,7 +59,7 @@ class MemoryPromptCache(LRUPromptCache):
             detail={"least": self.memory.least},
         )
         if len(asked) < self.memory.least:
-            return _miss(asked, equal, short)
+            return miss(asked, equal, short)
         keys = sorted(key for _, key, _ in self.trie.items())
         at = bisect_left(keys, asked)
         longer = [key for key in keys[at:] if key[: len(asked)] == asked]
@@ -68,7 +68,7 @@ class MemoryPromptCache(LRUPromptCache):
             self._used(model, covering)
             detail = {"entry": len(covering), "n_tokens": len(asked)}
             cause = causes.NO_TOKEN_LEFT
-            return _miss(
+            return miss(
                 asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
             )
         if ends := self.trie.prefixes(model, asked):
@@ -84,9 +84,9 @@ class MemoryPromptCache(LRUPromptCache):
             default=[],
         )
         if equal < self.memory.least:
-            return _miss(asked, equal, short)
+            return miss(asked, equal, short)
         if self._frozen(model, near) is not None:
-            return _miss(asked, equal, self._uncut(model, near, equal, Count(0)))
+            return miss(asked, equal, self._uncut(model, near, equal, Count(0)))
         return self._hit(model, near, asked, equal)
 
     def _frozen(self, model: Hashable, key: Key) -> int | None:
@@ -149,12 +149,17 @@ class MemoryPromptCache(LRUPromptCache):
         if self.trie.holds(model, key):
             return
         for end in self.trie.prefixes(model, key):
-            entry = self.trie.pop(model, key[:end])
-            self._uncount(entry)
-            self.order.remove(model, list(key[:end]))
-            self._emit(PromptCachePruned, key[:end], entry)
+            self.drop(model, list(key[:end]), PromptCachePruned)
+
+    def drop(self, model: Hashable, key: list[int], event: type[PromptCacheChange]) -> None:
+        """Remove an entry."""
+        entry = self.trie.pop(model, key)
+        self._uncount(entry)
+        self.order.remove(model, key)
+        self._emit(event, key, entry)
 
 
-def _miss(asked: list[int], equal: Count, loss: Loss) -> Fetched:
-    losses = (loss,) if equal > 0 else ()
+def miss(asked: list[int], equal: Count, *lost: Loss) -> Fetched:
+    """Nothing to reuse; without an equal token nothing is lost."""
+    losses = lost if equal > 0 else ()
     return Fetched(prompt_cache=None, rest=asked, kind="miss", equal=equal, losses=losses)

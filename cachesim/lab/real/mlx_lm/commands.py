@@ -18,7 +18,7 @@ from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_workload
-from cachesim.lab.real.mlx_lm.vllm_mlx import compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
 
@@ -47,6 +47,8 @@ class MlxFlags:
         weights in both.
     vllm_mlx
         Requests on vllm-mlx's own scheduler and prefix cache instead, over mlx-lm 0.31.3.
+    rapid_mlx
+        The same on Rapid-MLX's.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
@@ -69,6 +71,7 @@ class MlxFlags:
     agents: bool = False
     logits: bool = False
     vllm_mlx: bool = False
+    rapid_mlx: bool = False
     scenario: str | None = None
     settings: bool = False
     newest: bool = False
@@ -96,6 +99,9 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
         ).play_named(flags.scenario, flags.release)
     if flags.vllm_mlx:
         return compare_vllm_mlx(flags.seed, flags.workloads, flags.first).show()
+    if flags.rapid_mlx:
+        played = flags.seed, flags.workloads, flags.first
+        return compare_vllm_mlx(*played, wheel=RAPID_MLX).show()
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     if flags.settings:

@@ -1,7 +1,9 @@
-"""vllm-mlx's own scheduler and prefix cache beside the simulator: the same random requests.
+"""Schedulers and prefix caches of vllm-mlx's kin beside the simulator: the same random requests.
 
 They come one after the other, as is simulated. Prompts are shorter than a user's, so the limits of
 the cache are a workload's: tokens that are worth an entry, entries, tokens without a new state.
+Rapid-MLX's own command line says how many entries that cannot be cut its scheduler stores, for a
+model that it lists or another one; fewer are drawn, too, for ten requests do not fill eight.
 """
 
 import re
@@ -15,7 +17,7 @@ from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.family import Patch, Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
-from cachesim.engines.mlx_lm.rules import MemoryRules
+from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, RapidRules
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.environment import UnpackedWheel
@@ -29,7 +31,13 @@ from cachesim.units import as_tokens
 RELEASE: Final = "0.31.3"
 """Of mlx-lm, which the wheel asks for."""
 
-WHEEL: Final = "vllm-mlx==0.6.0"
+VLLM_MLX: Final = "vllm-mlx==0.6.0"
+RAPID_MLX: Final = "rapid-mlx==0.12.5"
+"""Both wheels have the modules of vllm-mlx, under its name."""
+
+LISTED: Final = "qwen3.5-4b-4bit"
+"""A hybrid that Rapid-MLX lists, and stores some entries of that cannot be cut."""
+
 WORDS: Final = range(12, VOCABULARY)
 MODELS: Final = ("llama", "gemma3_text", "granitemoehybrid", "qwen3_5", "mamba2")
 """All can be cut; windows; states and attention, twice; states alone."""
@@ -38,18 +46,18 @@ REQUESTS: Final = 10
 
 
 class RealScheduler(JsonProcess):
-    """vllm-mlx on mlx-lm's classes, in a process of its own; a fresh scheduler per workload."""
+    """A wheel's scheduler on mlx-lm's classes, in a process of its own; fresh per workload."""
 
-    def __init__(self, folder: str) -> None:
-        wheel = UnpackedWheel(
-            name=WHEEL.replace("==", "-"),
-            requirements=(WHEEL,),
-            kept=re.compile(r"vllm_mlx/[\w/]+\.py"),
+    def __init__(self, wheel: str, folder: str) -> None:
+        unpacked = UnpackedWheel(
+            name=wheel.replace("==", "-") + "-scheduler" * (wheel != VLLM_MLX),
+            requirements=(wheel,),
+            kept=re.compile(r"vllm_mlx/[\w/]+\.(py|json)"),
             packages=environment_for(RELEASE),
         )
-        command = [str(wheel.ready()), "-I", "-c", START, str(ROOT)]
-        command += [f"{__package__}.vllm_mlx_worker", str(wheel.folder)]
-        super().__init__(WHEEL, command, quiet=True)
+        command = [str(unpacked.ready()), "-I", "-c", START, str(ROOT)]
+        command += [f"{__package__}.vllm_mlx_worker", str(unpacked.folder)]
+        super().__init__(wheel, command, quiet=True)
         self._folder = Path(folder)
 
     def play(self, workload: Workload) -> list[dict[str, Any]]:
@@ -63,9 +71,9 @@ class RealScheduler(JsonProcess):
         return found
 
 
-def draw(seed: int, number: int) -> Workload:
+def draw(seed: int, number: int, wheel: str = VLLM_MLX) -> Workload:
     """Prompts that go on from earlier ones: the same, longer, cut, changed within, new."""
-    rng = Random(f"vllm-mlx {seed} {number}")
+    rng = Random(f"{wheel.split('==', maxsplit=1)[0]} {seed} {number}")
     known: list[list[int]] = []
     requests = []
     for _ in range(REQUESTS):
@@ -76,24 +84,23 @@ def draw(seed: int, number: int) -> Workload:
         reply = rng.choices(WORDS, k=rng.randint(1, 6))
         known += [prompt, prompt + reply, prompt + reply[:1]]
         requests.append({"prompt": prompt, "reply": reply})
-    limits = {"min_prefix_tokens": rng.choice((1, 8, 24)), "max_entries": rng.choice((2, 4, 1000))}
-    return {
+    workload: Workload = {
         "id": f"{number}",
         "model": {"family": MODELS[number % len(MODELS)]},
-        "limits": limits,
-        "refresh": rng.choice((0, 5, 4096)),
         "requests": requests,
     }
+    entries = {"max_entries": rng.choice((2, 4, 1000))}
+    if wheel == RAPID_MLX:
+        workload["model"]["window"] = rng.choice((8, 64))
+        served = {"model": rng.choice((LISTED, "none/listed")), "entries": rng.choice((None, 1, 3))}
+        return workload | {"limits": entries, "serve": served}
+    limits = {"min_prefix_tokens": rng.choice((1, 8, 24)), **entries}
+    return workload | {"limits": limits, "refresh": rng.choice((0, 5, 4096))}
 
 
 def simulate(workload: Workload) -> list[dict[str, Any]]:
     """The same of the simulator."""
-    limits = workload["limits"]
-    memory = MemoryRules(
-        least=limits["min_prefix_tokens"],
-        most=limits["max_entries"],
-        refresh=workload["refresh"],
-    )
+    memory = _rules(workload)
 
     def lay(rules: MlxRules) -> MlxRules:
         return replace(rules, server=replace(rules.server, memory=memory))
@@ -110,6 +117,20 @@ def simulate(workload: Workload) -> list[dict[str, Any]]:
         ),
     )
     return [_served(engine, each["prompt"], each["reply"]) for each in workload["requests"]]
+
+
+def _rules(workload: Workload) -> MemoryRules:
+    limits = workload["limits"]
+    if "serve" not in workload:
+        return MemoryRules(
+            least=limits["min_prefix_tokens"],
+            most=limits["max_entries"],
+            refresh=workload["refresh"],
+        )
+    listed, entries = workload["serve"]["model"] == LISTED, workload["serve"]["entries"]
+    own = RapidRules() if listed else UNLISTED
+    uncut = own.uncut if entries is None else entries
+    return replace(own, most=limits["max_entries"], uncut=uncut)
 
 
 def _served(engine: MlxLm, prompt: list[int], reply: list[int]) -> dict[str, Any]:
@@ -134,12 +155,14 @@ def _served(engine: MlxLm, prompt: list[int], reply: list[int]) -> dict[str, Any
     return {"cached": answer.cached, "reply": generated, "entries": entries}
 
 
-def compare_vllm_mlx(seed: int, workloads: int, first: int = 0) -> Agreement:
+def compare_vllm_mlx(
+    seed: int, workloads: int, first: int = 0, *, wheel: str = VLLM_MLX
+) -> Agreement:
     """Requests, hits and entries of each model, and the first request that differs."""
-    agreement = Agreement(title=f"{WHEEL}: requests on its own scheduler", kinds="model")
-    with TemporaryDirectory() as folder, RealScheduler(folder) as real:
+    agreement = Agreement(title=f"{wheel}: requests on its own scheduler", kinds="model")
+    with TemporaryDirectory() as folder, RealScheduler(wheel, folder) as real:
         for number in range(first, first + workloads):
-            workload = draw(seed, number)
+            workload = draw(seed, number, wheel)
             pairs = list(zip(real.play(workload), simulate(workload), strict=True))
             wrong = (step for step, pair in enumerate(pairs) if _differs(*pair))
             step = next(wrong, None)
@@ -154,7 +177,7 @@ def compare_vllm_mlx(seed: int, workloads: int, first: int = 0) -> Agreement:
                 difference,
                 requests=len(pairs) if step is None else step,
                 hits=sum(theirs["cached"] > 0 for theirs, _ in pairs),
-                found_and_not_used=sum(theirs["found"] > theirs["cached"] for theirs, _ in pairs),
+                found_not_all_used=sum(theirs["found"] > theirs["cached"] for theirs, _ in pairs),
                 entries=sum(len(theirs["entries"]) for theirs, _ in pairs),
             )
     return agreement

@@ -1,4 +1,4 @@
-"""Runs in mlx-lm's environment: plays workloads on vllm-mlx's own scheduler and prefix cache.
+"""Runs in mlx-lm's environment: plays workloads on a scheduler and prefix cache of vllm-mlx's kin.
 
 One line of JSON in, one line out: a model and requests go in, what each was given from the cache
 and what the cache then holds come out. The folder of the unpacked wheel is the program's argument.
@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,33 +37,58 @@ def play(workload: Json, folders: Folders) -> list[Json]:
     folder = folders.of(workload["model"], "chatml", workload["vocabulary"])
     model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
     module: Real = importlib.import_module("vllm_mlx.scheduler")
-    stored: Real = importlib.import_module("vllm_mlx.memory_cache")
-    scheduler = module.Scheduler(model, tokenizer, module.SchedulerConfig())
-    limits = stored.MemoryCacheConfig(max_memory_mb=1024, **workload["limits"])
-    scheduler.memory_aware_cache = stored.MemoryAwarePrefixCache(model, limits)
-    scheduler.SNAPSHOT_REFRESH_TOKENS = workload["refresh"]
+    scheduler = module.Scheduler(model, tokenizer, module.SchedulerConfig(**settings(workload)))
+    stored = scheduler.memory_aware_cache
+    stored._config = replace(stored._config, **workload["limits"])
+    if "refresh" in workload:
+        scheduler.SNAPSHOT_REFRESH_TOKENS = workload["refresh"]
     return [
         served(scheduler, str(number), each) for number, each in enumerate(workload["requests"])
     ]
 
 
+def settings(workload: Json) -> Json:
+    """What `rapid-mlx serve` says to its scheduler of entries that cannot be cut."""
+    if "serve" not in workload:
+        return {}
+    line: Real = importlib.import_module("vllm_mlx.cli")
+    model, entries = workload["serve"]["model"], workload["serve"]["entries"]
+    kept = line._resolve_hybrid_cache_entries(
+        enable_prefix_cache=True,
+        explicit_value=entries or 0,
+        user_set_explicit=entries is not None,
+        model_name=model,
+    )
+    listed = line._needs_bounded_trim_free_reuse(model)
+    return {
+        "hybrid_cache_entries": kept,
+        "non_trimmable_exact_prefix_reuse": kept > 0 and listed,
+    }
+
+
 def served(scheduler: Real, name: str, wanted: Json) -> Json:
     """What a request was given, and the keys and lengths that are stored after it."""
     asked: Real = importlib.import_module("vllm_mlx.request")
-    sampling = asked.SamplingParams(
-        max_tokens=len(wanted["reply"]), temperature=0.0, logits_processors=[script(wanted)]
-    )
+    forced, more = script(wanted), {}
+    if "logits_processors" in asked.SamplingParams.__dataclass_fields__:
+        more = {"logits_processors": [forced]}
+    sampling = asked.SamplingParams(max_tokens=len(wanted["reply"]), temperature=0.0, **more)
     request = asked.Request(request_id=name, prompt=wanted["prompt"], sampling_params=sampling)
+    request.suppressed_tokens_logits_processor = forced  # Rapid-MLX's place for one
     scheduler.add_request(request)
     kind, found, given = request.cache_hit_type, request.cached_tokens, []
+    before = scheduler.batch_generator
+    fed = 0 if before is None else -before._prompt_tokens_counter
     while scheduler.has_requests():
         for output in scheduler.step().outputs:
             given += output.new_token_ids
+    after = scheduler.batch_generator
+    fed = after._prompt_tokens_counter + (fed if after is before else 0)
     entries = scheduler.memory_aware_cache._entries
     return {
         "kind": kind,
         "found": found,
-        "cached": request.cached_tokens,
+        "cached": len(wanted["prompt"]) - 1 - fed,  # the last one begins the reply
         "reply": [int(token) for token in given],
         "entries": [[list(key), offsets(entry.cache)] for key, entry in entries.items()],
     }

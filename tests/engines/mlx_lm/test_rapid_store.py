@@ -1,0 +1,108 @@
+"""The prefix cache of Rapid-MLX: entries that are cut, taken whole, or left out as too many."""
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.rules import UNLISTED, CacheRules, RapidRules, StoreRules
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
+from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
+
+MODEL = "model"
+
+
+def ring(offset: int, size: int = 8) -> RotatingKVCache:
+    """A window's layer with so many tokens; from `size` on it cannot be cut."""
+    made = RotatingKVCache(CacheRules(), size)
+    made.offset = offset
+    return made
+
+
+def rows(offset: int) -> KVCache:
+    made = KVCache(CacheRules())
+    made.offset = offset
+    return made
+
+
+def store(
+    *ends: int, states: bool = False, window: int = 0, uncut: int = 8, most: int = 1000
+) -> RapidPromptCache:
+    """Entries of the first tokens of a prompt."""
+    made = RapidPromptCache(StoreRules(), RapidRules(uncut=uncut, most=most))
+    for end in ends:
+        layers: list[LayerCache] = [ArraysCache(CacheRules(), 2)] if states else [rows(end)]
+        layers += [ring(end, window)] if window else []
+        made.insert_cache(MODEL, list(range(end)), layers)
+    return made
+
+
+def of(found: Fetched) -> tuple[int, int, list[str]]:
+    """Tokens of the entry, tokens to process, causes."""
+    causes = [each.cause.id for each in found.losses]
+    return len(found.key or ()), len(found.rest), causes
+
+
+def test_a_whole_prompt_is_reused_but_for_its_last_token() -> None:
+    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(8))))
+    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(7))))
+
+
+def test_a_state_of_the_whole_prompt_is_not_used_but_a_shorter_one_is() -> None:
+    assert (7, 1, ["not-trimmable"]) == of(store(7, 8, states=True).fetch(MODEL, list(range(8))))
+    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, list(range(8))))
+    assert (5, 2, ["not-trimmable"]) == of(store(5, 8, states=True).fetch(MODEL, list(range(7))))
+
+
+def test_the_longest_entry_hides_a_shorter_one_that_could_be_cut_unless_that_is_next() -> None:
+    cache = store(4, 7, 12, window=9)
+
+    assert (7, 1, ["one-token-is-fed"]) == of(store(7, 12, window=9).fetch(MODEL, list(range(6))))
+    assert (4, 2, ["not-trimmable"]) == of(cache.fetch(MODEL, list(range(6))))
+
+
+def test_an_entry_is_cut_where_it_parts_from_the_prompt() -> None:
+    prompt = [*range(6), 99, 98]
+
+    assert (8, 2, []) == of(store(8).fetch(MODEL, prompt))
+    assert (8, 5, []) == of(store(8).fetch(MODEL, [0, 1, 2, 96, 97, 98, 99, 95]))
+    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, prompt))
+
+
+def test_a_shorter_entry_goes_before_a_longer_one_that_would_be_cut() -> None:
+    assert (5, 3, ["shorter-entry-first"]) == of(store(5, 8).fetch(MODEL, [*range(6), 99, 98]))
+
+
+def test_a_window_that_is_cut_is_one_no_longer() -> None:
+    cut = store(8, window=16).fetch(MODEL, [*range(6), 99, 98]).prompt_cache
+    whole = store(8, window=16).fetch(MODEL, list(range(11))).prompt_cache
+
+    assert cut is not None
+    assert whole is not None
+    assert [KVCache, KVCache] == [type(each) for each in cut]
+    assert [KVCache, RotatingKVCache] == [type(each) for each in whole]
+
+
+def test_entries_that_cannot_be_cut_are_few_and_the_oldest_goes() -> None:
+    cache = store(3, 5, 8, states=True, uncut=2)
+    assert [5, 8] == [len(key) for _, key, _ in cache.trie.items()]
+
+    cache.fetch(MODEL, [*range(5), 99])
+    cache.insert_cache(MODEL, list(range(20, 26)), [rows(6)])
+    cache.insert_cache(MODEL, list(range(30, 36)), [ArraysCache(CacheRules(), 2)])
+    assert [5, 6, 6] == [len(key) for _, key, _ in cache.trie.items()]
+
+
+def test_a_model_that_is_not_listed_keeps_only_what_can_be_cut() -> None:
+    cache = RapidPromptCache(StoreRules(), UNLISTED)
+
+    assert cache.keeps(range(9), [rows(9), ring(7)])
+    assert not cache.keeps(range(9), [rows(9), ring(9)])
+    assert not cache.keeps_before_end(range(9), 0)
+
+
+def test_a_listed_prompt_is_kept_without_its_last_token_if_nothing_was_found() -> None:
+    cache = store()
+
+    assert cache.keeps(range(9), [ring(9)])
+    assert cache.keeps_before_end(range(9), 0)
+    assert not cache.keeps_before_end(range(9), 3)
+    assert not cache.keeps_before_end(range(1), 0)
