@@ -1,9 +1,11 @@
 """The prefix cache of Rapid-MLX: entries that are cut, taken whole, or left out as too many."""
 
+from cachesim.engines.chat import ByteTokenizer, Message
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import UNLISTED, CacheRules, RapidRules, StoreRules
+from cachesim.engines.mlx_lm.server.request import stable_end
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 
@@ -106,3 +108,15 @@ def test_a_listed_prompt_is_kept_without_its_last_token_if_nothing_was_found() -
     assert cache.keeps_before_end(range(9), 0)
     assert not cache.keeps_before_end(range(9), 3)
     assert not cache.keeps_before_end(range(1), 0)
+
+
+def test_a_state_is_kept_eight_tokens_before_the_messages_end_unless_only_a_user_spoke() -> None:
+    tokenizer = ByteTokenizer("strip-reasoning")
+    said = Message(role="user", content="[300][301][302][303]")
+    system = Message(role="system", content="[310]")
+    both = tokenizer.apply_chat_template((system, said), add_generation_prompt=False)
+
+    assert len(both) - 8 == stable_end(tokenizer, (system, said))
+    assert 0 == stable_end(tokenizer, (said,))
+    assert 0 == stable_end(tokenizer, (system,))
+    assert 0 == stable_end(tokenizer, ())

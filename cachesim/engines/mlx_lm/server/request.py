@@ -33,6 +33,9 @@ LONGEST_TAIL: Final = 11
 SENTINEL: Final = "x"
 """The text that replaces the last user message in #1006."""
 
+REPLAYED: Final = 8
+"""Tokens before the end of a chat's messages that Rapid-MLX leaves out of their entry."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -165,6 +168,23 @@ def _last_user_text(tokenizer: ChatTokenizer, messages: Sequence[Message], promp
     other = tokenizer.apply_chat_template(substituted, add_generation_prompt=True)
     common = get_common_prefix(prompt, other)
     return common - len(prompt) if 0 < common < len(prompt) else -1
+
+
+def stable_end(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Count:
+    """Tokens of a chat that its next turn repeats, without the last eight of them.
+
+        prompt      [ messages ............ ][ generation prompt ]
+        next turn   [ messages ............ ][ reply ] ...
+        end         [ ............. )  8
+
+    Follows Rapid-MLX's `_compute_prefix_boundary`, for templates that write the messages before the
+    generation prompt as without it. Trap: 0 if the first message is the last of a user.
+    """
+    users = [at for at, each in enumerate(messages) if each.role == "user"]
+    if not users or users[-1] == 0:
+        return Count(0)
+    stable = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    return Count(max(0, len(stable) - REPLAYED))
 
 
 def message_boundaries(

@@ -49,6 +49,7 @@ from cachesim.engines.mlx_lm.server.request import (
     cut,
     prompt_checkpoint,
     snapshot_key,
+    stable_end,
     without_cached,
 )
 from cachesim.engines.mlx_lm.server.store import MODEL, ServerStore
@@ -421,8 +422,13 @@ def _serve(serving: Serving, job: Job) -> None:
         rest = _keep_positions(serving, job, grid.positions(len(key), cached, found.equal), held)
     memory = serving.store.cache if isinstance(serving.store.cache, MemoryPromptCache) else None
     rapid = memory if isinstance(memory, RapidPromptCache) else None
-    if rapid is not None and rapid.keeps_before_end(key, cached):
-        rest = _keep_positions(serving, job, [len(key) - 1], held)
+    if rapid is not None and rapid.rapid.uncut > 0:
+        end = stable_end(job.tokenizer, job.messages)
+        job.boundaries = (end,) if end > 0 else ()
+        if not end and rapid.keeps_before_end(key, cached):
+            end = Count(len(key) - 1)
+        if cached < end < len(key):
+            rest = _keep_positions(serving, job, [end], held)
     reason = "length"
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
@@ -460,14 +466,14 @@ def _keep_uncut(
 
 
 def _keep_prompt(serving: Serving, job: Job, cache: PromptCache) -> None:
-    """Keep the state of a whole prompt, unless the one before its last token is kept.
+    """Keep the state of a whole prompt, unless only the one before its last token is kept.
 
     Follows Rapid-MLX's `_snapshot_promoted_prompts`.
     """
     memory = serving.store.cache
     if (
         isinstance(memory, RapidPromptCache)
-        and not memory.keeps_before_end(job.prompt, int(job.cached or 0))
+        and (job.boundaries or not memory.keeps_before_end(job.prompt, int(job.cached or 0)))
         and memory.keeps(job.prompt, cache)
     ):
         serving.store.insert(job, job.prompt, copy_prompt_cache(cache))

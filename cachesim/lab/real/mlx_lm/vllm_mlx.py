@@ -7,18 +7,22 @@ model that it lists or another one; fewer are drawn, too, for ten requests do no
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.chat import Message
 from cachesim.engines.family import Patch, Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, RapidRules
 from cachesim.engines.mlx_lm.server.store import described
+from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
@@ -74,28 +78,56 @@ class RealScheduler(JsonProcess):
 def draw(seed: int, number: int, wheel: str = VLLM_MLX) -> Workload:
     """Prompts that go on from earlier ones: the same, longer, cut, changed within, new."""
     rng = Random(f"{wheel.split('==', maxsplit=1)[0]} {seed} {number}")
+    workload: Workload = {
+        "id": f"{number}",
+        "model": {"family": MODELS[number % len(MODELS)]},
+        "template": "chatml",
+        "requests": list(islice(_prompts(rng), REQUESTS)),
+    }
+    entries = {"max_entries": rng.choice((2, 4, 1000))}
+    if wheel == VLLM_MLX:
+        limits = {"min_prefix_tokens": rng.choice((1, 8, 24)), **entries}
+        return workload | {"limits": limits, "refresh": rng.choice((0, 5, 4096))}
+    workload["model"]["window"] = rng.choice((8, 64))
+    served = {"model": rng.choice((LISTED, "none/listed")), "entries": rng.choice((None, 1, 3))}
+    if rng.random() < 0.5:
+        workload["template"] = template = rng.choice(("chatml", "think"))
+        chats = _chats(rng, WordTokenizer(template, VOCABULARY))
+        workload["requests"] = list(islice(chats, REQUESTS))
+    return workload | {"limits": entries, "serve": served}
+
+
+def _prompts(rng: Random) -> Iterator[dict[str, Any]]:
     known: list[list[int]] = []
-    requests = []
-    for _ in range(REQUESTS):
+    while True:
         base = rng.choice(known) if known and rng.random() < 0.85 else []
         kept = base[: len(base) - rng.choice((0, 0, 0, 1, 2, rng.randint(0, len(base))))]
         more = rng.choices(WORDS, k=rng.choice((0, 1, rng.randint(1, 30))))
         prompt = kept + more or rng.choices(WORDS, k=rng.randint(1, 60))
         reply = rng.choices(WORDS, k=rng.randint(1, 6))
         known += [prompt, prompt + reply, prompt + reply[:1]]
-        requests.append({"prompt": prompt, "reply": reply})
-    workload: Workload = {
-        "id": f"{number}",
-        "model": {"family": MODELS[number % len(MODELS)]},
-        "requests": requests,
-    }
-    entries = {"max_entries": rng.choice((2, 4, 1000))}
-    if wheel == RAPID_MLX:
-        workload["model"]["window"] = rng.choice((8, 64))
-        served = {"model": rng.choice((LISTED, "none/listed")), "entries": rng.choice((None, 1, 3))}
-        return workload | {"limits": entries, "serve": served}
-    limits = {"min_prefix_tokens": rng.choice((1, 8, 24)), **entries}
-    return workload | {"limits": limits, "refresh": rng.choice((0, 5, 4096))}
+        yield {"prompt": prompt, "reply": reply}
+
+
+def _chats(rng: Random, tokenizer: WordTokenizer) -> Iterator[dict[str, Any]]:
+    """Chats that go on, are asked again, or end with another message."""
+
+    def text(most: int) -> str:
+        return tokenizer.decode(as_tokens(rng.choices(WORDS, k=rng.randint(0, most))))
+
+    known: list[list[dict[str, str]]] = []
+    while True:
+        act = rng.choice(("on", "on", "on", "again", "other", "new")) if known else "new"
+        messages = rng.choice(known[-3:]) if act != "new" else []
+        if act == "new" and rng.random() < 0.6:
+            messages = [{"role": "system", "content": text(12)}]
+        messages = messages[: {"again": -1, "other": -2}.get(act)]
+        if act != "again":
+            messages = [*messages, {"role": "user", "content": text(24)}]
+        reply = rng.choices(WORDS, k=rng.randint(1, 6))
+        said = {"role": "assistant", "content": tokenizer.decode(as_tokens(reply))}
+        known.append([*messages, said])
+        yield {"messages": messages, "reply": reply}
 
 
 def simulate(workload: Workload) -> list[dict[str, Any]]:
@@ -112,11 +144,15 @@ def simulate(workload: Workload) -> list[dict[str, Any]]:
             Profile("mlx-lm", RELEASE, ("drawn",)),
             model=toy_of(workload["model"], VOCABULARY),
             arithmetic="ring",
-            options={"provenance": False},
+            options={
+                "provenance": False,
+                "tokenizer": "words",
+                "chat_template": workload["template"],
+            },
             family=replace(FAMILY, patches=(*FAMILY.patches, drawn)),
         ),
     )
-    return [_served(engine, each["prompt"], each["reply"]) for each in workload["requests"]]
+    return [_served(engine, each) for each in workload["requests"]]
 
 
 def _rules(workload: Workload) -> MemoryRules:
@@ -133,9 +169,14 @@ def _rules(workload: Workload) -> MemoryRules:
     return replace(own, most=limits["max_entries"], uncut=uncut)
 
 
-def _served(engine: MlxLm, prompt: list[int], reply: list[int]) -> dict[str, Any]:
+def _served(engine: MlxLm, request: dict[str, Any]) -> dict[str, Any]:
     ticket = engine.submit(
-        Request(prompt=as_tokens(prompt), reply=as_tokens(reply), predict=len(reply))
+        Request(
+            prompt=as_tokens(request.get("prompt", ())),
+            messages=tuple(Message(**each) for each in request.get("messages", ())),
+            reply=as_tokens(request["reply"]),
+            predict=len(request["reply"]),
+        )
     )
     engine.run()
     answer = of_kind(Reply, engine.reply(ticket))
@@ -152,7 +193,8 @@ def _served(engine: MlxLm, prompt: list[int], reply: list[int]) -> dict[str, Any
         for model, key in queue
     ]
     generated = [int(each) for each in answer.generated]
-    return {"cached": answer.cached, "reply": generated, "entries": entries}
+    prompt = [int(each) for each in answer.prompt]
+    return {"prompt": prompt, "cached": answer.cached, "reply": generated, "entries": entries}
 
 
 def compare_vllm_mlx(

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import MagicMock
 
 from cachesim.lab.real.mlx_lm.server_models import Folders
 from cachesim.lab.real.worker_side import own_output
@@ -34,7 +35,7 @@ def main() -> None:
 
 def play(workload: Json, folders: Folders) -> list[Json]:
     """Serve the requests of a workload, one after the other."""
-    folder = folders.of(workload["model"], "chatml", workload["vocabulary"])
+    folder = folders.of(workload["model"], workload["template"], workload["vocabulary"])
     model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
     module: Real = importlib.import_module("vllm_mlx.scheduler")
     scheduler = module.Scheduler(model, tokenizer, module.SchedulerConfig(**settings(workload)))
@@ -42,8 +43,10 @@ def play(workload: Json, folders: Folders) -> list[Json]:
     stored._config = replace(stored._config, **workload["limits"])
     if "refresh" in workload:
         scheduler.SNAPSHOT_REFRESH_TOKENS = workload["refresh"]
+    chats = renderer(tokenizer, scheduler.config) if "serve" in workload else None
     return [
-        served(scheduler, str(number), each) for number, each in enumerate(workload["requests"])
+        served(scheduler, str(number), each if chats is None else rendered(chats, each))
+        for number, each in enumerate(workload["requests"])
     ]
 
 
@@ -66,6 +69,29 @@ def settings(workload: Json) -> Json:
     }
 
 
+def renderer(tokenizer: Real, config: Real) -> Real:
+    """As much of Rapid-MLX's engine as renders chats, and finds what their next turns repeat."""
+    sys.modules.setdefault("jsonschema", MagicMock())  # for calls of tools, which no chat has
+    engine: Real = importlib.import_module("vllm_mlx.engine.batched").BatchedEngine
+    made = engine.__new__(engine)
+    made._tokenizer, made._scheduler_config = tokenizer, config
+    made._is_mllm, made._processor, made._model_name = False, None, "toy"
+    return made
+
+
+def rendered(chats: Real, wanted: Json) -> Json:
+    """A request with its prompt, and where the next turn parts from it."""
+    if "messages" not in wanted:
+        return wanted
+    messages = wanted["messages"]
+    prompt = chats.tokenizer.encode(chats._apply_chat_template(messages))
+    ends = chats._needs_prefix_boundary_snapshot()
+    return wanted | {
+        "prompt": prompt,
+        "prefix_boundary": chats._compute_prefix_boundary(messages) if ends else 0,
+    }
+
+
 def served(scheduler: Real, name: str, wanted: Json) -> Json:
     """What a request was given, and the keys and lengths that are stored after it."""
     asked: Real = importlib.import_module("vllm_mlx.request")
@@ -75,6 +101,7 @@ def served(scheduler: Real, name: str, wanted: Json) -> Json:
     sampling = asked.SamplingParams(max_tokens=len(wanted["reply"]), temperature=0.0, **more)
     request = asked.Request(request_id=name, prompt=wanted["prompt"], sampling_params=sampling)
     request.suppressed_tokens_logits_processor = forced  # Rapid-MLX's place for one
+    request.prefix_boundary = wanted.get("prefix_boundary", 0)
     scheduler.add_request(request)
     kind, found, given = request.cache_hit_type, request.cached_tokens, []
     before = scheduler.batch_generator
@@ -87,6 +114,7 @@ def served(scheduler: Real, name: str, wanted: Json) -> Json:
     entries = scheduler.memory_aware_cache._entries
     return {
         "kind": kind,
+        "prompt": list(wanted["prompt"]),
         "found": found,
         "cached": len(wanted["prompt"]) - 1 - fed,  # the last one begins the reply
         "reply": [int(token) for token in given],
