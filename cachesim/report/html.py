@@ -200,7 +200,7 @@ def packed(document: object) -> dict[str, Any]:
 
 
 def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """The runs with all states, with fewer, without any, then without prompt tokens."""
+    """The runs with all states, with fewer, without any, then without prompt tokens and keys."""
     yield runs
     for keep in (_loud, _last, _none):
         yield [_thinned(run, keep) for run in runs]
@@ -225,11 +225,22 @@ def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]
 
 
 def _pictured(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run with the last picture of each step: a prompt of 50,000 tokens alone fills a page."""
+    """A run with the last picture of each step: a prompt of 50,000 tokens alone fills a page, and
+    so do the keys of mlx-lm's entries.
+    """
     thin = _thinned(run, _last)
     if "detail" not in thin:
         return thin
-    steps = [{**each, "detail": {**each["detail"], "prompt": []}} for each in thin["steps"]]
+    steps = [
+        {
+            **each,
+            "detail": {**each["detail"], "prompt": []},
+            "events": [
+                {**event, "key": []} if "key" in event else event for event in each["events"]
+            ],
+        }
+        for each in thin["steps"]
+    ]
     return {**thin, "steps": steps, "detail": {**thin["detail"], "states": []}}
 
 

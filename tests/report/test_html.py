@@ -255,8 +255,12 @@ def test_thinned_runs_keep_what_each_step_left_behind(three: list[Run]) -> None:
 
 def test_a_prompt_that_no_page_holds_is_left_out_and_its_picture_stays(three: list[Run]) -> None:
     entries = [run.to_json() | {"picture": drawn(run)} for run in three]
+    key = [7] * 50_000  # of an entry of mlx-lm
+    entries[0]["steps"][0]["events"][0]["key"] = key
     *_, none, pictured = thinner(entries)
 
+    assert key == none[0]["steps"][0]["events"][0]["key"]
+    assert [] == pictured[0]["steps"][0]["events"][0]["key"]
     assert all(step["detail"]["prompt"] for step in none[0]["steps"])
     assert [[], [], []] == [step["detail"]["prompt"] for step in pictured[0]["steps"]]
     ends = [step["detail"]["at"][-1] for step in pictured[0]["steps"]]
