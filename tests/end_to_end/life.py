@@ -291,6 +291,9 @@ def releases() -> tuple[str, ...]:
 
 def shares(count: int) -> Iterator[tuple[str, int, range]]:
     """So many lives, divided evenly among all releases at both verbosities."""
-    columns = [(release, level) for release in releases() for level in (DEFAULT, PRINTING)]
+    levels = [(DEFAULT, PRINTING), (PRINTING, DEFAULT)]  # half as many lives meet both levels
+    columns = [
+        (release, level) for at, release in enumerate(releases()) for level in levels[at % 2]
+    ]
     for at, (release, level) in enumerate(columns):
         yield release, level, range(count * at // len(columns), count * (at + 1) // len(columns))
