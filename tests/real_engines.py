@@ -80,7 +80,7 @@ AT_ONCE: Final = 4
 BETWEEN: Final = 4
 """Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
 
-ONE_OF: Final = 4
+ONE_OF: Final = 8
 """Releases of an engine of which one is compared; `make nightly` compares all."""
 
 AGENTS: Final = 3
@@ -278,7 +278,7 @@ def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> 
 
 
 def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) -> list[str]:
-    """The newest release, those looked at closely, and one of four others; with `every`, all."""
+    """The newest release, those looked at closely, and one of eight others; with `every`, all."""
     chosen = {known[-1], *closely, *known[:-1:ONE_OF]}
     return [release for release in known if every or release in chosen]
 
@@ -314,7 +314,8 @@ def checks(*, every: bool = False) -> Iterator[Check]:
         more: tuple[Callable[[str], tuple[bool, str]], ...]
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
         more += (vllm_mlx_agrees, rapid_mlx_agrees) if version == UNDER_VLLM_MLX else ()
-        for mlx in (mlx_server_agrees, *(more if version in MLX_CLOSELY else ())):
+        closest = MLX_CLOSELY if every else (MLX_CLOSELY[-1], UNDER_VLLM_MLX)
+        for mlx in (mlx_server_agrees, *(more if version in closest else ())):
             yield Check(
                 name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",
                 environment=mlx_environment_for(version),
