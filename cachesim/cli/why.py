@@ -261,11 +261,6 @@ MOST_AT_ONCE: Final = 1 << 24
 """Most bytes of a log that are read at once."""
 
 
-FROM_HERE: Final = (
-    "The requests below are replayed with recurrent states, those above with full attention."
-)
-
-
 def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
     """Print each request of a growing log when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
@@ -276,11 +271,10 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
     with file:
         while True:
             data = file.read(MOST_AT_ONCE)
-            stated = len(following.inferred)
-            entries = following.take(data)
-            for reason in following.inferred[stated:]:
-                show(results(), f"{reason} {FROM_HERE}")
-            for each in entries:
+            for each in following.take(data):
+                if "inferred" in each:
+                    then = "From here on, this server's requests are replayed with these states."
+                    show(results(), f"{each['inferred']} {then}")
                 show(results(), request_text(each))
             if not data:
                 time.sleep(POLL_SECONDS)

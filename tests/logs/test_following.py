@@ -76,27 +76,27 @@ def quiet(preset: str) -> str:
 
 @pytest.mark.parametrize("preset", ["recurrent", "hybrid-delta"])
 def test_states_are_inferred_while_a_log_grows(preset: str) -> None:
-    log = quiet(preset).encode()
-    following = Following(UserSettings())
-    entries = [
-        (each["number"], each["agrees"], bool(following.inferred))
-        for at in range(0, len(log), 300)
-        for each in following.take(log[at : at + 300])
-    ]
+    entries = followed(quiet(preset).encode(), at_once=300)
 
-    (reason,) = following.inferred
-    assert "The log does not name the model's layers." in reason
-    after = [agrees for _, agrees, is_inferred in entries if is_inferred]
-    assert [True] * len(after) == after
-    assert len(entries) > len(after) > 0
-    assert list(range(len(entries))) == sorted(number for number, _, _ in entries)
+    (first,) = [at for at, each in enumerate(entries) if "inferred" in each]
+    assert "The log does not name the model's layers." in entries[first]["inferred"]
+    assert all(each["agrees"] for each in entries[first:])
+    assert first > 0
+    assert list(range(len(entries))) == sorted(each["number"] for each in entries)
+
+
+def test_states_are_inferred_of_each_server_of_a_log() -> None:
+    log = quiet("recurrent").encode()
+    entries = followed(log + log, at_once=300)
+
+    assert [0, 1] == [each["server"] for each in entries if "inferred" in each]
 
 
 def test_full_attention_stays_while_a_log_grows() -> None:
-    log = quiet("dense").encode()
-    following = Following(UserSettings())
-    assert [each for at in range(0, len(log), 300) for each in following.take(log[at : at + 300])]
-    assert [] == following.inferred
+    entries = followed(quiet("dense").encode(), at_once=300)
+
+    assert entries
+    assert not any("inferred" in each for each in entries)
 
 
 def test_a_line_that_never_ends_is_not_kept() -> None:

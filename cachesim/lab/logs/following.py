@@ -37,6 +37,7 @@ class _ServerRun:
     states: States = field(default_factory=States)
     reported: set[int] = field(default_factory=set)
     inferred: Settings | None = None
+    is_stated: bool = False  # the reason was reported
     unlike: int = 0  # requests not reproduced when recurrent states were tried last
 
     def news(self, user: UserSettings) -> list[dict[str, Any]]:
@@ -66,11 +67,14 @@ class _ServerRun:
         likely = self._with_states(self.rebuilder.replay)
         if likely is not None:
             self.rebuilder, numbers = likely
-        found = []
+        found: list[dict[str, Any]] = []
         for each in (self.rebuilder.replay.requests[number] for number in numbers):
             stale = self.states.stale(each)
             if each.observed.number not in self.reported:
                 found.append(self._entry(each, stale))
+        if found and self.inferred is not None and not self.is_stated:
+            found[0]["inferred"] = self.inferred.inferred
+            self.is_stated = True
         return found
 
     def _with_states(self, replay: Replay) -> tuple[Rebuilder, list[int]] | None:
@@ -121,13 +125,11 @@ class Following:
         self._runs: list[_ServerRun] = []
         self._rest = b""
 
-    @property
-    def inferred(self) -> list[str]:
-        """The reason for each inferred model."""
-        return [each.inferred.inferred for each in self._runs if each.inferred is not None]
-
     def take(self, data: bytes) -> list[dict[str, Any]]:
-        """Read a piece; return the report of each request that has ended."""
+        """Read a piece; return the report of each request that has ended.
+
+        The first one after states are inferred has the reason, as `inferred`.
+        """
         whole, end, rest = (self._rest + data).rpartition(b"\n")
         self._rest = rest[-LONGEST_REST:]
         if end:
