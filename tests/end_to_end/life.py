@@ -275,9 +275,12 @@ class Lives(AbstractContextManager["Lives"]):
         )
 
     def _model(self, preset: str, window: int, number: int) -> Path:
-        """The model's file; its name says what the model is in one life of two."""
+        """The model's file; its name says what the model is in two lives of four.
+
+        Lives at one verbosity may be every second one, and have models of both names.
+        """
         folder = Path(self._folder.name) / f"{preset}-{window}"
-        path = folder / (f"{preset}-{window}.gguf" if number % 2 else "model.gguf")
+        path = folder / (f"{preset}-{window}.gguf" if number % 4 < 2 else "model.gguf")
         if not path.exists():
             folder.mkdir(exist_ok=True)
             write_model(spec_of(Model(preset=preset, window=window or None)), path)
