@@ -69,7 +69,7 @@ class Histories:
         self._parents = GrowingArray((len(places),), "int64")
         self._parents.append(np.zeros((1, len(places)), np.int64))
         self._depths = [(0,) * len(places)]
-        self._cold: dict[Tokens, list[NodeId]] = {}  # the last ones that were looked up
+        self._cold: dict[Tokens, list[NodeId]] = {}  # the last ones that were computed
 
     def node(self, token: Token, readings: tuple[Reading, ...]) -> NodeId:
         """The number of a token that read this, new or known."""

@@ -127,11 +127,11 @@ class RapidPromptCache(MemoryPromptCache):
             self.drop(model, list(key), PromptCacheEvicted)
 
     def keeps(self, key: Key, cache: list[LayerCache]) -> bool:
-        """Whether an entry is stored: its layers can be cut, or some that cannot be are kept."""
+        """True if an entry is stored: its layers can be cut, or some that cannot be are kept."""
         return self.rapid.uncut > 0 or super().keeps(key, cache)
 
     def keeps_before_end(self, prompt: Key, cached: int) -> bool:
-        """Whether a prompt is stored without its last token, instead of whole."""
+        """True if a prompt is stored without its last token, instead of whole."""
         return self.rapid.before_end and cached == 0 and len(prompt) > 1
 
 
