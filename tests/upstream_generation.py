@@ -268,6 +268,7 @@ def generate_step(
         rules=model.rules.server,
         options=MlxOptions(prefill_step_size=prefill_step_size),
         emit=lambda event: told(event.done, event.total),
+        store=types.SimpleNamespace(cache=None),
     )
     cache = model.caches() if prompt_cache is None else prompt_cache
     tokens = as_tokens([int(each) for each in np.asarray(prompt).reshape(-1)])
