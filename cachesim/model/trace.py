@@ -19,7 +19,7 @@ network is not affected: beyond its reach, or in a first layer that held the sam
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class StrayCell:
     extra: bool = False  # beside another cell of this position, or beside the reader's own
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):  # not a dataclass: hashed for each token, several times slower
     """The reading of a token in a place: the history it went on from, and the first stray."""
 
     node: NodeId
@@ -70,6 +69,7 @@ class Histories:
         self._parents.append(np.zeros((1, len(places)), np.int64))
         self._depths = [(0,) * len(places)]
         self._cold: dict[Tokens, list[NodeId]] = {}  # the last ones that were computed
+        self._next_cold: dict[tuple[NodeId, Token], NodeId] = {}  # not of chunks: they start anew
 
     def node(self, token: Token, readings: tuple[Reading, ...]) -> NodeId:
         """The number of a token that read this, new or known."""
@@ -91,6 +91,7 @@ class Histories:
         whole = 1 + len(self._ids)
         del self._nodes[whole:], self._depths[whole:]
         self._cold.clear()
+        self._next_cold.clear()
         self._parents.count = whole
 
     def clean(self, tokens: Tokens) -> list[NodeId]:
@@ -100,8 +101,13 @@ class Histories:
             return known
         nodes = [ROOT]
         for at, token in enumerate(tokens):
-            readings = (self.read(place, nodes, at) for place in range(len(self.places)))
-            nodes.append(self.node(token, tuple(map(Reading, readings))))
+            known_next = self._next_cold.get((nodes[at], token))
+            if known_next is None:
+                readings = (self.read(place, nodes, at) for place in range(len(self.places)))
+                known_next = self.node(token, tuple(map(Reading, readings)))
+                if not self._chunk:
+                    self._next_cold[nodes[at], token] = known_next
+            nodes.append(known_next)
         if len(self._cold) == COLD_RUNS:
             del self._cold[next(iter(self._cold))]
         self._cold[tokens] = nodes
@@ -392,19 +398,24 @@ class Traced:
         lanes = {
             int(row): (cells, i)
             for lane in store.attend(shape.layer, words, words)
-            for cells in [_Cells(lane)]
+            for cells in [_Cells(lane, int(births[0]))]
             for i, row in enumerate(lane.rows)
         }
 
         def read(row: int) -> Reading:
             cells, i = lanes[row]
-            low, high = int(cells.low[i]), int(cells.high[i])
-            positions, keys, values = cells.seen(low, high, int(births[row]))
-            if not len(positions):
-                return Reading(ROOT)
-            nodes = self._nodes_of(keys, values)
-            stray = self._stray(place, positions, nodes, low, cells.own(high, int(births[row])))
-            return Reading(int(nodes[-1]), stray)
+            low, high, birth = int(cells.low[i]), int(cells.high[i]), int(births[row])
+            former = cells.continued(low, high, birth)
+            if former is not None:
+                node, stray = int(self._born.data[former]), None
+            else:
+                positions, keys, values = cells.seen(low, high, birth)
+                nodes, stray = self._nodes_of(keys, values), None
+                if len(nodes):
+                    stray = self._stray(place, positions, nodes, low, cells.own(high, birth))
+                node = int(nodes[-1]) if len(nodes) else ROOT
+            cells.keep_line(low, high, birth if stray is None else ROOT)
+            return Reading(node, stray)
 
         return read
 
@@ -500,14 +511,46 @@ class PaddedRows:
 
 
 class _Cells:
-    """The lane of marks by position, as it stands now: memory may change before it is read."""
+    """The lane of marks by position, as it stands now: memory may change before it is read.
 
-    def __init__(self, lane: Lane) -> None:
+    A reader usually sees the cells of the one before it and that one's own cell, so an unbroken
+    line need not be checked again from its start:
+
+        one reader    first .. end | own
+        the next              first .. end, own | its own      (a window's `first` moves up)
+    """
+
+    def __init__(self, lane: Lane, first_birth: int) -> None:
         order = np.argsort(lane.positions, kind="stable")
         self.positions: Integers = lane.positions[order]
         self.keys: Integers = lane.keys[order, 0]
         self.values: Integers = lane.values[order, 0]
         self.low, self.high = lane.low.copy(), lane.high.copy()
+        fresh = self.keys[self.keys >= first_birth]
+        # A node of a later row is not known yet; in order, no reader sees one.
+        self._in_order = bool((fresh[1:] > fresh[:-1]).all())
+        self._line: tuple[int, int] | None = None  # its reader's own cell, and `low`
+
+    def keep_line(self, low: int, high: int, birth: int) -> None:
+        """Keep where a reader's own cell ends an unbroken line; ROOT as birth for a broken one."""
+        own = int(self.positions.searchsorted(high, side="right")) - 1
+        ends = self._in_order and own >= 0 and self.keys[own] == birth
+        self._line = (own, low) if ends else None
+
+    def continued(self, low: int, high: int, birth: int) -> int | None:
+        """The birth of the former reader, if this one sees its line and its own cell; or None."""
+        if self._line is None:
+            return None
+        former, bottom = self._line
+        own = former + 1
+        follows = (
+            own < len(self.keys)
+            and self.keys[own] == birth
+            and self.positions[own] == high == self.positions[former] + 1
+            and (own + 1 == len(self.keys) or self.positions[own + 1] > high)
+            and bottom <= low < high
+        )
+        return int(self.keys[former]) if follows else None
 
     def own(self, high: int, birth: int) -> int:
         """A reader's own position: where it sees ahead without end, that of its own cell."""

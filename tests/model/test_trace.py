@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, tiny
-from cachesim.model.store import Ubatch
-from cachesim.model.trace import ROOT, Fault, Traced
-from cachesim.units import Array, Pos, Tokens, as_tokens
+from cachesim.model.store import Lane, Lanes, Ubatch
+from cachesim.model.trace import ROOT, Fault, Reading, Traced, _Cells
+from cachesim.units import Array, Pos, Token, Tokens, as_tokens
 
 PROMPT = as_tokens(range(300, 330))
 OTHER = as_tokens(range(400, 430))
@@ -139,6 +139,68 @@ def test_memory_is_clean_exactly_where_the_answer_is_the_cold_one(
     for i in range(2):
         same = np.array_equal(cold[i], rows[i])
         assert same == (network.fault(rows[i], PROMPT + asked[: i + 1]) is None)
+
+
+class LooseStore:
+    """Cells at any positions, in any order, the newest first or last."""
+
+    planes = 1
+
+    def __init__(self, network: Traced, *, newest_first: bool) -> None:
+        self.windows = {shape.layer: shape.place == "window" for shape in network.shapes}
+        self.spec = network.spec
+        self.cells: dict[int, list[tuple[int, int, int]]] = {}  # position, key, value
+        self.positions: list[int] = []
+        self.newest_first = newest_first
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        fresh = list(zip(self.positions, keys[:, 0].tolist(), values[:, 0].tolist(), strict=True))
+        older = self.cells.get(layer, [])
+        cells = self.cells[layer] = fresh + older if self.newest_first else older + fresh
+        places, keys, values = np.array(cells).T
+        low = high = np.array(self.positions)
+        if not self.windows[layer]:
+            low = low * 0
+        elif self.spec.chunked:
+            low = low // self.spec.window * self.spec.window
+        else:
+            low = np.maximum(0, low - self.spec.window + 1)
+        rows = np.arange(len(high))
+        return (Lane(rows, keys[:, None], values[:, None], places, low, high),)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@given(
+    st.integers(3, 12),
+    st.lists(st.integers(0, 8), min_size=1, max_size=12),
+    st.integers(2, 9),
+    st.data(),
+)
+def test_readings_are_those_of_readers_that_check_each_line_from_its_start(
+    chunked: bool, count: int, jumps: list[int], window: int, data: st.DataObject
+) -> None:
+    wrong = data.draw(st.none() | st.integers(0, count - 1))
+    first = count - data.draw(st.integers(0, 3))
+    onward = [first + at + max(0, jump - 6) for at, jump in enumerate(jumps)]
+    order = data.draw(st.permutations(onward)) if data.draw(st.booleans()) else onward
+    newest_first = data.draw(st.booleans())
+
+    def readings() -> list[tuple[Token, tuple[Reading, ...]]]:
+        network = traced("swa", window=window, chunked=chunked)
+        store = LooseStore(network, newest_first=newest_first)
+        for positions in (list(range(count)), order, [max(order) + 1, max(order) + 2]):
+            store.positions = positions
+            tokens = np.arange(300, 300 + len(positions))
+            network._run_marks(Ubatch(tokens=tokens, positions=np.array(positions)), store)
+            for cells in store.cells.values() if wrong is not None else ():
+                position, key, value = cells[wrong or 0]
+                cells[wrong or 0] = position, key, (value + 1) % 3
+        return network.histories._nodes
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_Cells, "continued", lambda *_: None)
+        expected = readings()
+    assert expected == readings()
 
 
 def test_a_stale_state_is_named_with_the_tokens_it_has_folded_in() -> None:
