@@ -13,9 +13,8 @@ from typing import Any, Final, Protocol
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Request, Ticket
-from cachesim.engines.family import Profile
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.logs.dump import Recorded
@@ -175,10 +174,11 @@ def profile_of(request: Recorded) -> Played | None:
     version = MLX_VERSION.match(fingerprint)
     if version is None:
         return None
-    names = MLX_LM.names()
+    mlx = family_of("mlx-lm")
+    names = mlx.names()
     if version.group(1) in names:
-        return Played(f"{MLX_LM.name}@{version.group(1)}", "printed")
-    return Played(f"{MLX_LM.name}@{names[-1]}", "assumed")
+        return Played(f"{mlx.name}@{version.group(1)}", "printed")
+    return Played(f"{mlx.name}@{names[-1]}", "assumed")
 
 
 def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:

@@ -10,16 +10,17 @@ with the pool's padding slot; llama.cpp allocates its context as a whole.
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachesim.engines.base import Engine
 from cachesim.engines.held import sizes_of
-from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.option import bytes_of_text
-from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import InputError
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
+
+if TYPE_CHECKING:  # `why` on a log of one engine loads no other
+    from cachesim.engines.sglang.server import Sglang
+    from cachesim.engines.vllm.server import Vllm
 
 MEMORY: Final = "memory"
 """The name beside a server's flags that gives the bytes of its pools."""
@@ -59,21 +60,21 @@ def memory_in(options: Mapping[str, Any]) -> int | None:
 
 def longest_of(engine: Engine) -> dict[str, int]:
     """The flags that limit a request, with the values that the pools leave."""
-    if not isinstance(engine, Vllm | Sglang):
+    if engine.profile.engine not in {"vllm", "sglang"}:
         return {}
-    options = engine.options
+    options = cast("Vllm | Sglang", engine).options
     return {name: getattr(options, name) for name in LONGEST if hasattr(options, name)}
 
 
 def pools(engine: Engine, memory: int) -> dict[str, int]:
     """The flags that size the pools of a server with so much memory."""
     name, spec = engine.profile.engine, engine.network.spec
-    match engine:
-        case Vllm():
-            found = _vllm(engine, spec, memory)
-        case Sglang():
-            found = _sglang(engine, spec, memory)
-        case LlamaCpp():
+    match name:
+        case "vllm":
+            found = _vllm(cast("Vllm", engine), spec, memory)
+        case "sglang":
+            found = _sglang(cast("Sglang", engine), spec, memory)
+        case "llama.cpp":
             found = _llamacpp(len(engine.held().slots), spec, memory)
         case _:
             msg = (
@@ -88,7 +89,7 @@ def pools(engine: Engine, memory: int) -> dict[str, int]:
     return found
 
 
-def _vllm(engine: Vllm, spec: ModelSpec, memory: int) -> dict[str, int]:
+def _vllm(engine: "Vllm", spec: ModelSpec, memory: int) -> dict[str, int]:
     """Every layer of a group has a page in each block."""
     groups, layers = engine.manager.groups, Counter(spec.layers)
     token, window, state = sizes_of(spec)
@@ -104,7 +105,7 @@ def _vllm(engine: Vllm, spec: ModelSpec, memory: int) -> dict[str, int]:
     return {"num_gpu_blocks_override": int(memory // (page * max(len(g.layers) for g in groups)))}
 
 
-def _sglang(engine: Sglang, spec: ModelSpec, memory: int) -> dict[str, int]:
+def _sglang(engine: "Sglang", spec: ModelSpec, memory: int) -> dict[str, int]:
     token, window, state = sizes_of(spec)
     found, left = {}, memory
     if state:
