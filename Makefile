@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Without byte code each of a thousand processes would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 NEWEST := llama.cpp mlx-lm vllm sglang transformers
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
