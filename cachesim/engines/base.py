@@ -175,6 +175,10 @@ class Engine(ABC):
         """The amount of each kind of content, cheap enough for every step of a trace."""
         return Amounts()
 
+    def pool_flags(self, memory: int) -> dict[str, int] | None:  # noqa: ARG002 - engines read it
+        """The flags that size the pools of a device with so much memory; None without a rule."""
+        return None
+
     def peek(self, prompt: Tokens) -> Count | None:
         """Tokens that a request with this prompt would reuse now; None if the engine cannot say.
 

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX, ByteTokenizer, Message
 from cachesim.engines.events import Event
-from cachesim.engines.held import Amounts, Held, Texts
+from cachesim.engines.held import Amounts, Held, Texts, sizes_of
 from cachesim.engines.llamacpp.events import (
     RequestRefused,
     ServerRestarted,
@@ -15,7 +15,7 @@ from cachesim.engines.llamacpp.events import (
     TaskLaunched,
 )
 from cachesim.engines.llamacpp.held import amounts, books, check_integrity, held, snapshot, texts
-from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.options import CONTEXT_STEP, Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot, save_idle_slots
@@ -38,7 +38,7 @@ from cachesim.engines.llamacpp.slot import (
 )
 from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
 from cachesim.engines.tokens import Rope, as_rope
-from cachesim.errors import OptionError, TokenError
+from cachesim.errors import InputError, OptionError, TokenError
 from cachesim.model.adapters import adapted, adapted_in
 from cachesim.units import Count, Pos, Token, Tokens, as_tokens
 
@@ -450,6 +450,19 @@ class LlamaCpp(Engine):
 
     def amounts(self) -> Amounts:
         return amounts(self._server)
+
+    def pool_flags(self, memory: int) -> dict[str, int]:
+        """The size of a context of full attention, which is allocated as a whole.
+
+        | a state for each slot | cells of the context |
+        """
+        token, window, state = sizes_of(self.network.spec)
+        if window or not token:
+            what = "windows" if window else "no attention"
+            msg = f"memory sizes a context of full attention, and the model has {what}"
+            raise InputError(msg)
+        left = memory - len(self.held().slots) * state
+        return {"ctx_size": left // token // CONTEXT_STEP * CONTEXT_STEP}
 
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
         """The tokens of every slot and every prompt-cache entry, if prompts are ropes."""

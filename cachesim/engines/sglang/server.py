@@ -52,6 +52,9 @@ from cachesim.units import Array, Count, Integers, Tokens, as_tokens
 
 NOTHING: Final = "nothing"
 
+MAMBA_FULL_MEMORY_RATIO: Final = 0.9
+"""Bytes of states for each byte of keys and values."""
+
 Ends: TypeAlias = dict[int, set[tuple[Hashable, bytes]]]
 """By their length: the sequences after which a state was saved."""
 
@@ -766,6 +769,20 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def amounts(self) -> Amounts:
         return amounts(self.tree, self.network.spec)
+
+    def pool_flags(self, memory: int) -> dict[str, int]:
+        """Follows the configurator's `mamba_full_memory_ratio`, with the pool's padding slot.
+
+        | states: 0.9 parts | tokens: 1 part, windows by their ratio |
+        """
+        token, window, state = sizes_of(self.network.spec)
+        found, left = {}, memory
+        if state:
+            ratio = MAMBA_FULL_MEMORY_RATIO
+            found["max_mamba_cache_size"] = int((memory * ratio / (1 + ratio) - state) // state)
+            left -= (found["max_mamba_cache_size"] + 1) * state
+        each = token + self.options.swa_full_tokens_ratio * window
+        return found | ({"max_total_tokens": int(left // each)} if each else {})
 
     def check_integrity(self) -> None:
         check_books(self.tree, [job.req for job in self._jobs if job.req is not None])

@@ -20,6 +20,7 @@ from cachesim.engines.held import (
     Marks,
     RowHeld,
     runs_of,
+    sizes_of,
 )
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
@@ -43,6 +44,7 @@ from cachesim.engines.vllm.runner import PLACES, Connector, Load, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError, OptionError, UpstreamEndless
 from cachesim.model.adapters import Strengths
+from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
 
 # Adapters (LoRA) of requests: a name, which is part of the block ids, and a file with weights.
@@ -739,6 +741,26 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def amounts(self) -> Amounts:
         return amounts(self.manager)
+
+    def pool_flags(self, memory: int) -> dict[str, int]:
+        """Follows `get_kv_cache_config_from_groups`: each layer of a group has a page in a block.
+
+        blocks = memory // (page x layers of the largest group)    a page is the largest of all
+        """
+        spec = self.network.spec
+        groups, layers = self.manager.groups, Counter(spec.layers)
+        token, window, state = sizes_of(spec)
+        states = sum(layers[kind] for kind in RECURRENT_KINDS)
+        page = max(
+            state / states
+            if group.kind == "mamba"
+            else group.block * token / layers["attention"]
+            if group.kind == "full"
+            else group.block * window / layers["window"]
+            for group in groups
+        )
+        most = max(len(group.layers) for group in groups)
+        return {"num_gpu_blocks_override": int(memory // (page * most))}
 
     def check_integrity(self) -> None:
         check_books(
