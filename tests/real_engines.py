@@ -273,7 +273,10 @@ def sglang_rust_core_agrees(release: str, *, times: int = 1) -> tuple[bool, str]
 
 def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> tuple[bool, str]:
     """So many workloads of each kind."""
-    found = [each.compare(release, SEED, range(count)) for each, count in schedulers]
+    with schedulers[0][0].start(release) as real:
+        found = [
+            each.compare(release, SEED, range(count), started=real) for each, count in schedulers
+        ]
     return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
 
 

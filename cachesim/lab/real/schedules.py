@@ -6,6 +6,7 @@ tokens, for no kernel runs there, and must take the same decisions.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -128,12 +129,16 @@ class RealScheduler(Generic[R]):
         *,
         version: str = "",
         record: Callable[[Played[R]], None] = lambda _: None,
+        started: WorkerProcess | None = None,
     ) -> Agreement:
-        """Play workloads on both; another version may stand in for the release's own."""
+        """Run workloads on both; another version may stand in for the release's own.
+
+        Import takes most of a start, so a process that is `started` already can be shared.
+        """
         known = self.family.release(release)
         title = f"{self.family.name} {known.name}: scheduler, seed {seed}"
         found = Agreement(title=title, kinds="groups")
-        with self.start(known.name, version) as real:
+        with nullcontext(started) if started else self.start(known.name, version) as real:
             for number in watched(numbers):
                 workload = self.draw(seed, number, known.rules)
                 real_groups = self.visible(workload, real.play(workload))
