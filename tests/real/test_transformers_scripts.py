@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers import commands, one_family, reports
+from cachesim.lab.real.transformers import commands, limits_worker, one_family, reports
 from cachesim.lab.real.transformers import worker as worker_module
 from cachesim.lab.real.transformers.causes import CAUSES, SHOWN, cause_of
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
@@ -468,3 +468,17 @@ def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family
         worker.order({"family": "a", "reason": reason})
 
     assert 2 == len(started)
+
+
+def test_a_line_that_raises_is_named_without_a_machine_s_folders(tmp_path: Path) -> None:
+    def place(file: str) -> str:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        code = compile("\n1 / 0", str(tmp_path / file), "exec")
+        with pytest.raises(ZeroDivisionError) as caught:
+            exec(code)
+        return limits_worker.about(caught.value)["place"]
+
+    assert place("worker.py") == "worker.py:2"
+    assert place("lib/site-packages/transformers/cache_utils.py") == (
+        "transformers/cache_utils.py:2"
+    )

@@ -3,6 +3,7 @@
 import signal
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -47,9 +48,10 @@ def is_clear(error: Exception) -> bool:
 
 
 def about(error: Exception) -> dict[str, str]:
-    """The message, and the line that raises."""
+    """The message and the line that raises; a file outside packages is named without a folder."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    file = frame.filename.split("site-packages/")[-1]
+    _, installed, file = frame.filename.rpartition("site-packages/")
+    file = file if installed else Path(file).name
     return {
         "error": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}",
         "place": f"{file}:{frame.lineno}",
