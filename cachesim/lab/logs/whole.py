@@ -113,8 +113,11 @@ def replays_of(
             try:
                 replays.append(with_likeliest_model(rebuild(server, settings, progress=progress)))
             except (OptionError, UpstreamAbort) as error:
-                names = ", ".join(read.sources)
-                msg = f"{names}: no server starts with what it says: {error}"
+                given = " and ".join(
+                    f"--set {name}={value}" for name, value in user.options.items()
+                )
+                flags = "the log's flags" + (given and f" and {given}")
+                msg = f"{', '.join(read.sources)}: no server starts with {flags}: {error}"
                 raise InputError(msg) from None
         else:
             replays.append(unplayed(server, settings))
