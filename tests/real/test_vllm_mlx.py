@@ -1,14 +1,47 @@
 """vllm-mlx's and Rapid-MLX's own schedulers and prefix caches beside the simulated ones."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.mlx_lm.vllm_mlx import MODELS, RAPID_MLX, VLLM_MLX, compare_vllm_mlx, draw
+from cachesim.lab.real.mlx_lm.vllm_mlx import (
+    MODELS,
+    RAPID_MLX,
+    VLLM_MLX,
+    compare_vllm_mlx,
+    draw,
+    overrides,
+)
+from cachesim.lab.real.mlx_lm.vllm_mlx_serve import config_of
+from cachesim.lab.real.playing import show_overrides
 
-pytestmark = pytest.mark.wheel
+COMMAND_LINE = """
+import argparse
+SchedulerConfig = dict
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command")
+    parser.add_argument("model")
+    parser.add_argument("--entries", type=int, default=8)
+    parser.parse_args()
+
+def serve_command(args):
+    download(args.model)
+    from math import floor
+    if args.entries > 4:
+        args.entries = floor(4.5)
+    if args.model:
+        port = open_port()
+        wanted = SchedulerConfig(entries=args.entries, listed=args._original_alias)
+        run(wanted, port)
+"""
+"""A wheel's command line: functions that are not defined would raise if they were called."""
 
 WHEELS = pytest.mark.parametrize("wheel", [VLLM_MLX, RAPID_MLX])
 
@@ -20,6 +53,37 @@ def compared(wheel: str) -> Agreement:
         pytest.skip(str(error))
 
 
+def test_settings_are_computed_without_the_rest_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm_mlx").mkdir()
+    (tmp_path / "vllm_mlx" / "__init__.py").touch()
+    (tmp_path / "vllm_mlx" / "cli.py").write_text(COMMAND_LINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    flags, config = config_of(["serve", "MODEL"], "qwen")
+
+    assert {"command": "serve", "model": "MODEL", "entries": 8} == flags
+    assert {"entries": 4, "listed": "qwen"} == config
+
+
+@pytest.mark.wheel
+@WHEELS
+def test_it_is_started_as_from_a_command_line(
+    wheel: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        found = overrides(wheel)
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+    assert 0 == show_overrides(wheel, found)
+    assert "max_entries: 1000 -> " in capsys.readouterr().out
+
+
+@pytest.mark.wheel
 @WHEELS
 def test_its_scheduler_gives_and_keeps_what_is_simulated(wheel: str) -> None:
     found = compared(wheel)
@@ -31,12 +95,14 @@ def test_its_scheduler_gives_and_keeps_what_is_simulated(wheel: str) -> None:
     assert found.total("hits") > 0 < found.total("found not all used")
 
 
+@pytest.mark.wheel
 def test_an_entry_that_stays_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPromptCache, "evict_prefixes", lambda *_: None)
 
     assert compared(VLLM_MLX).difference is not None
 
 
+@pytest.mark.wheel
 def test_a_prompt_that_is_kept_with_its_last_token_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

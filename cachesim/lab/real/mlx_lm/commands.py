@@ -12,14 +12,17 @@ from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, explain
+from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_workload
-from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
+
+DIFFERING: Final = "settings that differ from a server's start"
 
 
 @Parameter(name="*")
@@ -54,7 +57,8 @@ class MlxFlags:
         a folder, or the name of a shipped one.
     settings
         Print in which settings the comparison differs from `mlx_lm.server --model MODEL`, by its
-        own parser, and why no result depends on them, instead.
+        own parser, and why no result depends on them, instead. With `vllm_mlx` and `rapid_mlx`:
+        from `vllm-mlx serve MODEL` and `rapid-mlx serve MODEL`.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
@@ -97,15 +101,15 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             play=play_mlx_scenario,
             heads=("real: cached", "answer", "simulated: cached", "answer"),
         ).play_named(flags.scenario, flags.release)
-    if flags.vllm_mlx:
-        return compare_vllm_mlx(flags.seed, flags.workloads, flags.first).show()
-    if flags.rapid_mlx:
-        played = flags.seed, flags.workloads, flags.first
-        return compare_vllm_mlx(*played, wheel=RAPID_MLX).show()
+    if flags.vllm_mlx or flags.rapid_mlx:
+        wheel = VLLM_MLX if flags.vllm_mlx else RAPID_MLX
+        if flags.settings:
+            return show_overrides(f"{wheel}: {DIFFERING}", vllm_mlx.overrides(wheel))
+        return compare_vllm_mlx(flags.seed, flags.workloads, flags.first, wheel=wheel).show()
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     if flags.settings:
-        title = f"mlx-lm {flags.release}: settings that differ from a server's start"
+        title = f"mlx-lm {flags.release}: {DIFFERING}"
         return show_overrides(title, overrides(flags.release))
     return _logits(flags) if flags.logits else _random(flags)
 

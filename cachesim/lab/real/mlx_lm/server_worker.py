@@ -85,7 +85,13 @@ def settings(wanted: Json) -> Json:
 
 
 def parsed(module: Real, arguments: list[str]) -> Json:
-    """Arguments as parsed by the release's own parser."""
+    """Arguments as parsed by the release's own parser, as text."""
+    found = vars(namespace(module, arguments))
+    return {name: str(value) for name, value in sorted(found.items())}
+
+
+def namespace(module: Real, arguments: list[str]) -> argparse.Namespace:
+    """Arguments as parsed by a module's own parser."""
     parse = argparse.ArgumentParser.parse_args
 
     def stop(parser: Real, *_: Real) -> Real:
@@ -95,7 +101,7 @@ def parsed(module: Real, arguments: list[str]) -> Json:
     try:
         module.main()
     except ParsedError as found:
-        return {name: str(value) for name, value in sorted(vars(found.args[0]).items())}
+        return argparse.Namespace(**vars(found.args[0]))
     finally:
         argparse.ArgumentParser.parse_args = parse  # type: ignore[method-assign]
     raise LookupError(parse.__name__)

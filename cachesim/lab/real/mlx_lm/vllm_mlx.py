@@ -2,8 +2,9 @@
 
 They come one after the other, as is simulated. Prompts are shorter than a user's, so the limits of
 the cache are a workload's: tokens that are worth an entry, entries, tokens without a new state.
-Rapid-MLX's own command line says how many entries that cannot be cut its scheduler stores, for a
-model that it lists or another one; fewer are drawn, too, for ten requests do not fill eight.
+All other settings are those with which the wheel's own `serve` starts: Rapid-MLX packs keys and
+values in int4, and its command line says how many entries that cannot be cut its scheduler stores,
+for a model that it lists or another one; fewer are drawn, too.
 """
 
 import re
@@ -28,6 +29,7 @@ from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
 from cachesim.typed import of_kind
 from cachesim.units import as_tokens
@@ -46,7 +48,41 @@ WORDS: Final = range(12, VOCABULARY)
 MODELS: Final = ("llama", "gemma3_text", "granitemoehybrid", "qwen3_5", "mamba2")
 """All can be cut; windows; states and attention, twice; states alone."""
 
+PACKED: Final = dict.fromkeys(("llama", "qwen3_5"), 32)
+"""Sizes of heads that Rapid-MLX packs in int4, as it does by default; no smaller one is packed."""
+
 REQUESTS: Final = 10
+
+FLAG_REASONS: Final = {
+    "--continuous-batching": "without it no scheduler runs, and nothing is cached",
+    "--hybrid-cache-entries": "of some workloads alone: the default is 8 for a listed hybrid, or 0",
+    "hybrid_cache_entries": "by --hybrid-cache-entries",
+    "non_trimmable_exact_prefix_reuse": "on for a hybrid that Rapid-MLX lists, by its default",
+    "min_prefix_tokens": "prompts are shorter than a user's; the rule is compared, not the number",
+    "max_entries": "ten requests do not fill a thousand entries",
+    "hybrid_reuse_max_entries": "ten requests do not fill eight entries",
+    "SNAPSHOT_REFRESH_TOKENS": "prompts are shorter than a user's",
+}
+"""Flags and settings of a workload that differ from those of `serve MODEL` -> why."""
+
+PRETENDED: Final = {
+    "the model": (
+        "that of the command line",
+        "a tiny one of mlx-lm's own class with random weights, and a tokenizer of words",
+        "caches and stores know shapes and tokens alone",
+    ),
+    "the sampler": (
+        "by a request's temperature",
+        "logits processors that leave the tokens of the workload's reply",
+        "a workload does not depend on weights",
+    ),
+    "requests": (
+        "several at once, from HTTP handlers",
+        "one after the other, given to the scheduler",
+        "simulated so; what is cached of requests side by side is not compared",
+    ),
+}
+"""Settings without a flag: a server's default, ours, why no result depends on it."""
 
 
 class RealScheduler(JsonProcess):
@@ -66,21 +102,27 @@ class RealScheduler(JsonProcess):
 
     def play(self, workload: Workload) -> list[dict[str, Any]]:
         """What each request was given from the cache, and what the cache then holds."""
+        found: list[dict[str, Any]] = self.order(self._ordered(workload))
+        return found
+
+    def settings(self, workload: Workload) -> list[dict[str, str]]:
+        """Flags and settings as `serve MODEL` starts with, and as a workload has them."""
+        found: list[dict[str, str]] = self.order({"settings": self._ordered(workload)})
+        return found
+
+    def _ordered(self, workload: Workload) -> Workload:
         spec = toy_of(workload["model"], VOCABULARY)
         weights = self._folder / f"{workload['model']['family']}.npz"
-        model = order_of(spec, weights)
-        found: list[dict[str, Any]] = self.order(
-            workload | {"model": model, "vocabulary": VOCABULARY}
-        )
-        return found
+        return workload | {"model": order_of(spec, weights), "vocabulary": VOCABULARY}
 
 
 def draw(seed: int, number: int, wheel: str = VLLM_MLX) -> Workload:
     """Prompts that go on from earlier ones: the same, longer, cut, changed within, new."""
     rng = Random(f"{wheel.split('==', maxsplit=1)[0]} {seed} {number}")
+    family = MODELS[number % len(MODELS)]
     workload: Workload = {
         "id": f"{number}",
-        "model": {"family": MODELS[number % len(MODELS)]},
+        "model": {"family": family},
         "template": "chatml",
         "requests": list(islice(_prompts(rng), REQUESTS)),
     }
@@ -88,7 +130,7 @@ def draw(seed: int, number: int, wheel: str = VLLM_MLX) -> Workload:
     if wheel == VLLM_MLX:
         limits = {"min_prefix_tokens": rng.choice((1, 8, 24)), **entries}
         return workload | {"limits": limits, "refresh": rng.choice((0, 5, 4096))}
-    workload["model"]["window"] = rng.choice((8, 64))
+    workload["model"] |= {"window": rng.choice((8, 64)), "head_size": PACKED.get(family)}
     served = {"model": rng.choice((LISTED, "none/listed")), "entries": rng.choice((None, 1, 3))}
     if rng.random() < 0.5:
         workload["template"] = template = rng.choice(("chatml", "think"))
@@ -227,3 +269,16 @@ def compare_vllm_mlx(
 
 def _differs(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
     return any(theirs[name] != ours[name] for name in ours)
+
+
+def overrides(wheel: str) -> list[Override]:
+    """Flags and settings in which some workload differs from `serve MODEL`."""
+    with TemporaryDirectory() as folder, RealScheduler(wheel, folder) as real:
+        pairs = [real.settings(draw(0, number, wheel)) for number in range(2 * len(MODELS))]
+    rows = {
+        (name, started[name], used[name])
+        for started, used in pairs
+        for name in started
+        if started[name] != used[name]
+    }
+    return overrides_of(sorted(rows), FLAG_REASONS, PRETENDED)

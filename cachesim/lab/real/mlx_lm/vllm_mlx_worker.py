@@ -2,7 +2,8 @@
 
 One line of JSON in, one line out: a model and requests go in, what each was given from the cache
 and what the cache then holds come out. The folder of the unpacked wheel is the program's argument.
-The replies are forced by logits processors; the limits of the cache are a workload's.
+The replies are forced by logits processors; the limits of the cache are a workload's, all other
+settings those of the wheel's own `serve`.
 """
 
 import importlib
@@ -13,8 +14,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from unittest.mock import MagicMock
 
+from cachesim.lab.real.mlx_lm import vllm_mlx_serve
 from cachesim.lab.real.mlx_lm.server_models import Folders
 from cachesim.lab.real.worker_side import own_output
 
@@ -30,19 +31,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = Folders(Path(place))
         for line in sys.stdin:
-            answers.write(json.dumps(play(json.loads(line), folders)) + "\n")
+            wanted = json.loads(line)
+            answer = settings(wanted["settings"], folders) if "settings" in wanted else None
+            answers.write(json.dumps(answer or play(wanted, folders)) + "\n")
 
 
 def play(workload: Json, folders: Folders) -> list[Json]:
     """Serve the requests of a workload, one after the other."""
-    folder = folders.of(workload["model"], workload["template"], workload["vocabulary"])
-    model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
-    module: Real = importlib.import_module("vllm_mlx.scheduler")
-    scheduler = module.Scheduler(model, tokenizer, module.SchedulerConfig(**settings(workload)))
-    stored = scheduler.memory_aware_cache
-    stored._config = replace(stored._config, **workload["limits"])
-    if "refresh" in workload:
-        scheduler.SNAPSHOT_REFRESH_TOKENS = workload["refresh"]
+    scheduler, tokenizer = started(workload, folders)
     chats = renderer(tokenizer, scheduler.config) if "serve" in workload else None
     return [
         served(scheduler, str(number), each if chats is None else rendered(chats, each))
@@ -50,28 +46,46 @@ def play(workload: Json, folders: Folders) -> list[Json]:
     ]
 
 
-def settings(workload: Json) -> Json:
-    """What `rapid-mlx serve` says to its scheduler of entries that cannot be cut."""
-    if "serve" not in workload:
-        return {}
-    line: Real = importlib.import_module("vllm_mlx.cli")
-    model, entries = workload["serve"]["model"], workload["serve"]["entries"]
-    kept = line._resolve_hybrid_cache_entries(
-        enable_prefix_cache=True,
-        explicit_value=entries or 0,
-        user_set_explicit=entries is not None,
-        model_name=model,
-    )
-    listed = line._needs_bounded_trim_free_reuse(model)
-    return {
-        "hybrid_cache_entries": kept,
-        "non_trimmable_exact_prefix_reuse": kept > 0 and listed,
-    }
+def started(workload: Json, folders: Folders) -> tuple[Real, Real]:
+    """A workload's scheduler, and its tokenizer."""
+    folder = folders.of(workload["model"], workload["template"], workload["vocabulary"])
+    model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
+    arguments = vllm_mlx_serve.arguments_of(str(folder), workload)
+    _, config = vllm_mlx_serve.config_of(arguments, workload.get("serve", {}).get("model"))
+    module: Real = importlib.import_module("vllm_mlx.scheduler")
+    scheduler = module.Scheduler(model, tokenizer, config)
+    stored = scheduler.memory_aware_cache
+    stored._config = replace(stored._config, **workload["limits"])
+    if "refresh" in workload:
+        scheduler.SNAPSHOT_REFRESH_TOKENS = workload["refresh"]
+    return scheduler, tokenizer
+
+
+def settings(workload: Json, folders: Folders) -> list[Json]:
+    """Flags and settings as `serve MODEL` starts with, and as a workload has them."""
+    folder = str(folders.of(workload["model"], workload["template"], workload["vocabulary"]))
+    module: Real = importlib.import_module("vllm_mlx.scheduler")
+    model, tokenizer = importlib.import_module("mlx_lm").load(folder)
+    bare, config = vllm_mlx_serve.config_of(["serve", folder])
+    own, _ = vllm_mlx_serve.config_of(vllm_mlx_serve.arguments_of(folder, workload))
+    default = module.Scheduler(model, tokenizer, config)
+    return [
+        described(flags, scheduler)
+        for flags, scheduler in ((bare, default), (own, started(workload, folders)[0]))
+    ]
+
+
+def described(flags: Json, scheduler: Real) -> Json:
+    """Flags, the scheduler's settings and those of its cache, as text."""
+    found = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    for held in (scheduler.config, scheduler.memory_aware_cache._config):
+        found |= vars(held)
+    found["SNAPSHOT_REFRESH_TOKENS"] = getattr(scheduler, "SNAPSHOT_REFRESH_TOKENS", None)
+    return {name: str(value) for name, value in found.items()}
 
 
 def renderer(tokenizer: Real, config: Real) -> Real:
     """As much of Rapid-MLX's engine as renders chats, and finds what their next turns repeat."""
-    sys.modules.setdefault("jsonschema", MagicMock())  # for calls of tools, which no chat has
     engine: Real = importlib.import_module("vllm_mlx.engine.batched").BatchedEngine
     made = engine.__new__(engine)
     made._tokenizer, made._scheduler_config = tokenizer, config
