@@ -91,12 +91,15 @@ def _how_known(how: str) -> str:
 def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     agreement = found["agreement"]
     differing = agreement["differing"]
+    if not agreement["comparable"]:
+        yield Text("The log has no request with both its prompt's length and its reused tokens.")
+        return
     text = Text(
         f"The simulator reproduces the log's reuse on {agreement['agreeing']} of "
         f"{counted(agreement['comparable'], 'request')}"
     )
     if not differing:
-        text.append("." if agreement["comparable"] else ": the log gives no count to compare.")
+        text.append(".")
     else:
         named = ", ".join(map(str, differing[:NAMED]))
         more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""

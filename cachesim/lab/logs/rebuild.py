@@ -349,7 +349,8 @@ class Rebuilder:
         self.settings = settings
         self.window = int(settings.window.value or 0)
         self.verbose = prints_checkpoints(log.styles) or any(
-            r.cuts or r.created or r.checked for r in log.requests
+            r.cuts or r.created or r.checked or r.restored or r.erased or r.forced
+            for r in log.requests
         )
         self.player = Player(settings.profile, settings.spec, settings.values)
         self.hints = hints

@@ -31,7 +31,9 @@ class Rebuilt:
 
     @property
     def is_comparable(self) -> bool:
-        return self.is_played and self.lengths.cached.value is not None
+        """True if the log has a count of a prompt that was replayed."""
+        known = self.lengths.cached.value is not None
+        return self.is_played and known and self.submitted is not None
 
     @property
     def is_taken_to_decline(self) -> bool:

@@ -19,6 +19,8 @@ CHOICES: Final[Mapping[str, str]] = {
 SHOWN: Final = 6
 """Most checkpoints that are listed singly."""
 
+FORCED: Final = "No checkpoint qualified: forcing full prompt re-processing."
+
 NEARLY: Final = 0.95
 """Share from which a part counts as all."""
 
@@ -66,7 +68,10 @@ def _memory(o: Observed) -> Iterator[str]:
     if o.restored is not None:
         yield f"The checkpoint of {o.restored_at:,} tokens was restored."
     if o.forced:
-        yield "No checkpoint qualified: forcing full prompt re-processing."
+        yield FORCED
+    if o.erased:
+        sizes = sorted({size for size, _ in o.erased})
+        yield f"Erased: {counted(len(sizes), 'checkpoint')}, of {_listed(sizes)} tokens."
     if o.refused_cut:
         yield "Memory could not be cut, and was cleared."
     if o.moved:
@@ -74,6 +79,10 @@ def _memory(o: Observed) -> Iterator[str]:
         yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
     for left, discarded in o.shifts:
         yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
 
 
 def _whose(o: Observed) -> str:
@@ -449,10 +458,10 @@ def missing_of(replay: Replay) -> list[str]:
         missing.append(
             "The log does not begin with the server's start: what the server held then is unknown."
         )
-    quiet = not any(each.is_verbose for each in replay.requests)
-    if quiet:
+    if not any(each.is_verbose for each in replay.requests):
+        release = "This release prints" if replay.log.styles else "Recent releases print"
         missing.append(
-            "This release prints restores, checkpoints and full re-processing only with `-lv 4`: "
+            f"{release} restores, checkpoints and full re-processing only with `-lv 4`: "
             "start the server with it to have them in the log."
         )
     assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
@@ -649,6 +658,10 @@ def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    """The requests with the most reprocessed matching tokens."""
+    """The requests with the most reprocessed matching tokens; then those that the log calls such.
+
+    Of the latter, the log has no number of matching tokens.
+    """
     ranked = sorted(requests, key=lambda each: (-(each["again"] or 0), each["number"]))
-    return [each for each in ranked if each["again"]][:count]
+    forced = [each for each in ranked if each["again"] is None and FORCED in each["log_says"]]
+    return [*(each for each in ranked if each["again"]), *forced][:count]
