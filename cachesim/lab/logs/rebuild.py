@@ -554,7 +554,7 @@ class Rebuilder:
         self._note_file(request, held_before(request, whole), len(held))
         loads = request.search.found_keep is not None and len(entries) > 0
         if not len(held) and not loads and self._holds_something(request):
-            held = self._invent(request, whole) or held
+            held = self._invent(rebuilt, whole) or held
             slots, entries = self.player.held()
         exact = common_with_holder(request, whole, self.window, verbose=self.verbose)
         found: list[Possible] = []
@@ -603,8 +603,8 @@ class Rebuilder:
             return request.depth[1] > 0
         return request.sim is not None or bool(request.checked)
 
-    def _invent(self, request: Observed, whole: int) -> Rope | None:
-        length = None
+    def _invent(self, rebuilt: Rebuilt, whole: int) -> Rope | None:
+        request, length = rebuilt.observed, None
         if request.depth is not None:
             length = request.depth[1]
         elif request.search.saved is not None:
@@ -614,6 +614,9 @@ class Rebuilder:
             keep = float(request.keep) if request.keep.replace(".", "").isdigit() else 0.0
             if common is not None and keep > 0:
                 length = round((common.low + common.high) / 2 / keep)
+        elif request.checked and rebuilt.lengths.prompt.is_sure:
+            # a checkpoint ends where the slot did, or before
+            length = max(high for _, high, _ in request.checked) + 1
         if not length or self.player.dead:
             return None
         prompt = self.new_text(request, BEFORE, max(1, length))
@@ -623,6 +626,7 @@ class Rebuilder:
             reply=self.new_text(request, BEFORE_REPLY, 1),
             slot=request.slot,
         )
+        rebuilt.assumed = length
         self.replay.invented.append(submitted)
         self.player.launch(submitted)
         if self.player.run_until(submitted.number).error is not None:

@@ -26,6 +26,7 @@ class Rebuilt:
     holder: str = "nothing"
     replayed: Replayed = FAILED
     candidates: int = 1
+    assumed: int | None = None  # tokens that its slot is taken to have held, as one prompt
     is_verbose: bool = True  # the log's level prints what memory and checkpoints did
     is_played: bool = True  # otherwise only the log's own lines are told
 

@@ -174,9 +174,10 @@ def _none_qualifies(o: Observed, equal: int) -> str:
     if not o.checked:
         return f"No checkpoint is at or before token {equal:,}: the slot had none"
     lowest = min(low for low, _, _ in o.checked)
+    tried = "the one that was" if len(o.checked) == 1 else f"the nearest of {len(o.checked)}"
     return (
-        f"No checkpoint is at or before token {equal:,}: the nearest of {len(o.checked)} that "
-        f"were tried begins at position {lowest:,}"
+        f"No checkpoint is at or before token {equal:,}: {tried} tried begins at position "
+        f"{lowest:,}"
     )
 
 
@@ -458,6 +459,13 @@ def missing_of(replay: Replay) -> list[str]:
         missing.append(
             "The log does not begin with the server's start: what the server held then is unknown."
         )
+    first = next((each for each in replay.requests if each.assumed is not None), None)
+    if first is not None:
+        missing.append(
+            f"The replay assumes that slot {first.observed.slot} held one prompt of "
+            f"{first.assumed:,} tokens before request {first.observed.number}; other settings are "
+            f"replayed with it."
+        )
     if not any(each.is_verbose for each in replay.requests):
         release = "This release prints" if replay.log.styles else "Recent releases print"
         missing.append(
@@ -547,7 +555,8 @@ def _slot_known(observed: Observed) -> str:
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
-    if each.is_played and each.agrees and not each.is_taken_to_decline:
+    assumed = each.assumed is not None and (each.observed.forced or bool(each.observed.checked))
+    if each.is_played and each.agrees and not each.is_taken_to_decline and not assumed:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)
     return losses, losses[0]["from"] if losses else None
@@ -658,10 +667,11 @@ def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    """The requests with the most reprocessed matching tokens; then those that the log calls such.
+    """The requests with the most reprocessed matching tokens.
 
-    Of the latter, the log has no number of matching tokens.
+    Then those of unknown lengths: each that the log says is reprocessed, or all of a short log.
     """
-    ranked = sorted(requests, key=lambda each: (-(each["again"] or 0), each["number"]))
-    forced = [each for each in ranked if each["again"] is None and FORCED in each["log_says"]]
-    return [*(each for each in ranked if each["again"]), *forced][:count]
+    lost = sorted((each for each in requests if each["again"]), key=lambda each: -each["again"])
+    unknown = [each for each in requests if each["again"] is None and each["log_says"]]
+    is_short = len(requests) <= count
+    return [*lost, *(each for each in unknown if is_short or FORCED in each["log_says"])][:count]
