@@ -156,11 +156,15 @@ def _sum_in_words(totals: Mapping[str, Any]) -> str:
         )
     unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
     again, most = totals["again"], totals["again_at_most"]
+    sums = (
+        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
+        f"{shown(totals['processed'])} processed{unknown}."
+    )
+    if again is None:
+        return f"{sums} The log does not say how many of the processed tokens the server held."
     matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
-        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{shown(totals['processed'])} processed{unknown}. Of the processed tokens, the "
-        f"server already held {matched} and reprocessed them."
+        f"{sums} Of the processed tokens, the server already held {matched} and reprocessed them."
     )
 
 
@@ -241,7 +245,7 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     ):
         value = each[name]
         how = f"{known[name]}{_bounds(each, name)}"
-        facts.add_row(word, "unknown" if value is None else f"{value:,} tokens ({how})")
+        facts.add_row(word, "unknown" if value is None else f"{counted(value, 'token')} ({how})")
     facts.add_row("match", _equal(each))
     for loss in each["why"]:
         facts.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
@@ -259,7 +263,7 @@ def _equal(each: Mapping[str, Any]) -> str:
     common = each["common"]
     if common is None:
         return "unknown"
-    words = f"{common:,} tokens with {each['common_with']} ({each['known']['common']}"
+    words = f"{counted(common, 'token')} with {each['common_with']} ({each['known']['common']}"
     return f"{words}{_bounds(each, 'common')})"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from cachesim.lab.logs.observed import IK, LLAMA, MLX, PYTHON
+from cachesim.lab.logs.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON
 
 LONGEST_LINE: Final = 1 << 14
 """Most bytes of a line that are parsed; a server's own lines are far shorter."""
@@ -78,7 +78,8 @@ ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|
 
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
-    rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at"
+    rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at|"
+    rb'msg="cache |completion_tokens'
 )
 """Patterns of the lines that are parsed; others are only counted."""
 
@@ -255,6 +256,18 @@ STYLES: Final[tuple[Style, ...]] = (
             ("======== Cache: cache_size",),
             ("slot released |",),
         ),
+    ),
+    Style(
+        release="",
+        engine=OLLAMA,
+        words=(("prefix_cache.go", 'msg="cache '), ("cache.go", " matched=", " cached=")),
+        prints_checkpoints=False,
+    ),
+    Style(
+        release="",
+        engine=LM_STUDIO,
+        words=(("Prompt cache restore: cached_tokens=",),),
+        prints_checkpoints=False,
     ),
     Style(
         release="",

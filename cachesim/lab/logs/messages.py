@@ -129,6 +129,16 @@ KEYED_PATTERNS: Final = (
         r"\bn_cache_tokens=(?P<n_tokens>\d+) truncated=(?P<truncated>\w+)",
     ),
     _pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
+    _pattern(
+        "prompt-time",
+        "prompt eval time ",
+        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens",
+    ),
+    _pattern(
+        "reply-time",
+        "generation eval time ",
+        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs",
+    ),
 )
 """Messages of ik_llama.cpp whose numbers are keys: `slot released | ... n_cache_tokens=40`."""
 
@@ -181,6 +191,18 @@ SERVER_PATTERNS: Final = (
         "progress-of-one", "Prompt processing progress: ", r"progress: (?P<done>\d+)/(?P<whole>\d+)"
     ),
     _pattern("post", '"POST /', r'"POST (?P<path>/\S*completions) HTTP/[\d.]+" (?P<status>\d+)'),
+    _pattern(
+        "lookup",
+        'msg="cache ',
+        r'"cache (?:hit|miss)".* total=(?P<n_tokens>\d+) matched=(?P<matched>\d+) '
+        r"cached=(?P<cached>\d+) left=(?P<left>\d+)",
+    ),
+    _pattern(
+        "prefix-restored",
+        "Prompt cache restore:",
+        r"cached_tokens=(?P<cached>\d+) uncached_tokens=(?P<left>\d+)",
+    ),
+    _pattern("completion", '"completion_tokens"', r'completion_tokens": (?P<generated>\d+)'),
     _pattern("room", "making room", r"(?P<all>making)"),
     _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
     _pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),
@@ -234,7 +256,7 @@ def message_of(line: Line) -> tuple[str, Fields] | None:
     body = line.body
     if "Llama." in body or "llama_perf_context_print:" in body:
         return _first(PYTHON_PATTERNS, body)
-    if "eval time =" in body:
+    if "eval time =" in body and not line.is_keyed:
         return _first(TIMING_PATTERNS, body)
     if line.component == "slot":
         return _first(KEYED_PATTERNS if line.is_keyed else SLOT_PATTERNS, body)

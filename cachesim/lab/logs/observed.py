@@ -53,6 +53,7 @@ def bounded(value: int, low: int, high: int) -> Known:
 
 
 LLAMA, IK, MLX, PYTHON = "llama.cpp", "ik_llama.cpp", "mlx-lm", "llama-cpp-python"
+OLLAMA, LM_STUDIO = "Ollama's MLX runner", "LM Studio's MLX engine"
 """Engines whose lines are known."""
 
 SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
@@ -130,6 +131,8 @@ class Observed:
     offset: int = 0  # tokens that the prompt has more than the slot for the same text
     prints_tries: bool = True  # the server names every checkpoint that it tries
     shared: Known | None = None  # the prompt's common prefix, where its own lines have it
+    takes_snapshots: bool = False  # a state is saved where a prompt parts from a stored one
+    leaves_last: bool = False  # its lines do not count the prompt's last token
     notes: list[str] = field(default_factory=list)
     stale: str | None = None
     launched_at: float | None = None
@@ -168,7 +171,8 @@ class ServerLog:
     @property
     def engine(self) -> str:
         """The engine of the lines; llama.cpp's have several styles."""
-        return next((each for each in (IK, MLX, PYTHON) if each in self.styles), LLAMA)
+        others = (IK, OLLAMA, LM_STUDIO, MLX, PYTHON)
+        return next((each for each in others if each in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:

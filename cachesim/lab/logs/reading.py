@@ -16,14 +16,17 @@ from cachesim.lab.logs.lines import Line, style_in
 from cachesim.lab.logs.messages import Fields, message_of
 from cachesim.lab.logs.observed import (
     LLAMA,
+    LM_STUDIO,
     MLX,
     PYTHON,
+    UNKNOWN,
     Compared,
     LogEvent,
     Observed,
     Search,
     ServerLog,
     SlotChoice,
+    printed,
 )
 from cachesim.lab.logs.python_calls import Calls
 
@@ -471,6 +474,36 @@ class Reader:
             request.ended = True
             self._reading.remove(request)
 
+    def on_lookup(self, line: Line, fields: Fields) -> None:
+        """Ollama's MLX runner: a prompt, its match in the trie, and the reused part of it."""
+        cached, left = int(fields["cached"]), int(fields["left"])
+        request = self._begun(line, cached, left)
+        request.n_tokens = int(fields["n_tokens"])
+        request.shared, request.takes_snapshots = printed(int(fields["matched"])), True
+
+    def on_prefix_restored(self, line: Line, fields: Fields) -> None:
+        """LM Studio: the reused part of a prompt, and the rest without its last token."""
+        request = self._begun(line, int(fields["cached"]), int(fields["left"]) + 1)
+        request.shared, request.leaves_last = UNKNOWN, True
+
+    def _begun(self, line: Line, cached: int, processed: int) -> Observed:
+        request = Observed(
+            number=len(self.server.requests),
+            line=line.number,
+            slot=-1,
+            task=-1,
+            first_cut=cached,
+            processed=processed,
+        )
+        self.server.requests.append(request)
+        return request
+
+    def on_completion(self, line: Line, fields: Fields) -> None:
+        """LM Studio: the length of the last request's reply."""
+        del line
+        if self.server.engine == LM_STUDIO and self.server.requests[-1].generated is None:
+            self.server.requests[-1].generated = int(fields["generated"])
+
     def on_slot_kept(self, line: Line, fields: Fields) -> None:
         """ik_llama.cpp: tokens kept by the chosen slot, before the launch line."""
         del line
@@ -540,6 +573,9 @@ SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "slot-kept": Reader.on_slot_kept,
     "post": Reader.on_post,
     "progress-of-one": Reader.on_progress_of_one,
+    "lookup": Reader.on_lookup,
+    "prefix-restored": Reader.on_prefix_restored,
+    "completion": Reader.on_completion,
     "saving": Reader.on_saving,
     "looking": Reader.on_search,
     "compared": Reader.on_compared,

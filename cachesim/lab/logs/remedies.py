@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cachesim.lab.logs.observed import IK
+from cachesim.lab.logs.observed import IK, OLLAMA
 
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
 
@@ -136,6 +136,11 @@ IK_CURES: Final[Mapping[str, Remedy]] = {
 }
 """Remedies for causes with other flags in ik_llama.cpp."""
 
+SNAPSHOTS: Final = Remedy(
+    "client",
+    f"The next prompt that parts at the same token resumes there. {KEEP_HISTORY}",
+)
+
 STATES: Final = Remedy(
     "client",
     "Evaluate what all prompts share, keep `save_state()`, and `load_state()` it before each; or "
@@ -149,6 +154,8 @@ UNKNOWN_CURE: Final = Remedy("unknown", "Not known.")
 def remedy_of(cause: str, engine: str = "") -> Remedy:
     """Remedy of a cause."""
     own = IK_CURES.get(cause) if engine == IK else None
+    if engine == OLLAMA and cause == "state-missing":
+        return SNAPSHOTS
     if cause == "cut-refused":
         return STATES
     return own or REMEDIES.get(cause, UNKNOWN_CURE)

@@ -7,7 +7,16 @@ from typing import Any, Final
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
 from cachesim.lab.logs.evidence import Lengths
-from cachesim.lab.logs.observed import IK, MLX, PYTHON, Known, Observed, computed
+from cachesim.lab.logs.observed import (
+    IK,
+    LM_STUDIO,
+    MLX,
+    OLLAMA,
+    PYTHON,
+    Known,
+    Observed,
+    computed,
+)
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Rebuilt, Replay
 from cachesim.lab.logs.sizes import WHOSE, how_known
@@ -160,6 +169,11 @@ def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
         return "seq-rm-refused", "Memory cannot be cut there, and was cleared"
     if o.forced or (o.checked and o.restored is None):
         return "full-reprocessing", _none_qualifies(o, equal)
+    if o.takes_snapshots and cached < equal - 1:
+        return "state-missing", (
+            f"No snapshot is at token {equal:,}, and the last before it is at {cached:,}. The "
+            "runner saves one there while it processes the prompt"
+        )
     if o.restored is not None:
         words = f"Memory could not go back to token {equal:,}; the checkpoint of {o.restored_at:,}"
         return "memory-depth", f"{words} tokens was the last one before it"
@@ -440,6 +454,9 @@ FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
     "or record the requests (`cachesim record`).",
     PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
     "and a draft model's tokens count among those of a prompt that nothing matches.",
+    OLLAMA: "Its lines have each prompt's length, its match and the reused tokens.",
+    LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
+    "match: record the requests (`cachesim record`) to know why others were not reused.",
 }
 """Information in the lines of other engines' logs, and the flags that print more."""
 
@@ -448,7 +465,8 @@ def missing_of(replay: Replay) -> list[str]:
     """Facts that the log does not have."""
     settings = replay.settings
     if not settings.is_played:
-        return [f"{settings.engine}'s log is not replayed. {FACTS_WITHOUT_REPLAY[settings.engine]}"]
+        facts = FACTS_WITHOUT_REPLAY[settings.engine]
+        return [f"The log of {settings.engine} is not replayed. {facts}"]
     missing = []
     if replay.log.went_back >= OFTEN:
         missing.append(
@@ -610,14 +628,15 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
     )
     whole = cached + processed + unknown
+    known = any(each["replayed"]["played"] for each in others) or _has_any(others, "again")
     return {
         "requests": len(requests),
         "prompt_tokens": whole if whole or _has_any(others, "prompt_tokens") else None,
         "cached": cached if _has_any(others, "cached") else None,
         "processed": processed if _has_any(others, "processed") else None,
         "unknown": unknown,
-        "again": sum(each["again"] or 0 for each in requests),
-        "again_at_most": sum(map(_again_at_most, requests)),
+        "again": sum(each["again"] or 0 for each in requests) if known else None,
+        "again_at_most": sum(map(_again_at_most, requests)) if known else None,
         "untold": sum(each["cached"] is None for each in others),
         "without_length": len(others) - len(sure),
         "refused": len(refused),

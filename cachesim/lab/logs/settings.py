@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import JUNE, MAY, STYLES
-from cachesim.lab.logs.observed import PYTHON, How, ServerLog
+from cachesim.lab.logs.observed import LM_STUDIO, OLLAMA, PYTHON, How, ServerLog
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
@@ -71,7 +71,8 @@ class Settings:
     @property
     def profile(self) -> str:
         """The profile of the replay."""
-        return "+".join((f"{self.engine}@{self.release.value}", *self.patches))
+        name = f"{self.engine}@{self.release.value}" if self.release.value else self.engine
+        return "+".join((name, *self.patches))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -128,6 +129,13 @@ def _printed_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
     """Settings of another engine, whose lines have few flags and which is not replayed."""
+    if log.engine in {OLLAMA, LM_STUDIO}:
+        return Settings(
+            release=Setting("", "printed"),
+            preset=UNKNOWN_MODEL if model is None else Setting(model, "given"),
+            window=Setting(window, "given" if window is not None else "assumed"),
+            engine=log.engine,
+        )
     family = family_of(log.engine)
     commit = log.facts.get("commit", "")[:7]
     names = [each.name for each in family.releases]

@@ -9,7 +9,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.lab.logs.evidence import common_with_holder, lengths_of
 from cachesim.lab.logs.lines import Line, Tally, lines_of
-from cachesim.lab.logs.observed import Observed, ServerLog
+from cachesim.lab.logs.observed import Observed, ServerLog, computed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
@@ -150,9 +150,9 @@ def _nothing_in(read: Read) -> str:
             "tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
         )
     return (
-        f"{names}: not a llama-server log: no line of {read.lines} was recognised. "
-        "`cachesim why` reads the log of a llama-server (its standard error), or recorded "
-        "requests as JSON Lines."
+        f"{names}: no log of a known server: no line of {read.lines} was recognised. "
+        "`cachesim why` reads the logs of llama-server (its standard error), ik_llama.cpp, "
+        "llama-cpp-python, mlx_lm.server, Ollama and LM Studio, or recorded requests as JSON Lines."
     )
 
 
@@ -275,7 +275,10 @@ def as_printed(request: Observed) -> Rebuilt:
     common = request.shared
     if common is None:
         common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+    if request.leaves_last and lengths.processed.value is not None:
+        lengths = replace(lengths, processed=computed(lengths.processed.value))
     holder = f"slot {request.slot}" if request.slot >= 0 else "the instance"
+    holder = "the cache" if request.takes_snapshots else holder
     holder = holder if common.value else "nothing"
     return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
 
