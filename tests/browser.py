@@ -89,7 +89,7 @@ def _(tab: Any) -> None:
     verdict = text(tab, ".verdict")
     for words in (
         "WRONG ANSWER",
-        "Generated token 1: token 413, a cold run says 309",
+        "Generated token 1: token 413, a cold run generates 309",
         "has folded in token 402 (step A, hello) at position 0, where this prompt has 410",
         "Here 0 > 0 is false, so it stayed.",
     ):

@@ -157,7 +157,7 @@ def test_what_reads_other_servers_only_refuses_it_in_words(
     assert 2 == main(["why", "--tune", "story.toml"])
     assert "tune sweeps the settings of llama.cpp, not fake" in capsys.readouterr().err
     assert 2 == main(["why", "story.toml", "--profile", "fake@r1"])
-    assert "not a llama-server log" in capsys.readouterr().err
+    assert "no log of a known server" in capsys.readouterr().err
     assert 2 == main(["real", "fake"])
     command(f"why {RECORDED} --profile fake@r1")
 

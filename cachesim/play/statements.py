@@ -62,7 +62,7 @@ def wrong_facts(step: Step, account: Account, past: Past) -> Iterator[Fact]:
         else:
             token = show(wrong.token) if past.recalls else f"token {wrong.token}"
             sentence = (
-                f"generated token {number}: {token}, a cold run says {show(wrong.cold)}; {off}"
+                f"generated token {number}: {token}, a cold run generates {show(wrong.cold)}; {off}"
             )
         yield Fact(
             word="wrong",

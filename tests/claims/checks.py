@@ -491,7 +491,7 @@ def _wrong(case: Case, fact: Fact) -> None:
     assert reply is not None
     network = case.played.oracle.network
     found = re.match(
-        r"(?:generated|reply) token (\d+)(?:: (?:token )?(\d+), a cold run says (\d+)"
+        r"(?:generated|reply) token (\d+)(?:: (?:token )?(\d+), a cold run generates (\d+)"
         r"|: same token, by chance| was given; the server would say (\d+), a cold run (\d+));",
         text,
     )

@@ -161,7 +161,7 @@ function replyView(step) {
       const row = rows[i];
       const wrong = row && row.difference > 0;
       const says = step.forced ? `given; the server would say ${row ? row.cached : "?"}` : "answered";
-      const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run says ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
+      const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run generates ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
       return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-reused" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
     }),
     step.generated.length > 24 && h("span", { class: "quiet" }, ` and ${step.generated.length - 24} more`),
