@@ -36,9 +36,11 @@ UNKNOWN_REST: Final = 40
 
 NUMBER: Final = r"(\d{1,3}(?:,\d{3})+|\d+)"
 
+SHARED: Final = r"(?P<shared>\d{1,3}(?:,\d{3})+|\d+)"
 SHAPES: Final = (
-    rf"shared={NUMBER} entry_len=(?P<held>\d+) requested_len=(?P<whole>\d+)",
-    rf"n_past = {NUMBER}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d+)",
+    rf"shared={SHARED} entry_len=(?P<held>\d+) requested_len=(?P<whole>\d+)",
+    rf"n_past = {SHARED}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d+)",
+    rf"total=(?P<whole>\d+) matched={SHARED} cached=(?P<cached>[1-9]\d*) left=",
 )
 """What two prompts have in common, beside other counts, as servers log it."""
 
@@ -63,7 +65,13 @@ COMMAND: Final = r"[^\n`]*\b(?:server|llama-cli|serve|--model|-m)\b[^\n`\\]*(?:\
 LIMITS: Final = ("ctx_size", "max_model_len", "n_ctx")
 """Options with the maximum tokens of a conversation."""
 
-CACHED: Final = rf"cached[_ ]?tokens?[\"'`:= ]+{NUMBER}"
+CACHED: Final = rf"(?<![a-z])cached[_ ]?tokens?(?:[\"'`:= ]| is | was )+{NUMBER}"
+
+RESTORED: Final = r"cached_tokens=(\d+) uncached_tokens=(\d+)"
+"""Reused tokens and the others but the last, as LM Studio logs them."""
+
+FULL: Final = r"full prompt re-?processing|\bMISS\b"
+"""A prompt of which nothing is reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,26 +259,31 @@ def counts_in(text: str) -> Counts:
         if found := re.search(shape, text):
             groups = found.groupdict()
             whole = groups.get("whole") or _group(WHOLE[0], text)
-            full = re.search(r"full prompt re-?processing|\bMISS\b", text)
+            cached = groups.get("cached") or ("0" if re.search(FULL, text) else None)
             return Counts(
-                shared=_number(found[1]),
-                held=_number(groups["held"]),
-                whole=None if whole is None else _number(whole),
-                cached=0 if full else None,
+                shared=_known(groups["shared"]),
+                held=_known(groups.get("held")),
+                whole=_known(whole),
+                cached=_known(cached),
             )
     if found := re.search(REUSED, text, re.IGNORECASE):
         return Counts(cached=_number(found[1]), whole=_number(found[2]))
+    if restored := [*re.finditer(RESTORED, text)]:
+        cached, rest = map(_number, restored[-1].groups())
+        return Counts(cached=cached, whole=cached + rest + 1)
     whole = next((each for shape in WHOLE if (each := _group(shape, text)) is not None), None)
-    cached = [*re.finditer(CACHED, text, re.IGNORECASE)]
-    return Counts(
-        whole=None if whole is None else _number(whole),
-        cached=_number(cached[-1][1]) if cached else None,
-    )
+    named = [each[1] for each in re.finditer(CACHED, text, re.IGNORECASE)]
+    full = ["0"] if re.search(FULL, text) else []
+    return Counts(whole=_known(whole), cached=_known(next(iter([*named[::-1], *full]), None)))
 
 
 def _group(shape: str, text: str) -> str | None:
     found = re.search(shape, text, re.IGNORECASE)
     return found[1] if found else None
+
+
+def _known(text: str | None) -> int | None:
+    return None if text is None else _number(text)
 
 
 def _number(text: str) -> int:
