@@ -371,7 +371,7 @@ MEMORIES: Final = {
     "vllm-43559-one-block-more": "holds nothing at position",
     "llama.cpp-three-requests-window": "at position 0, where this request has",
     "llama.cpp-5420-repeated-prompt": "tokens too many",
-    "mlx-lm-draft-window-crossed": "is right up to 30, then 2 tokens too many",
+    "mlx-lm-draft-window-crossed": "is right up to 1021, then 3 tokens too many",
     "mlx-lm-draft-last-token-unfed": "is right up to 19, then 1 token missing",
     "mlx-lm-1035-ring-merge": "has an empty row at position",
     "ik_llama.cpp-1689-no-rewind": "tokens too many",

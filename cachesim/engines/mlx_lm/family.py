@@ -482,6 +482,13 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         lay=laying(caches={"arrays_trim_resets": True}),
     ),
     Patch(
+        name="1667",
+        pull=1667,
+        about="states that cannot be trimmed are stored at the end of every prefill chunk",
+        fits=SEGMENTED,
+        lay=laying(server={"segments_end_with_chunks": True}),
+    ),
+    Patch(
         name="1908",
         pull=1908,
         about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
@@ -524,10 +531,16 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         cures="oMLX stores a state of one array as a placeholder, and rejects it",
     ),
     Patch(
-        name="omlx-no-boundaries",
-        about="the same, defect as reported: no state is taken at the end of a block (omlx#3699)",
+        name="omlx-4096",
+        about="the same on 64 GB and more: blocks of 4,096",
         fits=("0.31.3",),
-        lay=laying(server={"grid": replace(_OMLX, captures=False)}),
+        lay=laying(server={"grid": replace(_OMLX, interval=4096)}),
+    ),
+    Patch(
+        name="omlx-no-boundaries",
+        about="that, defect as reported: no state is taken at the end of a block (omlx#3699)",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": replace(_OMLX, interval=4096, captures=False)}),
     ),
     Patch(
         name="vllm-mlx",

@@ -247,6 +247,7 @@ class ServerRules:
     """#1072 (0.31.2): prompts are prefilled in right-padded segments, key and state together; the
     state of a disconnected client is discarded, where #741 had stored it."""
 
+    segments_end_with_chunks: bool = False  # 1667: where a layer cannot be trimmed
     checkpoint: bool = False  # 911: a state of each chat prompt is stored, near its end
     checkpoint_at_last_user: bool = False  # 1006: before the last user text instead
     tails: Tails = "ragged"  # 1006, its second commit: "padded"

@@ -94,6 +94,15 @@ def tail_start(mark: Tokens, prompt: Tokens) -> int:
     return next((i for i in places if prompt[i : i + len(mark)] == mark), len(prompt))
 
 
+def at_chunks(segments: Sequence[Segment], step: int) -> tuple[Segment, ...]:
+    """Segments that end where a chunk of a cold prefill does, as #1667 proposes."""
+    return tuple(
+        Segment(type=each.type, tokens=each.tokens[start : start + step])
+        for each in segments
+        for start in range(0, len(each.tokens), step)
+    )
+
+
 def cut(
     tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens
 ) -> tuple[Segment, ...]:

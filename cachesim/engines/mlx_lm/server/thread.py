@@ -46,6 +46,7 @@ from cachesim.engines.mlx_lm.server.request import (
     Job,
     ReplyTokens,
     Segment,
+    at_chunks,
     cut,
     prompt_checkpoint,
     snapshot_key,
@@ -153,6 +154,10 @@ class SegmentBatch(ServedBatch):
         """Follows `_generate`: tokenise, fetch, drop cached segments, insert, trim the store."""
         serving = self.serving
         segments = cut(job.tokenizer, job.messages, job.prompt)
+        if serving.rules.segments_end_with_chunks and not can_trim_prompt_cache(
+            serving.make_cache()
+        ):
+            segments = at_chunks(segments, serving.options.prefill_step_size)
         cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
         cached = serving.admitted(job, "batch", cache, job.prompt, segments=segments).cached
         tokens, types = without_cached(segments, cached)
