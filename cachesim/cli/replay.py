@@ -103,11 +103,19 @@ class TraceFlags:
         Parameter(help="die:2@600, drain:2@600 or join:2@600: replica 2 at 600 s of the trace."),
     ] = None
 
+    other: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Replicas that differ: 2:num_gpu_blocks_override=150 or "
+            "4-7:sglang@0.5.23,max_total_tokens=32000. May be repeated."
+        ),
+    ] = None
+
     def fleets(self) -> list[Fleet | None]:
         """A fleet with each router; one server if none is asked for."""
         if self.replicas is None:
-            if self.router or self.change:
-                name = "--router" if self.router else "--change"
+            given = {"--router": self.router, "--change": self.change, "--other": self.other}
+            if name := next((name for name, value in given.items() if value), None):
                 msg = f"{name} is for a fleet: write --replicas N as well"
                 raise InputError(msg)
             return [None]
@@ -115,7 +123,10 @@ class TraceFlags:
             msg = "--verify computes the answers of one server; leave out --replicas"
             raise InputError(msg)
         routers = self.router or ["round-robin"]
-        return [Fleet.of(self.replicas, router, self.change or ()) for router in routers]
+        return [
+            Fleet.of(self.replicas, router, self.change or (), self.other or ())
+            for router in routers
+        ]
 
     def given(self) -> list[str]:
         """Options with another value than the default, as written on the command line."""

@@ -165,7 +165,8 @@ def upgrades(rows: Rows) -> list[Upgrade]:
         engine, at, _ = row["profile"].partition("@")
         if at:
             flags = ", ".join(f"{name}={value}" for name, value in row["settings"].items())
-            alike.setdefault((engine, row["model"], flags), []).append(row)
+            key = (engine, row["model"], ", ".join(filter(None, (flags, *_size(row), _fleet(row)))))
+            alike.setdefault(key, []).append(row)
     return [
         _upgrade(", ".join(filter(None, key)), before, after)
         for key, members in alike.items()
@@ -378,11 +379,20 @@ def server_of(row: Mapping[str, Any]) -> str:
         return "upper bound (infinite cache)"
     text = f"{row['profile']}, {row['model']}"
     text = f"{text}, {settings_of(row)}" if row["settings"] else text
-    if "fleet" in row:
-        fleet = row["fleet"]
-        text = f"{fleet['replicas']} x {text}, router {fleet['router']}"
-        text += "".join(f", {change}" for change in fleet["changes"])
-    return text
+    fleet = _fleet(row)
+    return f"{row['fleet']['replicas']} x {text}, {fleet}" if fleet else text
+
+
+def _size(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['fleet']['replicas']} replicas"] if "fleet" in row else []
+
+
+def _fleet(row: Mapping[str, Any]) -> str:
+    """The router, the changes, and the replicas that differ; empty for one server."""
+    if "fleet" not in row:
+        return ""
+    fleet = row["fleet"]
+    return ", ".join([f"router {fleet['router']}", *fleet["changes"], *fleet["others"]])
 
 
 def _curves(rows: Rows, flag: str) -> Picture:

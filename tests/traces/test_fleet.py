@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.errors import InputError
 from cachesim.lab.traces.fleet.dynamo import KvRouter
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.kv_events import Server
 from cachesim.lab.traces.fleet.serving import FleetLoop
 from cachesim.lab.traces.plan import PlanError, plan_of
 from cachesim.lab.traces.playing import check, play
-from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.replay import Cell, Measured, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import key_of, sweep
+from cachesim.report.sweep import upgrades
 
 VLLM = {"num_gpu_blocks_override": 300}
 SGLANG = {"max_total_tokens": 6000}
@@ -251,3 +253,90 @@ def test_a_page_names_the_router(tmp_path: Path) -> None:
     line = "compare made:20 -p vllm@0.33.0 --replicas 2 --router gateway --jobs 1 --report"
     assert 0 == main([*line.split(), str(page)])
     assert "router gateway" in page.read_text()
+
+
+# -- replicas that differ --------------------------------------------------------------------------
+
+
+def test_replicas_that_differ_are_servers_of_their_own() -> None:
+    others = ["1:num_gpu_blocks_override=60", "2:sglang@0.5.23,max_total_tokens=6000"]
+    mixed = cell(replicas=3)
+    mixed = replace(mixed, fleet=Fleet.of(3, "round-robin", others=others))
+    found = play(mixed)["fleet"]
+    alone = {
+        0: play(cell(replicas=3))["fleet"]["by_replica"][0],
+        1: play(cell(replicas=3, options={"num_gpu_blocks_override": 60})),
+        2: play(cell("sglang@0.5.23", replicas=3, options=SGLANG)),
+    }
+    assert alone[0] == found["by_replica"][0]
+    assert alone[1]["fleet"]["by_replica"][1] == found["by_replica"][1]
+    assert alone[2]["fleet"]["by_replica"][2] == found["by_replica"][2]
+    assert others == found["others"]
+
+
+def test_a_fleet_may_consist_of_replicas_that_differ() -> None:
+    fleet = Fleet.of(2, "random", others=["0-1:sglang@0.5.23,max_total_tokens=6000"])
+    found = play(replace(cell(), fleet=fleet))
+    assert play(cell("sglang@0.5.23", "random", 2, options=SGLANG))["cached"] == found["cached"]
+
+
+def test_limits_in_bytes_of_replicas_that_differ_are_named() -> None:
+    others = ["1:llama.cpp@b11549,cache_ram=900"]
+    sized = replace(cell(), measured=Measured.of_model("llama-3.1-8b"))
+    found = play(replace(sized, fleet=Fleet.of(2, "round-robin", others=others)))
+    (note,) = (each for each in found["notes"] if each.startswith("replica 1, llama.cpp@b11549"))
+    assert "cache_ram (943,718,400 bytes)" in note
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("2:", "cannot be read; write 2:num_gpu_blocks_override=150"),
+        ("3:page_size=1", "replicas are 0 to 2"),
+        ("2-1:page_size=1", "the lower number first"),
+        ("1:a,b", "'b' is no flag; write NAME=VALUE"),
+        ("1:num_gpu_blocks=", "is no flag; write NAME=VALUE"),
+        ("1:num_gpu_blocks_overide=5", "num_gpu_blocks_overide"),
+        ("1:vllm@9", "there is no vllm release '9'"),
+        ("1:bound", "bound"),
+        ("1:sglang@0.5.23,page_size=4", "needs blocks of one size"),
+    ],
+)
+def test_a_wrong_replica_is_refused(other: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        check(replace(cell(), fleet=Fleet.of(3, "dynamo", others=[other])))
+    assert said in str(raised.value)
+
+
+def test_a_replica_is_named_once() -> None:
+    with pytest.raises(InputError, match="replica 1 is in '0-1:a=1' and in '1:b=2'"):
+        Fleet.of(3, "random", others=["0-1:a=1", "1:b=2"])
+
+
+def test_a_router_that_loses_events_chooses_by_what_it_heard() -> None:
+    most = {"num_gpu_blocks_override": 60}
+    heard, deaf = (
+        play(cell(router=f"dynamo,kv_event_loss={loss}", options=most, turn=2, requests=400))
+        for loss in (0, 1)
+    )
+    some = play(cell(router="dynamo,kv_event_loss=0.3", options=most, turn=2, requests=400))
+    assert deaf["cached"] < some["cached"] < heard["cached"]
+
+
+def test_routers_and_sizes_are_not_compared_as_releases() -> None:
+    plan = {
+        "format": 1,
+        "trace": [{"made": 20}],
+        "server": [
+            {
+                "profile": ["vllm@0.30.0", "vllm@0.33.0"],
+                "replicas": [1, 2],
+                "router": ["random", "oracle"],
+                "others": ["0:num_gpu_blocks_override=200"],
+            }
+        ],
+    }
+    cells = plan_of(plan).cells
+    rows = [row_of(each, play(each)) for each in cells]
+    assert {("0.30.0", "0.33.0")} == {(each.before, each.after) for each in upgrades(rows)}
+    assert 4 == len(upgrades(rows))

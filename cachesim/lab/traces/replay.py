@@ -364,6 +364,16 @@ class Cell:
             made.remember(self.source.remember)
         return made
 
+    def replica(self, number: int) -> "Cell":
+        """The server of a replica, by itself."""
+        other = None if self.fleet is None else self.fleet.other(number)
+        alone = replace(self, fleet=None)
+        if other is None:
+            return alone
+        flags = {} if other.profile else dict(self.options)
+        flags |= other.options
+        return replace(alone, profile=other.profile or self.profile, options=tuple(flags.items()))
+
     @property
     def own(self) -> dict[str, Any]:
         """The flags of the server itself."""

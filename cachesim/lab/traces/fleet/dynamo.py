@@ -105,6 +105,7 @@ class Dynamo(Router):
     prefill_load_scale: float = 1.0
     decode_active_request_weight: float = 0.0
     kv_event_lag_ms: float = 0.0  # how late events arrive
+    kv_event_loss: float = 0.0  # the share of them that never does; no gap is noticed
     seed: int = 0
 
     def check(self) -> None:
@@ -116,6 +117,7 @@ class Dynamo(Router):
             "kv_event_lag_ms",
         ):
             in_range(name, getattr(self, name), 0)
+        in_range("kv_event_loss", self.kv_event_loss, 0, 1)
 
     def start(self, replicas: Sequence[Replica]) -> "KvRouter":
         units = {each.unit for each in replicas}
@@ -136,6 +138,7 @@ class KvRouter(Dispatcher):
         self.index = Index(rules.kv_event_lag_ms, [set() for _ in replicas])
         self.booked = [Booked() for _ in replicas]
         self.rng = random.Random(rules.seed)
+        self.losses = random.Random(rules.seed)
 
     def choose(self, arrival: Arrival) -> int:
         """Follows `select_worker` and the booking after it; upstream draws among equal costs."""
@@ -187,10 +190,17 @@ class KvRouter(Dispatcher):
         self.booked[replica].free(arrival.number)
 
     def stored(self, replica: int, keys: Sequence[int], time: float) -> None:
-        self.index.add(time, replica, keys, stored=True)
+        self._hear(replica, keys, time, stored=True)
 
     def removed(self, replica: int, keys: Sequence[int], time: float) -> None:
-        self.index.add(time, replica, keys, stored=False)
+        self._hear(replica, keys, time, stored=False)
+
+    def _hear(self, replica: int, keys: Sequence[int], time: float, *, stored: bool) -> None:
+        """Add an event to the index, unless it is lost: blocks that were stored are not believed
+        in, blocks that are gone still are.
+        """
+        if not keys or self.losses.random() >= self.rules.kv_event_loss:
+            self.index.add(time, replica, keys, stored=stored)
 
     def left(self, replica: int) -> None:
         self.index.clear(replica)

@@ -8,6 +8,7 @@ from cachesim.lab.traces.fleet.cache_aware import CacheAware
 from cachesim.lab.traces.fleet.changes import Change, changes_of
 from cachesim.lab.traces.fleet.dynamo import Dynamo
 from cachesim.lab.traces.fleet.gateway import Gateway
+from cachesim.lab.traces.fleet.others import Other, others_of
 from cachesim.lab.traces.fleet.plain import (
     BoundedHash,
     LeastLoaded,
@@ -39,14 +40,21 @@ MOST_REPLICAS: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Replicas of one server with a router."""
+    """Replicas with a router."""
 
     replicas: int
     router: Router
     changes: tuple[Change, ...] = ()
+    others: tuple[Other, ...] = ()  # replicas that differ
 
     @classmethod
-    def of(cls, replicas: int, router: str, changes: Sequence[str] = ()) -> "Fleet":
+    def of(
+        cls,
+        replicas: int,
+        router: str,
+        changes: Sequence[str] = (),
+        others: Sequence[str] = (),
+    ) -> "Fleet":
         """A fleet with checked parts."""
         if isinstance(replicas, bool) or not 1 <= replicas <= MOST_REPLICAS:
             msg = f"replicas is {replicas}; write a whole number from 1 to {MOST_REPLICAS:,}"
@@ -55,7 +63,12 @@ class Fleet:
             replicas=replicas,
             router=router_of(router),
             changes=changes_of(changes, replicas),
+            others=others_of(others, replicas),
         )
+
+    def other(self, number: int) -> Other | None:
+        """What is different about a replica."""
+        return next((each for each in self.others if number in each.numbers), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The fleet as plain data."""
@@ -64,6 +77,7 @@ class Fleet:
             "router": self.router.as_text(),
             "follows": self.router.follows,
             "changes": [each.as_text() for each in self.changes],
+            "others": [each.text for each in self.others],
         }
 
 

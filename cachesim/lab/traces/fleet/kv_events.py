@@ -30,6 +30,7 @@ class Server(Replica):
         self.now = 0.0
         self.most = 0  # requests at once
         self.evictions = 0  # for a limit in bytes
+        self.silent = False  # what it holds for a prompt is not known
         self.start()
 
     def start(self) -> None:
@@ -91,6 +92,7 @@ class Server(Replica):
 
     def peek(self, arrival: Arrival) -> int | None:
         found = self.engine.peek(arrival.tokens)
+        self.silent |= found is None
         return None if found is None else int(found)
 
     # -- requests ----------------------------------------------------------------------------------

@@ -238,7 +238,10 @@ def check_fleet(cell: Cell) -> None:
     fleet = cell.fleet
     if fleet is None:
         return
-    servers = [Server(number, cell.engine) for number in range(min(2, fleet.replicas))]
+    kinds = [kind for _, kind in _kinds(cell, fleet)]
+    for kind in kinds:
+        kind.check()
+    servers = [Server(number, kind.engine) for number, kind in enumerate(kinds)]
     router = fleet.router.start(servers)
     for each in servers:
         each.listen(router)
@@ -251,7 +254,9 @@ def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> 
         msg = f"{cell.profile} has no fleet"
         raise SpecError(msg)
     source = cell.source
-    servers = [Server(number, cell.engine) for number in range(fleet.replicas)]
+    kinds = _kinds(cell, fleet)
+    cells = {number: kind for numbers, kind in kinds for number in numbers}
+    servers = [Server(number, cells[number].engine) for number in range(fleet.replicas)]
     loop = FleetLoop(fleet, servers, source.remember)
     serve = partial(loop.on_time, turn=source.turn) if source.turn else loop.in_order
     found = FleetReplayed(Replayed(), [Replayed() for _ in servers])
@@ -262,24 +267,46 @@ def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> 
         "scale": source.scaling(source.open()[0]),
         **found.total.as_dict(),
         "held": {"requests": []},
-        "bytes": bytes_counted(cell, sum(each.evictions for each in servers)),
+        "bytes": _bytes(*kinds[0], servers),
         "notes": [
             *found.total.notes(source, cell.profile),
-            *limit_notes(cell, found.total),
-            *_notes(cell, fleet, found),
+            *(note for _, kind in kinds for note in limit_notes(kind, found.total)),
+            *_notes(cell, servers, found),
+            *_limits_of_others(kinds[1:], servers),
         ],
         "fleet": {**fleet.as_dict(), **found.as_dict(servers)},
     }
 
 
-def _notes(cell: Cell, fleet: Fleet, found: FleetReplayed) -> Iterator[str]:
-    if not cell.source.turn and fleet.replicas > 1:
+def _kinds(cell: Cell, fleet: Fleet) -> list[tuple[Sequence[int], Cell]]:
+    """Each kind of server, with the numbers of its replicas."""
+    rest = [number for number in range(fleet.replicas) if fleet.other(number) is None]
+    common = [(rest, cell.replica(rest[0]))] if rest else []
+    return [*common, *((each.numbers, cell.replica(each.first)) for each in fleet.others)]
+
+
+def _bytes(numbers: Sequence[int], kind: Cell, servers: Sequence[Server]) -> dict[str, Any]:
+    return bytes_counted(kind, sum(servers[number].evictions for number in numbers))
+
+
+def _limits_of_others(
+    kinds: Sequence[tuple[Sequence[int], Cell]], servers: Sequence[Server]
+) -> Iterator[str]:
+    """Limits in bytes of the replicas that differ."""
+    for numbers, kind in kinds:
+        if note := _bytes(numbers, kind, servers)["note"]:
+            yield f"replica {', '.join(map(str, numbers))}, {kind.profile}: {note}"
+
+
+def _notes(cell: Cell, servers: Sequence[Server], found: FleetReplayed) -> Iterator[str]:
+    if not cell.source.turn and len(servers) > 1:
         yield (
             "requests come one after the other, so that every replica is idle when a router "
             "chooses; --turn MS lets them overlap"
         )
     if found.best is None:
-        engine = cell.profile.partition("@")[0]
-        yield f"{engine}: what other replicas held at each choice is not known"
+        silent = {each.engine.profile.engine for each in servers if each.silent}
+        names = ", ".join(sorted(silent))
+        yield f"{names}: what other replicas held at each choice is not known"
     if found.lost:
         yield f"{counted(found.lost, 'request')} got no reply: refused, or lost with their replica"
