@@ -27,6 +27,7 @@ from cachesim.report.charts import (
 )
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
 from cachesim.report.fleet import fleet_report
+from cachesim.report.gaps import gaps_report
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -276,7 +277,7 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
         parts += [table, Text()]
         for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
-        parts += fleet_report(members, server_of)
+        parts += [*gaps_report(members), *fleet_report(members, server_of)]
         if any(row["lost"] for row in members if row["profile"] != "bound"):
             bars = losses(members)
             drawn = (

@@ -1,4 +1,4 @@
-"""A cell of a sweep or comparison, on one server or on a fleet."""
+"""A cell of a sweep or comparison: one server, a fleet, or a policy that keeps states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,20 @@ from typing import Any
 from cachesim.lab.traces import replay
 from cachesim.lab.traces.fleet.serving import check_fleet, play_fleet
 from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.retention import check_policy, is_policy, play_policy
 
 
 def check(cell: Cell) -> None:
     """Raise for anything invalid, before the replay."""
+    if is_policy(cell):
+        check_policy(cell)
+        return
     cell.check()
     check_fleet(cell)
 
 
 def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """Replay a cell; `progress` is called with the number of finished requests."""
+    if is_policy(cell):
+        return play_policy(cell, progress)
     return replay.play(cell, progress) if cell.fleet is None else play_fleet(cell, progress)

@@ -345,6 +345,9 @@ class Cell:
         self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
     ) -> Engine:
         """The server, without a network unless answers are verified."""
+        if ":" in self.profile:
+            msg = f"{self.profile} is a policy and no server: it has no answers and no events"
+            raise InputError(msg)
         profile = Profile.parse(self.profile)
         family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
@@ -532,7 +535,7 @@ def _pending(found: Iterable[TraceRequest], unit: int, source: Source) -> Iterat
         yield PendingRequest(
             number=number,
             time=request.time,
-            known=known.add(_blocks_of(request, unit, scale), _fed(request)),
+            known=known.add(blocks_of(request, unit, scale), _fed(request)),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
             trace=request,
@@ -544,14 +547,14 @@ def scaled(
 ) -> Iterator[tuple[TraceRequest, Rope, Rope]]:
     """Requests with their prompts and replies; each block is its own text."""
     for number, each in enumerate(requests):
-        *whole, last = _blocks_of(each, unit, scale)
+        *whole, last = blocks_of(each, unit, scale)
         runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
         length = max(1, each.output // scale) if replies is None else replies
         reply = Rope(each.reply) if each.reply and replies is None else None
         yield each, Rope(runs), reply or Rope.of(REPLIES + number, length)
 
 
-def _blocks_of(request: TraceRequest, unit: int, scale: int) -> list[tuple[int, int]]:
+def blocks_of(request: TraceRequest, unit: int, scale: int) -> list[tuple[int, int]]:
     """The blocks of a prompt with their tokens; the last one may be partly filled."""
     if request.sizes is not None:
         return list(zip(request.blocks, request.sizes, strict=True))
@@ -627,7 +630,7 @@ def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Itera
     """An unlimited cache; a prompt's last token is always computed."""
     found, known = Replayed(), Known(source.remember)
     for request in requests:
-        blocks = _blocks_of(request, unit, source.scaling(unit))
+        blocks = blocks_of(request, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
         equal = known.add(blocks, request.kept)
         found.add_trace(request)
