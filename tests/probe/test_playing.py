@@ -7,10 +7,13 @@ import pytest
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.answers import Query
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.dialects import _messages
 from cachesim.lab.probe.judging import plays_for
 from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_repeats
+from cachesim.lab.probe.target import PORT, ServerProcess, Target
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.testing.survey import Cause
 from tests.probe.fakes import Fake, Tokens, fake, stale
 from tests.probe.fakes import Model as FakeModel
 
@@ -98,7 +101,30 @@ def test_a_fault_that_is_seldom_shown_is_played_more_often(rate: float, plays: i
     assert rate >= 0.95 or 0.95 <= 1 - (1 - rate) ** plays
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize(("known", "served"), [(False, True), (True, True), (True, False)])
+def test_a_started_server_is_restarted_between_workloads_once_a_cause_is_known(
+    monkeypatch: pytest.MonkeyPatch, *, known: bool, served: bool
+) -> None:
+    """Not erased, as no simulated server has that in its history."""
+    done: list[str] = []
+    monkeypatch.setattr(Target, "restart", lambda _: done.append("restart"))
+    monkeypatch.setattr(Target, "erase", lambda _: done.append("erase"))
+    monkeypatch.setattr(ServerProcess, "served", served)
+    meter = Meter(Limits())
+    with fake("llama", "llama.cpp@b11549") as server:
+        target = Target(meter, server.url)
+        probe = loop.Probe(target, meter, loop.Plan(), lambda _: None)
+        target.process = ServerProcess(f"false {PORT}")
+        if known:
+            causes = frozenset({Cause("wrong answer", ("stale",))})
+            found = loop.Finding(kind="answer", sentence="", requests=1, seconds=1, causes=causes)
+            probe.outcome.findings.append(found)
+        for _ in range(20):
+            probe._empty()
+        target.close()
+    assert (known and served, not known) == ("restart" in done, "erase" in done)
+
+
 @pytest.mark.thorough
 def test_what_an_earlier_request_left_is_found_from_a_fresh_start(
     monkeypatch: pytest.MonkeyPatch,

@@ -6,8 +6,8 @@ import pytest
 
 from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.profiles import Fingerprint
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server
+from cachesim.lab.probe.profiles import Fingerprint, Guide
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import fake
 
 EMPTY = Scenario(format=FORMAT, name="", model=Model(preset="dense"), engine=Server(name=""))
@@ -44,3 +44,23 @@ def test_a_count_that_no_release_explains_is_named() -> None:
     assert "request 1 reports 2 of 3 tokens cached; the simulated servers that explained all " in (
         found.unexplained
     )
+
+
+def test_after_a_finding_more_workloads_are_drawn_until_another_fault_is_met() -> None:
+    """A prompt of 60 tokens, another one, and the first again up to its checkpoint."""
+    long, other = tuple(range(300, 360)), (400, 401)
+    prompts = ((long,), (long, other, long[:-5]))
+    plain, wrong = (
+        replace(
+            EMPTY,
+            engine=Server(name="llama.cpp"),
+            step=tuple(Step(name=f"r{at}", prompt=p, reply=(500,)) for at, p in enumerate(each)),
+        )
+        for each in prompts
+    )
+    every = Fingerprint.of("llama.cpp", 1, 4096).left
+    true = [e for e in every if "b11549" in e.releases and e.model == "swa" and not e.shown]
+    for cured, chosen, count in (((), plain, 8), (("erase-equal",), wrong, 20)):
+        drawn = iter([plain] * 19 + [wrong] * 100)
+        assert chosen == Guide(true, 8, cured).choose(lambda source=drawn: next(source))
+        assert 119 - count == len(list(drawn))

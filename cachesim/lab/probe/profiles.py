@@ -47,6 +47,9 @@ VOCABULARY: Final = 1 << 16
 JUDGES: Final = 8
 """Candidates that drawn workloads are tried on."""
 
+RARER: Final = 8
+"""After a finding so many times more workloads are drawn for each one that is sent."""
+
 TURNS: Final = 50_000
 """Turns of a simulated server for one request."""
 
@@ -230,7 +233,12 @@ class Guide:
         """The best of several drawn workloads; the first where nothing guides."""
         if not self._candidates or self._tries == 1:
             return draw()
-        scored = [(self._reaches(one), one) for one in (draw() for _ in range(self._tries))]
+        scored = list[tuple[frozenset[str], Scenario]]()
+        for _ in range(self._tries * (RARER if self._cured else 1)):
+            one = draw()
+            scored.append((self._reaches(one), one))
+            if self._cured and "wrong" in scored[-1][0]:
+                break
         reached, best = max(scored, key=lambda each: self._score(each[0]))
         for kind in reached:
             self._reached[kind] = self._reached.get(kind, 0) + 1

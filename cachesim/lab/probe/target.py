@@ -236,6 +236,7 @@ class ServerProcess:
         self._log = TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._began = self._ready = 0.0
 
     @property
     def url(self) -> str:
@@ -247,8 +248,14 @@ class ServerProcess:
         """The exit status of a process that ended by itself."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def served(self) -> bool:
+        """True once it has been up for longer than it took to start."""
+        return time.monotonic() - self._ready > self._ready - self._began
+
     def start(self) -> None:
         """Start it, and wait until it listens and answers."""
+        self._began = time.monotonic()
         self.end()
         if _listens(self.port):
             msg = f"--start: port {self.port} is taken; write {PORT} for a free one"
@@ -281,6 +288,7 @@ class ServerProcess:
                 msg = f"--start: the server ended with status {self.ended}{self.last_line()}"
                 raise InputError(msg)
             if any(_answers(self.port, path) for path in PATHS):
+                self._ready = time.monotonic()
                 return
             time.sleep(0.02)
         self.end()
