@@ -42,6 +42,7 @@ class Model:
         self.random = np.random.default_rng(0)
         self.reuses = 0
         self.weights = 0
+        self.shift = 0.0  # of all log probabilities
         self.previous: Tokens = (1, 2, 3)  # the request before
 
     def reply(self, prompt: Tokens, reply: Tokens, predict: int, **how: Any) -> Any:
@@ -61,7 +62,11 @@ class Model:
             self.reuses += cached > 0
             used = self.context(prompt, cached, self) if cached else prompt
             self.previous = prompt
-            rows = [self.logits(used + tuple(tokens[:at]), self.noise) for at in range(predict)]
+            self.shift = self.shift if cached else 0.0
+            rows = [
+                self.logits(used + tuple(tokens[:at]), self.noise) + self.shift
+                for at in range(predict)
+            ]
             return cached, tokens, rows
 
     def logits(self, tokens: Tokens, noise: float) -> Any:

@@ -10,6 +10,7 @@ from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.probe import loop
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.judging import MATERIAL
 from cachesim.lab.probe.playing import WORDS, opened_together, query_of
 from cachesim.lab.probe.result import Result
 from cachesim.scenario.format import Step
@@ -330,6 +331,24 @@ def test_files_hold_the_report_the_scenario_and_the_requests(tmp_path: Path) -> 
     assert "WRONG" in report
     lines = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
     assert all({"number", "time", "prompt", "status", "usage"} == line.keys() for line in lines)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("share", "right"), [(0.8, True), (1.2, False)])
+def test_a_fault_is_seen_from_the_printed_size_on(share: float, *, right: bool) -> None:
+    """One that shows after the calibration, in a third of the reused prefixes."""
+
+    def shifted(prompt: Tokens, cached: int, model: Model) -> Tokens:
+        late = model.reuses > 40 and cached % 3 == 0
+        model.shift = share * MATERIAL if late else 0.0
+        return prompt
+
+    with fake("llama", PROFILES["llama"], context=shifted) as server:
+        result = probed(server.url, requests=900)
+    assert MATERIAL == result.judge.noise.limit
+    assert right == result.right
+    if right:
+        assert f"power: a fault of more than {MATERIAL:g} in one of " in " ".join(result.verdict())
 
 
 NOISES = (1e-4, 1e-3, 2e-2)
