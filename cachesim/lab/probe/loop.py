@@ -320,6 +320,7 @@ class Probe:
                 return
             self._watch(self.outcome)
         noise.company, noise.reuse = company, reuse
+        self._before = list(target.sent)  # a start forgets it
         self._check_cold()
         self._check_plain_laws()
 
@@ -347,7 +348,7 @@ class Probe:
             raise InputError(msg)
 
     def _check_plain_laws(self) -> None:
-        noise, target = self.judge.noise, self.target
+        noise = self.judge.noise
         laws: tuple[tuple[FindingKind, list[float], str], ...] = (
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
             ("company", noise.company, "a cold prompt beside other requests is answered"),
@@ -372,7 +373,6 @@ class Probe:
                 )
                 finding = self._found(kind, sentence, evidence=test.value, distances=samples)
                 finding.hits, finding.replays = len(far), len(samples)
-                self._before = list(target.sent)
                 self._prove(finding, replace(self._draw(together=False), step=()))
                 if self._over:
                     return
