@@ -51,8 +51,8 @@ from cachesim.testing.search import (
     compare,
     play,
     search,
-    story,
 )
+from cachesim.testing.story import story
 from cachesim.testing.survey import (
     CHUNK,
     Cause,
@@ -437,6 +437,13 @@ SmallScope: TypeAlias = Annotated[
     int | None,
     Parameter(help="Run all workloads of up to this many requests (2 to 4) to tiny servers."),
 ]
+ByGuide: TypeAlias = Annotated[
+    bool,
+    Parameter(
+        help="Draw each request from what the server has done: lengths near the numbers that it "
+        "tested, any flag of the release.",
+    ),
+]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
 ]
@@ -458,6 +465,7 @@ def check_command(
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
     ] = None,
     scope: SmallScope = None,
+    guided: ByGuide = False,
     find: Annotated[
         Find,
         Parameter(
@@ -511,6 +519,9 @@ def check_command(
     if scope is not None:
         _refuse_beside("--scope", drawn | {"--seed": seed})
         examples = WITHOUT_END
+    if guided:
+        unguided = {"--against": against, "--scope": scope, "--find leak": find == "leak"}
+        _refuse_beside("--guided", unguided)
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in model or [_default_model(chosen)]:
         plan = Plan(
@@ -521,7 +532,7 @@ def check_command(
             minutes=minutes,
             seed=seed,
             arithmetic=arithmetic,
-            shape=shape_for(settings or (), goes_on=everything or find != "wrong"),
+            shape=shape_for(settings or (), goes_on=everything or find != "wrong", guided=guided),
             jobs=workers_for(jobs),
             emit=emit,
             require=frozenset(require or ()),
@@ -611,10 +622,10 @@ def check_minutes(minutes: float | None) -> None:
         raise InputError(msg)
 
 
-def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
-    """Shape of workloads; a search that continues past findings draws every feature."""
-    fixed = dict(map(setting, settings))
-    return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
+def shape_for(settings: Sequence[str], *, goes_on: bool, guided: bool = False) -> Shape:
+    """Shape of workloads; searches that continue past findings or are guided draw every feature."""
+    fixed, every = dict(map(setting, settings)), goes_on or guided
+    return Shape(fixed=fixed, incidents=every, chats=every, cancels=not every, guided=guided)
 
 
 def _carried_out(plan: Plan) -> int:

@@ -39,6 +39,12 @@ class Event:
         """`CheckpointCreated` is `checkpoint-created`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
+    @classmethod
+    @cache
+    def own_fields(cls) -> tuple[str, ...]:
+        """The fields beside slot and task."""
+        return tuple(each.name for each in fields(cls) if each.name not in {"slot", "task"})
+
     def loudness(self) -> Tone:
         """The tone of this event, for classes whose numbers decide it."""
         return self.tone

@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import count, islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile, family_of
-from cachesim.engines.words import counted
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
@@ -18,12 +17,14 @@ from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Reco
 from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
 from cachesim.testing.facts import neighbours, with_facts
+from cachesim.testing.guided import Guided
 from cachesim.testing.workloads import (
     DEFAULT,
     FIRST_WORD,
     Seeded,
     Shape,
     draw_workload,
+    is_thin,
     turn_of,
     words_of,
 )
@@ -348,7 +349,7 @@ def play(
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
-            finding = _finding_of(record, oracle, trial, scenario.engine.options)
+            finding = finding_of(record, oracle, trial, scenario.engine.options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
@@ -363,9 +364,10 @@ def play(
     return trial
 
 
-def _finding_of(
+def finding_of(
     record: Record, oracle: Oracle, trial: Trial, options: Mapping[str, Any]
 ) -> Finding | None:
+    """The failure of a step, which is counted in the trial."""
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
@@ -434,16 +436,6 @@ def playable(scenario: Scenario, profile: Profile) -> bool:
     except InputError:
         return False
     return True
-
-
-WHOLE: Final = 16
-"""Interval of workloads that are played on all layers; a mix-up of layers shows only there."""
-
-BYTES: Final = ("bytes", "MiB")
-"""Units of flags that limit memory in bytes."""
-
-UNLIMITED: Final = (None, 0, -1)
-"""Values of such a flag under which bytes decide nothing: absent, nothing kept, no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,6 +515,10 @@ def search(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Play workloads until one fails, all are played, or `going` is false."""
+    if shape.guided:
+        guided = Guided(profile=profile, model=model, seed=seed, shape=shape, arithmetic=arithmetic)
+        tried = islice(guided_trials(guided, first=first, only=only), examples)
+        return _search_tried(tried, profile, model, arithmetic=arithmetic, going=going)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     return search_among(
         enumerate(drawn, first), profile, model, arithmetic=arithmetic, only=only, going=going
@@ -540,23 +536,97 @@ def search_among(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Play these workloads until one fails; without `thin` each is played on all layers."""
-    report, oracles = Report(profile=profile, model=model), Oracles()
-    for number, scenario in numbered:
-        if not going(report):
-            break
-        trial = trial_of(
-            number if thin else 0,
+    oracles = Oracles()
+    tried = (
+        (
+            number,
             scenario,
-            profile,
-            arithmetic=arithmetic,
-            oracles=oracles,
-            only=only,
+            trial_of(
+                number if thin else 0,
+                scenario,
+                profile,
+                arithmetic=arithmetic,
+                oracles=oracles,
+                only=only,
+            ),
         )
+        for number, scenario in numbered
+    )
+    return _search_tried(tried, profile, model, arithmetic=arithmetic, going=going)
+
+
+Tried: TypeAlias = tuple[int, Scenario, Trial]
+
+
+def _search_tried(
+    tried: Iterator[Tried],
+    profile: Profile,
+    model: str,
+    *,
+    arithmetic: ArithmeticName,
+    going: Callable[[Report], bool],
+) -> Report:
+    report = Report(profile=profile, model=model)
+    while going(report):
+        number, scenario, trial = next(tried, (0, None, None))
+        if scenario is None or trial is None:
+            break
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
             break
     return report
+
+
+def guided_trials(
+    guided: Guided, *, first: int = 0, stop_early: bool = True, only: Kind | None = None
+) -> Iterator[Tried]:
+    """Workloads drawn while they are played, each with its outcome."""
+    words = family_of(guided.profile.engine).exercised
+    for number in count(first):
+        judge = _Judge(stop_early=stop_early, only=only)
+        try:
+            guided.play(number, judge)
+        except ContractError as error:
+            if only in {None, "broken invariant"}:
+                at = judge.trial.requests
+                broken = Finding(kind="broken invariant", step=at, detail=str(error))
+                judge.trial.findings.insert(0, broken)
+        if judge.scenario is None or judge.session is None:
+            continue
+        trial = judge.trial
+        _count(judge.session.engine.events, trial.exercised, words)
+        if trial.findings and is_thin(number, judge.scenario, guided.profile):
+            trial = play(
+                judge.scenario,
+                guided.profile,
+                arithmetic=guided.arithmetic,
+                stop_early=stop_early,
+                only=only,
+            )
+        yield number, judge.scenario, trial
+
+
+@dataclass(slots=True, kw_only=True)
+class _Judge:
+    """What was played of a workload, and its outcome."""
+
+    stop_early: bool
+    only: Kind | None
+    trial: Trial = field(default_factory=Trial)
+    scenario: Scenario | None = None
+    session: Session | None = None
+    oracle: Oracle | None = None
+
+    def __call__(self, scenario: Scenario, session: Session, records: Sequence[Record]) -> bool:
+        """Judge records; True if they end the workload."""
+        self.scenario, self.session = scenario, session
+        self.oracle = self.oracle or Oracle(session.engine.network)
+        for record in records:
+            finding = finding_of(record, self.oracle, self.trial, scenario.engine.options)
+            if finding is not None and self.only in {None, finding.kind}:
+                self.trial.findings.append(finding)
+        return self.stop_early and bool(self.trial.findings)
 
 
 def trial_of(
@@ -588,23 +658,11 @@ def trial_of(
         oracles=oracles,
         only=only,
     )
-    if number % WHOLE and not weighs(scenario, profile):
+    if is_thin(number, scenario, profile):
         trial = played(thin=True)
         if trial.finding is None:
             return trial
     return played()
-
-
-def weighs(scenario: Scenario, profile: Profile) -> bool:
-    """True if a flag limits memory in bytes, so that the number of layers matters."""
-    given = scenario.engine.options
-    return any(given.get(name) not in UNLIMITED for name in _limits(profile.engine))
-
-
-@cache
-def _limits(engine: str) -> tuple[str, ...]:
-    table = family_of(engine).table()
-    return tuple(each.name for each in table if each.kind == "size" or each.unit in BYTES)
 
 
 def reduced(
@@ -723,65 +781,3 @@ def compare(
         found.one.add(scenario, *trials)
         found.other.add(scenario, *reversed(trials))
     return found
-
-
-# A workload in words: what its clients do, one line each.
-
-
-def story(found: Counterexample, profile: Profile) -> list[str]:
-    """The smallest workload, as a client's actions."""
-    scenario = found.scenario
-    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
-    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
-    window = scenario.model.window
-    windows = f", with windows of {window} tokens" if window else ""
-    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{windows}")
-    seen: list[tuple[int, ...]] = []
-    for index, step in enumerate(scenario.step):
-        if step.do != "complete":
-            lines.append(f"    {_deed(step)}")
-            continue
-        prompt = step.ids
-        text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
-        equal = max((_common(prompt, other) for other in seen), default=0)
-        shared = f", {equal} as before" if equal else ""
-        together = ", together with the one before" if step.with_previous else ""
-        wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
-        wishes += "" if step.cache_prompt else ", nothing from cache"
-        wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
-        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
-        lines.append(
-            f"    {step.name}: {text}{shared}, "
-            f"{len(step.reply or ())} generated{wishes}{together}{mark}"
-        )
-        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
-    return lines
-
-
-def _chat(step: Step) -> str:
-    turns = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
-    return f"a chat ({', '.join(turns)} tokens)"
-
-
-def _turns(count: int) -> str:
-    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
-
-
-def _deed(step: Step) -> str:
-    if step.do == "cancel":
-        turns = step.turns or 1
-        return f"then its client goes away after {turns} {_turns(turns)}"
-    slot = max(step.slot, 0)
-    return {
-        "slot-save": f"then slot {slot} is saved into a file",
-        "slot-restore": f"then slot {slot} is filled from that file",
-        "slot-erase": f"then slot {slot} is erased",
-        "restart": "then the server is started again",
-        "sleep": "then no request comes, and the server sleeps",
-        "set-lora": "then the strengths of the server's own adapters are changed",
-    }[step.do]
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

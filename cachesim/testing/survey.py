@@ -28,13 +28,16 @@ from cachesim.play.result import Culprit, Run, Step
 from cachesim.play.runner import run
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
+from cachesim.testing.guided import Guided
 from cachesim.testing.search import (
     Counterexample,
     Finding,
     Kind,
     Report,
     Trial,
+    Tried,
     expected_of,
+    guided_trials,
     play,
     search,
     shrink,
@@ -127,6 +130,11 @@ def survey(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
     """Play workloads until all are played or `going` is false; none is shrunk yet."""
+    if shape.guided:
+        guided = Guided(profile=profile, model=model, seed=seed, shape=shape, arithmetic=arithmetic)
+        tried = guided_trials(guided, first=first, stop_early=False, only=_only(find))
+        found = Survey(report=Report(profile=profile, model=model))
+        return _survey_tried(islice(tried, examples), found, arithmetic, find, going=going)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     return survey_among(
         enumerate(drawn, first), profile, model, arithmetic=arithmetic, find=find, going=going
@@ -145,18 +153,39 @@ def survey_among(
 ) -> Survey:
     """Play all of these workloads; without `thin` each is played on all layers."""
     found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
-    for number, scenario in numbered:
-        if not going(found.report):
-            break
-        trial = trial_of(
-            number if thin else 0,
+    tried = (
+        (
+            number,
             scenario,
-            profile,
-            arithmetic=arithmetic,
-            stop_early=False,
-            oracles=oracles,
-            only=_only(find),
+            trial_of(
+                number if thin else 0,
+                scenario,
+                profile,
+                arithmetic=arithmetic,
+                stop_early=False,
+                oracles=oracles,
+                only=_only(find),
+            ),
         )
+        for number, scenario in numbered
+    )
+    return _survey_tried(tried, found, arithmetic, find, going=going, oracles=oracles)
+
+
+def _survey_tried(
+    tried: Iterator[Tried],
+    found: Survey,
+    arithmetic: ArithmeticName,
+    find: Find,
+    *,
+    going: Callable[[Report], bool],
+    oracles: Oracles | None = None,
+) -> Survey:
+    profile = found.report.profile
+    while going(found.report):
+        number, scenario, trial = next(tried, (0, None, None))
+        if scenario is None or trial is None:
+            break
         found.report.add(scenario, trial)
         if find != "lost" and trial.finding is None:
             continue

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cachesim.engines import Engine
 from cachesim.engines.chat import ByteTokenizer
 from cachesim.engines.family import Corner, Family, Profile, family_of
-from cachesim.errors import InputError
+from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import LayerKind, ModelSpec
@@ -55,6 +55,10 @@ class Seeded:
     def one_of(self, choices: Sequence[T]) -> T:
         """A choice among several."""
         return self._chance.choice(choices)
+
+    def shuffled(self, choices: Sequence[T]) -> list[T]:
+        """All of several, in a random order."""
+        return self._chance.sample(choices, len(choices))
 
     def tokens(self, count: int, low: int, high: int) -> tuple[int, ...]:
         """`count` numbers."""
@@ -103,7 +107,7 @@ def try_flags(profile: Profile, model: str, options: Mapping[str, Any]) -> None:
 def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
     try:
         try_flags(profile, model, options)
-    except InputError:
+    except (InputError, UpstreamAbort):  # refused, or the real server ends as it starts
         return False
     return True
 
@@ -148,7 +152,7 @@ def draw_flags(
         chosen |= drafting(profile, model)
     if corner is not None:
         both = chosen | dict(corner.flags)
-        if _go_together(profile, model, tuple((both | dict(given)).items())):
+        if compatible(profile, model, tuple((both | dict(given)).items())):
             chosen = both
     fixed = frozenset(chosen)
     if draws.integer(0, 3) == 0:
@@ -157,14 +161,42 @@ def draw_flags(
         value = draws.one_of(values) if draws.integer(0, 2) == 2 else values[0]
         if value == values[0] or name in fixed:
             continue
-        if _go_together(profile, model, tuple((chosen | {name: value} | dict(given)).items())):
+        if compatible(profile, model, tuple((chosen | {name: value} | dict(given)).items())):
             chosen[name] = value
     return chosen
 
 
 @cache
-def _go_together(profile: Profile, model: str, options: tuple[tuple[str, Any], ...]) -> bool:
+def compatible(profile: Profile, model: str, options: tuple[tuple[str, Any], ...]) -> bool:
+    """True if a server of this model starts with these options."""
     return _accepts(profile, model, dict(options))
+
+
+WHOLE: Final = 16
+"""Interval of workloads that are played on all layers; a mix-up of layers shows only there."""
+
+BYTES: Final = ("bytes", "MiB")
+"""Units of flags that limit memory in bytes."""
+
+UNLIMITED: Final = (None, 0, -1)
+"""Values of such a flag under which bytes decide nothing: absent, nothing kept, no limit."""
+
+
+def is_thin(number: int, scenario: Scenario, profile: Profile) -> bool:
+    """True for a workload that is played on one layer of each kind."""
+    return bool(number % WHOLE) and not weighs(scenario, profile)
+
+
+def weighs(scenario: Scenario, profile: Profile) -> bool:
+    """True if a flag limits memory in bytes, so that the number of layers matters."""
+    given = scenario.engine.options
+    return any(given.get(name) not in UNLIMITED for name in _limits(profile.engine))
+
+
+@cache
+def _limits(engine: str) -> tuple[str, ...]:
+    table = family_of(engine).table()
+    return tuple(each.name for each in table if each.kind == "size" or each.unit in BYTES)
 
 
 Chat: TypeAlias = tuple[Turn, ...]
@@ -261,6 +293,7 @@ class Shape:
     page: int = 0  # tokens of a page at whose ends many prompts part; 0: none is known
     alike: bool = False  # requests sent together are equal, as those of one call are
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
+    guided: bool = False  # searches draw each request from what the server has done
 
 
 DEFAULT: Final = Shape()
@@ -275,7 +308,7 @@ def draw_workload(
     corner = draw_corner(draws, profile, model) if shape.flags else Corner()
     if shape.flags:
         options = draw_flags(draws, profile, model, shape.fixed, corner)
-        shape = _inside(shape, corner)
+        shape = inside(shape, corner)
     options |= shape.fixed
     slots = options.get("parallel", 1)
     recalls = preset(model).recall
@@ -289,29 +322,29 @@ def draw_workload(
     crowd = crowd or corner.crowd
     arrivals = shape.incidents and "arrival" in (shape.kinds or family.incidents)
     chats = Chats(draws, strangers=crowd) if speaks else None
-    tree = _Tree(draws, shape, family, chats=chats)
+    tree = Tree(draws, shape, family, chats=chats)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
         step = tree.next_step(index)
         if drafting and draws.integer(0, 1):
-            step = _drafted(draws, step)
+            step = drafted(draws, step)
         if options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
             off = ({"id": 0, "scale": 0.0},)
             step = replace(step, options={family.adapter_flag: off})
         alone = index == 0 or not shape.together
         if slots > 1 or (family.has_slots and shape.incidents):
-            step = _placed(draws, step, slots, first=alone)
+            step = placed(draws, step, slots, first=alone)
         elif not family.has_slots:
-            step = _batched(draws, step, family, first=alone, crowd=crowd, arrivals=arrivals)
+            step = batched(draws, step, family, first=alone, crowd=crowd, arrivals=arrivals)
         steps.append(step)
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     if shape.incidents and draws.integer(0, 1):
         kind = draws.one_of(("long reply", *(shape.kinds or family.incidents)))
         room = options.get("ctx_size", 0) // slots
-        steps = _with_incident(draws, steps, kind, slots, family, room=room)
+        steps = with_incident(draws, steps, kind, slots, family, room=room)
     elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
-        steps = _with_incident(draws, steps, "cancel", slots, family)
+        steps = with_incident(draws, steps, "cancel", slots, family)
     if shape.alike:
         steps = _alike(steps)
     return Scenario(
@@ -326,7 +359,8 @@ def draw_workload(
     )
 
 
-def _inside(shape: Shape, corner: Corner) -> Shape:
+def inside(shape: Shape, corner: Corner) -> Shape:
+    """The shape with the sizes of a corner."""
     return replace(
         shape,
         window=shape.window or corner.window,
@@ -351,7 +385,7 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _with_incident(
+def with_incident(
     draws: Draws,
     steps: Sequence[Step],
     kind: str,
@@ -370,13 +404,7 @@ def _with_incident(
     if step.do != "complete" or not isinstance(step.reply, tuple):
         return list(steps)
     if kind == "long reply":
-        more = draws.tokens(draws.integer(10, MOST_MORE), FIRST_WORD, LAST_WORD)
-        reply = step.reply + more
-        missing = room + draws.integer(-1, 1) - len(step.ids) - len(reply) if room else 0
-        if missing > 0 and step.ids:  # a longer prompt costs less time than a longer reply
-            words = draws.tokens(missing, FIRST_WORD, LAST_WORD)
-            step = replace(step, prompt=step.ids + words)
-        here = [replace(step, reply=reply)]
+        here = [longer(draws, step, room)]
     elif kind == "cancel":
         here += [Step(name="gone", do="cancel", of=step.name, turns=draws.integer(1, 4))]
     elif kind == "slot file":
@@ -385,7 +413,7 @@ def _with_incident(
         later = draws.integer(0, len(after))
         after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
     elif kind == "trips":
-        here += list(_trips(draws, step)) if step.prompt else []
+        here += list(trips(draws, step)) if step.prompt else []
     elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
         here = [replace(step, completions=2)]
     elif kind == "arrival" and before and before[-1].do == "complete":
@@ -394,7 +422,17 @@ def _with_incident(
     return [*before, *here, *after]
 
 
-def _trips(draws: Draws, step: Step) -> Iterator[Step]:
+def longer(draws: Draws, step: Step, room: int) -> Step:
+    """The request with a longer reply; in a small context it ends near its end."""
+    more = draws.tokens(draws.integer(10, MOST_MORE), FIRST_WORD, LAST_WORD)
+    reply = (step.reply if isinstance(step.reply, tuple) else ()) + more
+    missing = room + draws.integer(-1, 1) - len(step.ids) - len(reply) if room else 0
+    if missing > 0 and step.ids:  # a longer prompt costs less time than a longer reply
+        step = replace(step, prompt=step.ids + draws.tokens(missing, FIRST_WORD, LAST_WORD))
+    return replace(step, reply=reply)
+
+
+def trips(draws: Draws, step: Step) -> Iterator[Step]:
     """Two conversations in turn: each is saved while the other is served, and returns shorter.
 
     A . B . A[:-3] . B . A . B ...
@@ -408,7 +446,7 @@ def _trips(draws: Draws, step: Step) -> Iterator[Step]:
         yield replace(step, name=f"{step.name}a{number}", prompt=again, with_previous=False)
 
 
-def _drafted(draws: Draws, step: Step) -> Step:
+def drafted(draws: Draws, step: Step) -> Step:
     """A step with drafts that are right up to some token; without any it is a plain one."""
     reply = step.reply if isinstance(step.reply, tuple) else ()
     done, drafts = 1, []
@@ -419,7 +457,8 @@ def _drafted(draws: Draws, step: Step) -> Step:
     return replace(step, drafts=tuple(drafts) or None)
 
 
-def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
+def placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
+    """A step that may name a slot, or come together with the one before."""
     changes: dict[str, Any] = {}
     if draws.integer(0, 7) == 7:
         changes["slot"] = draws.integer(0, slots - 1)
@@ -428,7 +467,7 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
     return replace(step, **changes)
 
 
-def _batched(
+def batched(
     draws: Draws,
     step: Step,
     family: Family[Any, Any],
@@ -453,7 +492,7 @@ def _batched(
     return replace(step, **changes)
 
 
-class _Tree:
+class Tree:
     """The turns so far, and their continuations."""
 
     def __init__(
@@ -470,7 +509,7 @@ class _Tree:
         """The next request."""
         chat = () if self._chats is None else self._chats.next(self._new)
         prompt = self._prompt() if self._chats is None else None
-        reply = self._words(self._draws.integer(1, self._shape.replies))
+        reply = self._words(self._reply_length())
         if prompt is not None:
             held = reply if self._family.keeps_replies else reply[:-1]
             self._turns.append((prompt, prompt + held))
@@ -485,19 +524,26 @@ class _Tree:
         draws = self._draws
         if not self._turns:
             return self._new()
-        turn = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
+        turn = self._turn()
         base = draws.one_of(turn)
         way = draws.one_of(("extend", "new", "new", "edit", "edit", "again", "cut", "drop"))
         if way == "new":
             return self._new()
         if way == "extend":
-            return (turn[1] + self._new())[: 2 * self._shape.longest]
+            return (turn[1] + self._new(len(turn[1])))[: 2 * self._shape.longest]
         kept = base[: self._cut(len(base))]
         if way == "cut" and kept:
             return kept
         if way == "drop" and kept:  # a part in the middle is missing: the case of chunk reuse
             return kept + base[len(kept) + draws.integer(1, 20) :] + self._words(1)
-        return kept + self._new() if way == "edit" else base
+        return kept + self._new(len(kept)) if way == "edit" else base
+
+    def _turn(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """An earlier prompt, without and with its reply."""
+        return self._turns[-1 - self._draws.integer(0, min(3, len(self._turns) - 1))]
+
+    def _reply_length(self) -> int:
+        return self._draws.integer(1, self._shape.replies)
 
     def _cut(self, length: int) -> int:
         if length < 2:
@@ -509,7 +555,9 @@ class _Tree:
             return max(1, length - self._draws.one_of(NEAR_THE_END))
         return self._draws.integer(1, length - 1)
 
-    def _new(self) -> tuple[int, ...]:
+    def _new(self, kept: int = 0) -> tuple[int, ...]:
+        """Unused tokens, after some that are kept."""
+        del kept
         if self._draws.integer(0, 1):
             return self._words(min(self._draws.one_of(self._shape.edges), self._shape.longest))
         low, high = self._draws.one_of((SHORT, MIDDLE, MIDDLE, LONG))

@@ -21,7 +21,6 @@ from cachesim.scenario.files import load, to_toml
 from cachesim.scenario.format import Step
 from cachesim.testing.search import (
     EXERCISED,
-    WHOLE,
     Counterexample,
     Finding,
     Trial,
@@ -31,10 +30,9 @@ from cachesim.testing.search import (
     shrink,
     simpler,
     trial_of,
-    weighs,
     workloads,
 )
-from cachesim.testing.workloads import Shape
+from cachesim.testing.workloads import WHOLE, Shape, weighs
 from cachesim.units import Array
 
 

@@ -24,7 +24,7 @@ from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.prompts import Vocabulary
-from cachesim.testing.search import story
+from cachesim.testing.story import story
 
 WARM: Final = 8080
 """The port of the server that is shown to be wrong."""

@@ -1,0 +1,66 @@
+"""A workload in words: what its clients do, one line each."""
+
+from cachesim.engines.family import Profile
+from cachesim.engines.words import counted
+from cachesim.scenario.format import Step
+from cachesim.testing.search import Counterexample
+from cachesim.testing.workloads import words_of
+
+
+def story(found: Counterexample, profile: Profile) -> list[str]:
+    """The smallest workload, as a client's actions."""
+    scenario = found.scenario
+    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
+    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
+    window = scenario.model.window
+    windows = f", with windows of {window} tokens" if window else ""
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{windows}")
+    seen: list[tuple[int, ...]] = []
+    for index, step in enumerate(scenario.step):
+        if step.do != "complete":
+            lines.append(f"    {_deed(step)}")
+            continue
+        prompt = step.ids
+        text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
+        equal = max((_common(prompt, other) for other in seen), default=0)
+        shared = f", {equal} as before" if equal else ""
+        together = ", together with the one before" if step.with_previous else ""
+        wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
+        wishes += "" if step.cache_prompt else ", nothing from cache"
+        wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
+        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
+        lines.append(
+            f"    {step.name}: {text}{shared}, "
+            f"{len(step.reply or ())} generated{wishes}{together}{mark}"
+        )
+        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
+    return lines
+
+
+def _chat(step: Step) -> str:
+    turns = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
+    return f"a chat ({', '.join(turns)} tokens)"
+
+
+def _turns(count: int) -> str:
+    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
+
+
+def _deed(step: Step) -> str:
+    if step.do == "cancel":
+        turns = step.turns or 1
+        return f"then its client goes away after {turns} {_turns(turns)}"
+    slot = max(step.slot, 0)
+    return {
+        "slot-save": f"then slot {slot} is saved into a file",
+        "slot-restore": f"then slot {slot} is filled from that file",
+        "slot-erase": f"then slot {slot} is erased",
+        "restart": "then the server is started again",
+        "sleep": "then no request comes, and the server sleeps",
+        "set-lora": "then the strengths of the server's own adapters are changed",
+    }[step.do]
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
