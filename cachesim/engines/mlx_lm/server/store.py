@@ -26,7 +26,7 @@ from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Count, Integers, Token, Tokens
@@ -167,6 +167,10 @@ class ServerStore:
         self.number = 0
         self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
+        positions = rules.server.grid is not None or isinstance(rules.server.memory, RapidRules)
+        if positions and options.draft_model is not None:
+            msg = "a prompt cache that keeps states at given positions has no draft_model here"
+            raise OptionError(msg)
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
         self.cache = LRUPromptCache(rules.store, size, on_event=emit)
         if snapshots is not None:
