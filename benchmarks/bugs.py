@@ -1,94 +1,92 @@
 """Processor time until a blind search finds a known defect: `python -m benchmarks bugs`.
 
-    python -m benchmarks bugs                                     three seeds, two seconds each
-    python -m benchmarks.bugs --seeds 3 4 --seconds 60 --only vllm --json bugs.json
-    python -m benchmarks.bugs --scope 3 --seconds 60              all small workloads in their order
+    python -m benchmarks bugs                                     one seed, two seconds each
+    python -m benchmarks.bugs --how guided --seeds 3 4 --seconds 60 --only vllm --file bugs.csv
+    python -m benchmarks.bugs --seconds 0 --file bugs.csv         the table of what the file holds
 
-A search draws as `cachesim check --all` does, on the report's model with flags of its own, in one
-process. It has found the defect at the first workload that fails on the profile with it, and does
-not fail at that step on the profile without it; only the first counts as time, unless the search
-compares both.
+Each search runs in one process, on the report's model with flags of its own (see
+`benchmarks.searches`). A file keeps every search; one that it holds already is not repeated, unless
+it found nothing in fewer seconds than asked for.
 """
 
-import json
-import time
+import csv
 from argparse import ArgumentParser
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.defects import BEYOND, SHAPE, Defect, defects
+from benchmarks.defects import BEYOND, Defect, defects
+from benchmarks.searches import METHODS, Search
 from cachesim.errors import InputError
-from cachesim.scenario.format import Scenario
-from cachesim.testing.scope import WholeScope
-from cachesim.testing.search import shrink, workloads
+from cachesim.testing.search import shrink
 from cachesim.testing.workloads import words_of
 
-SEEDS: Final = (0, 1, 2)
+SEEDS: Final = (0,)
 SECONDS: Final = 2.0
 TRIALS: Final = 100
 """Most simplifications of a counterexample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """A search for one defect from one seed."""
+class Row:
+    """A search as the file keeps it."""
 
-    defect: Defect
+    defect: str
+    effect: str
+    profile: str
+    model: str
+    how: str
     seed: int
     seconds: float
     workloads: int
-    found: Scenario | None
+    found: bool
+    steps: int = 0  # of the shrunk counterexample
+    tokens: int = 0  # of its prompts
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What one file holds once."""
+        return self.defect, self.how, self.seed
+
+    @property
+    def time(self) -> float:
+        """Seconds to the finding; endless without one."""
+        return self.seconds if self.found else float("inf")
 
 
-def searched(defect: Defect, seed: int, seconds: float, scope: int | None = None) -> Search:
-    """Search until the defect is found or the processor time is spent, or a scope is played."""
-    spent, number = 0.0, 0
-    drawn = workloads(defect.profile, defect.model, seed=seed, shape=SHAPE)
-    if scope is not None:
-        drawn = _scope(defect, scope)
-    found = None
-    while found is None and spent < seconds:
-        begin = time.process_time()
-        scenario = next(drawn, None)
-        if scenario is None:
-            break
-        steps = defect.shown(scenario, number)
-        middle = time.process_time()
-        if steps and defect.is_own(scenario, steps):
-            found = scenario
-        spent += (time.process_time() if defect.effect == "less" else middle) - begin
-        number += 1
-    return Search(defect=defect, seed=seed, seconds=spent, workloads=number, found=found)
-
-
-def _scope(defect: Defect, requests: int) -> Iterator[Scenario]:
-    """The workloads of a small scope; none where the server of the model has no scope."""
-    try:
-        small = WholeScope(profile=defect.profile, model=defect.model, requests=requests)
-    except InputError:
-        return
-    for _, scenario in small.workloads():
-        yield scenario
-
-
-def size(search: Search) -> tuple[int, int] | None:
-    """Steps and prompt tokens of the shrunk counterexample."""
-    if search.found is None:
-        return None
-
+def row_of(search: Search, how: str, *, shrinks: bool = False) -> Row:
+    """A search as the file keeps it."""
     defect = search.defect
+    steps, tokens = size(search) if shrinks and search.found else (0, 0)
+    return Row(
+        defect=defect.name,
+        effect=defect.effect,
+        profile=str(defect.profile),
+        model=defect.model,
+        how=how,
+        seed=search.seed,
+        seconds=round(search.seconds, 4),
+        workloads=search.workloads,
+        found=search.found is not None,
+        steps=steps,
+        tokens=tokens,
+    )
 
-    def holds(candidate: Scenario) -> bool:
+
+def size(search: Search) -> tuple[int, int]:
+    """Steps and prompt tokens of the shrunk counterexample."""
+    defect = search.defect
+    if search.found is None:
+        return 0, 0
+
+    def holds(candidate: object) -> bool:
         try:
-            return defect.is_own(candidate, defect.shown(candidate, 0))
+            return defect.is_own(candidate, defect.shown(candidate, 0))  # type: ignore[arg-type]
         except InputError:
             return False
 
@@ -97,90 +95,177 @@ def size(search: Search) -> tuple[int, int] | None:
     return len(steps), sum(len(step.ids) for step in steps) + sum(len(words_of(t)) for t in turns)
 
 
-def rows(found: Sequence[Search]) -> Iterator[dict[str, Any]]:
-    """Each defect with its searches, as the JSON holds it."""
-    for defect, group in groupby(found, key=lambda each: each.defect):
-        searches = list(group)
-        first = next((each for each in searches if each.found is not None), searches[0])
-        yield {
-            "name": defect.name,
-            "effect": defect.effect,
-            "profile": str(defect.profile),
-            "control": str(defect.control),
-            "model": defect.model,
-            "shrunk": size(first),
-            "searches": [
-                {
-                    "seed": each.seed,
-                    "seconds": round(each.seconds, 4),
-                    "workloads": each.workloads,
-                    "found": each.found is not None,
-                }
-                for each in searches
-            ],
-        }
+def read(file: Path) -> dict[tuple[str, str, int], Row]:
+    """The searches of a file."""
+    if not file.exists():
+        return {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [
+            Row(
+                defect=each["defect"],
+                effect=each["effect"],
+                profile=each["profile"],
+                model=each["model"],
+                how=each["how"],
+                seed=int(each["seed"]),
+                seconds=float(each["seconds"]),
+                workloads=int(each["workloads"]),
+                found=each["found"] == "True",
+                steps=int(each["steps"]),
+                tokens=int(each["tokens"]),
+            )
+            for each in csv.DictReader(lines)
+        ]
+    return {each.key: each for each in rows}
 
 
-def table(found: Sequence[dict[str, Any]], scope: int | None = None) -> Table:
-    """A row for each engine, each effect, and one for all."""
-    how = "a blind search" if scope is None else f"small scopes of up to {scope} requests"
-    shown = Table(title=f"defects found by {how}, processor seconds", title_style="")
-    shown.add_column("engine or effect")
-    for head in ("defects", "searches", "median", "slowest", "workloads", "shrunk, tokens"):
-        shown.add_column(head, justify="right")
-    groups = defaultdict(list)
-    for each in found:
-        for group in (each["profile"].partition("@")[0], each["effect"], "all"):
-            groups[group].append(each)
-    for group, some in sorted(groups.items(), key=lambda each: len(each[1])):
-        searches = [search for each in some for search in each["searches"]]
-        right = [each for each in searches if each["found"]]
-        seen = sum(any(search["found"] for search in each["searches"]) for each in some)
-        sizes = [each["shrunk"][1] for each in some if each["shrunk"]]
-        seconds = [each["seconds"] for each in right]
-        shown.add_row(
-            group,
-            f"{seen} of {len(some)}",
-            f"{len(right)} of {len(searches)}",
-            f"{median(seconds):.3f}" if right else "-",
-            f"{max(seconds):.2f}" if right else "-",
-            f"{median(each['workloads'] for each in right):.0f}" if right else "-",
-            f"{median(sizes):.0f}" if sizes else "-",
+def write(file: Path, rows: Iterable[Row]) -> None:
+    """Write the searches into a file, sorted."""
+    listed = sorted(rows, key=lambda each: (each.how, each.profile, each.defect, each.seed))
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, list(Row.__slots__), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in listed)
+
+
+def faster(rows: Sequence[Row], one: str, other: str) -> float | None:
+    """How many times faster one search is than another, in the median over defects.
+
+    Each defect counts once, by the median of its seeds; one that the slower search never finds is
+    endlessly faster, one that neither finds is left out.
+    """
+    factors = [
+        times[other] / times[one]
+        for times in _by_defect(rows).values()
+        if one in times and other in times and min(times[one], times[other]) < float("inf")
+    ]
+    return median(factors) if factors else None
+
+
+def _by_defect(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """The median time of each search for each defect."""
+    times: dict[str, dict[str, list[float]]] = {}
+    for each in rows:
+        times.setdefault(each.defect, {}).setdefault(each.how, []).append(each.time)
+    return {
+        defect: {how: median(each) for how, each in found.items()}
+        for defect, found in times.items()
+    }
+
+
+def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """A line for each search: findings, times, size."""
+    for how in METHODS:
+        some = [each for each in rows if each.how == how]
+        if not some:
+            continue
+        right = [each for each in some if each.found]
+        names = {each.defect for each in some}
+        seconds = [each.seconds for each in right]
+        missed = [each.seconds for each in some if not each.found]
+        middle = median(each.time for each in some)
+        yield (
+            how,
+            f"{len({each.defect for each in right})} of {len(names)}",
+            f"{len(right)} of {len(some)}",
+            f"{100 * len(right) / len(some):.0f} %",
+            f"{middle:.3f}" if middle < float("inf") else "-",
+            f"{max(seconds):.1f}" if right else "-",
+            f"{median(each.workloads for each in right):.0f}" if right else "-",
+            f"{min(missed):.0f}" if missed else "-",
         )
+
+
+HEADS: Final = (
+    "search",
+    "defects found",
+    "searches",
+    "share",
+    "median, s",
+    "slowest, s",
+    "workloads",
+    "ended after, s",
+)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A row for each search."""
+    shown = Table(title="known defects found by blind searches, processor time", title_style="")
+    for number, head in enumerate(HEADS):
+        shown.add_column(head, justify="right" if number else "left")
+    for line in cells(rows):
+        shown.add_row(*line)
     return shown
+
+
+def misses(rows: Sequence[Row], how: str) -> Iterator[str]:
+    """The defects that no search of a kind found, and those that not all found."""
+    some: dict[str, list[Row]] = {}
+    for each in rows:
+        if each.how == how:
+            some.setdefault(each.defect, []).append(each)
+    for defect, searches in some.items():
+        found = sum(each.found for each in searches)
+        if found == len(searches):
+            continue
+        most = max(each.seconds for each in searches if not each.found)
+        first = searches[0]
+        reason = BEYOND.get(defect, f"{found} of {len(searches)} searches found it")
+        yield f"{defect} ({first.effect}, {first.profile}): {reason}, {most:.0f} s"
+
+
+def missing(
+    known: Mapping[tuple[str, str, int], Row],
+    how: Sequence[str],
+    seeds: Sequence[int],
+    seconds: float,
+    only: str,
+) -> Iterator[tuple[Defect, str, int]]:
+    """The searches that the file does not hold."""
+    for seed in seeds:
+        for each in how:
+            for defect in defects(only):
+                row = known.get((defect.name, each, seed))
+                if row is None or not (row.found or row.seconds >= seconds):
+                    yield defect, each, seed
 
 
 def run(
     out: Console,
     *,
+    how: Sequence[str] = ("random", "guided"),
     seeds: Sequence[int] = SEEDS,
     seconds: float = SECONDS,
     only: str = "",
     file: Path | None = None,
-    scope: int | None = None,
+    shrinks: bool = False,
 ) -> None:
-    """Print the table and the defects not found; keep all of it where a file is named."""
-    seeds = seeds if scope is None else (0,)  # a scope draws nothing
-    searches = [searched(each, n, seconds, scope) for each in defects(only) for n in seeds]
-    found = list(rows(searches))
-    out.print(table(found, scope))
-    for each in found:
-        if not any(search["found"] for search in each["searches"]):
-            last = each["searches"][0]
-            reason = BEYOND.get(each["name"], "too rare for this time")
-            if scope is not None:
-                whole = last["seconds"] < seconds
-                reason = f"not in {last['workloads']:,} workloads" + ", all" * whole
-            out.print(f"not found: {each['name']} ({each['effect']}, {each['profile']}): {reason}")
-    if file is not None:
-        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    """Search, print the table and the misses; keep every search where a file is named."""
+    known = {} if file is None else read(file)
+    wanted = missing(known, how, seeds, seconds, only) if seconds else ()
+    for defect, each, seed in list(wanted):
+        row = row_of(METHODS[each](defect, seed, seconds), each, shrinks=shrinks)
+        known[row.key] = row
+        if file is not None:
+            write(file, known.values())
+    rows = [each for each in known.values() if each.how in METHODS]
+    out.print(table(rows))
+    factor = faster(rows, "guided", "random")
+    if factor is not None:
+        out.print(f"guided is {factor:.1f} times faster than random in the median over defects")
+    small = [each.tokens for each in rows if each.tokens]
+    if small:
+        out.print(f"prompts of shrunk counterexamples: {median(small):.0f} tokens in the median")
+    for line in misses(rows, "guided"):
+        out.print(f"not always found by guided: {line}")
 
 
 if __name__ == "__main__":
     given = ArgumentParser(prog="python -m benchmarks.bugs")
+    given.add_argument("--how", nargs="+", default=("random", "guided"), choices=[*METHODS])
     given.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     given.add_argument("--seconds", type=float, default=SECONDS)
-    given.add_argument("--only", default="")
-    given.add_argument("--scope", type=int, choices=range(2, 5))
-    given.add_argument("--json", type=Path, dest="file")
-    run(Console(width=120, highlight=False), **vars(given.parse_args()))
+    given.add_argument("--only", default="", help="part of the name or profile")
+    given.add_argument("--file", type=Path, help="a CSV file that keeps the searches")
+    given.add_argument("--shrinks", action="store_true", help="shrink what is found")
+    run(Console(width=140, highlight=False), **vars(given.parse_args()))

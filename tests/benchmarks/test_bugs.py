@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks.bugs import rows, searched, table
+from benchmarks.bugs import Row, faster, missing, read, row_of, table, write
 from benchmarks.defects import BEYOND, Defect, defects
+from benchmarks.searches import METHODS, scope
 
 
 @cache
@@ -29,34 +31,82 @@ def test_defects_of_every_engine_with_their_controls_come_from_the_scenarios() -
 
 
 @pytest.mark.thorough
-def test_a_blind_search_finds_a_defect_and_shrinks_it() -> None:
-    search = searched(known(), seed=0, seconds=5)
-    (row,) = rows([search])
+@pytest.mark.parametrize("how", ["random", "guided", "hypothesis"])
+def test_a_blind_search_finds_a_defect_and_shrinks_it(how: str) -> None:
+    search = METHODS[how](known(), 0, 5)
+    row = row_of(search, how, shrinks=True)
 
     assert search.found is not None
-    assert row["shrunk"][0] <= len(search.found.step)
-    assert 0 < row["shrunk"][1] <= 100
-    assert shown(row).startswith(known().profile.engine)
+    assert row.steps <= len(search.found.step)
+    assert 0 < row.tokens <= 100
+    assert shown(row).startswith(how)
 
 
 def test_a_small_scope_finds_a_defect_and_ends() -> None:
-    found = searched(known(), seed=0, seconds=9, scope=2)
-    other = searched(replace(known(), control=known().profile), seed=0, seconds=9, scope=2)
+    found = scope(known(), 0, 9, requests=2)
+    other = scope(replace(known(), control=known().profile), 0, 9, requests=2)
 
     assert found.found is not None
     assert 2 == len([step for step in found.found.step if step.do == "complete"])
     assert (None, 54) == (other.found, other.workloads)
 
 
-def test_nothing_is_found_where_the_profile_is_its_own_control() -> None:
-    search = searched(replace(known(), control=known().profile), seed=0, seconds=0.3)
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("name", ["mlx-lm-1908", "mlx-lm-1078", "llama.cpp-20225", "mlx-lm-983"])
+def test_nothing_is_found_where_the_profile_is_its_own_control(how: str, name: str) -> None:
+    defect = next(defects(name))
+
+    search = METHODS[how](replace(defect, control=defect.profile), 0, 0.3)
 
     assert search.found is None
     assert search.workloads > 0
 
 
-def shown(row: dict[str, object]) -> str:
-    console = Console(width=120, color_system=None)
+def test_a_file_keeps_searches_and_only_missing_ones_are_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "bugs.csv"
+    rows = [line("a", "guided", 1, 0.5), line("b", "guided", 1, 2, found=False)]
+
+    write(file, rows)
+    kept = read(file)
+
+    assert rows == sorted(kept.values(), key=lambda row: row.defect)
+    names = {each.name for each in defects("mlx-lm-1908")}
+    kept = {each.key: each for each in (line(name, "guided", 1, 2, found=False) for name in names)}
+    assert [] == list(missing(kept, ["guided"], [1], 2, "mlx-lm-1908"))
+    assert names == {each.name for each, *_ in missing(kept, ["guided"], [1], 3, "mlx-lm-1908")}
+
+
+def test_a_defect_counts_once_by_the_median_of_its_seeds() -> None:
+    """Of a: 0.1 to 1 s, ten times faster; of b: only one search finds it; c: neither."""
+    rows = [
+        *(line("a", "guided", seed, time) for seed, time in enumerate((0.1, 0.1, 9))),
+        *(line("a", "random", seed, 1) for seed in range(3)),
+        line("b", "guided", 1, 1),
+        line("b", "random", 1, 3, found=False),
+        line("c", "guided", 1, 3, found=False),
+        line("c", "random", 1, 3, found=False),
+        *(line("d", how, 1, 1) for how in ("guided", "random")),
+    ]
+
+    assert faster(rows, "guided", "random") == pytest.approx(10)
+
+
+def line(defect: str, how: str, seed: int, seconds: float, *, found: bool = True) -> Row:
+    return Row(
+        defect=defect,
+        effect="wrong",
+        profile="mlx-lm@0.31.2",
+        model="swa",
+        how=how,
+        seed=seed,
+        seconds=seconds,
+        workloads=1,
+        found=found,
+    )
+
+
+def shown(row: Row) -> str:
+    console = Console(width=140, color_system=None)
     with console.capture() as capture:
         console.print(table([row]))
-    return next(line for line in capture.get().splitlines() if "1 of 1" in line).strip(" │")
+    return next(text for text in capture.get().splitlines() if "1 of 1" in text).strip(" │")
