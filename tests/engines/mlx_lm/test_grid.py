@@ -1,7 +1,12 @@
 """The prefix caches of oMLX and of Ollama's MLX runner: states at fixed positions of a prompt."""
 
+import pytest
+
+from cachesim.engines import Engine
 from cachesim.engines.mlx_lm.rules import GridRules, StoreRules
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
+from cachesim.errors import OptionError
+from cachesim.model.presets import preset
 
 OLLAMA = GridRules(interval=8, before_end=4, lookahead=1, keeps_the_end=True)
 
@@ -53,3 +58,15 @@ def test_a_state_of_one_array_is_found_and_rejected() -> None:
 
     assert (None, ["placeholder"]) == (found.key, [each.cause.id for each in found.losses])
     assert list(range(6)) == list(found.rest)
+
+
+@pytest.mark.parametrize("profile", ["0.31.3+omlx", "0.31.3+rapid-mlx"])
+def test_states_at_fixed_positions_know_no_draft_model(profile: str) -> None:
+    """The draft model's cache lies beside the model's, and one of them was fed with both."""
+    with pytest.raises(OptionError, match="has no draft_model here"):
+        Engine.create(
+            f"mlx-lm@{profile}",
+            model=preset("dense"),
+            arithmetic="ring",
+            options={"draft_model": "dense"},
+        )
