@@ -7,7 +7,8 @@ those before it:
               (matched, reused, kept, lost, evicted tokens; its flags), or one beside it
     turns     any earlier conversation, the latest more often
     length    requests go on while the server does what it has not done before, up to MOST
-    flags     corners in turn; every second workload has a further flag, in turn each value of each
+    flags     corners in turn; a third of the workloads have one to three further flags, each
+              flag of the release in turn, with a small value or one near another flag's
 
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
@@ -209,7 +210,7 @@ class Guided:
         )
 
     def _flags(self, draws: Seeded, number: int) -> tuple[Corner, dict[str, Any]]:
-        """Corners in turn, and in every second workload a further flag."""
+        """A corner in turn, and in a third of the workloads up to three further flags."""
         known = (Corner(), *corners(self.profile, self.model))
         corner = known[(number + self.seed) % len(known)]
         options = draw_flags(draws, self.profile, self.model, self.shape.fixed, corner)
@@ -237,7 +238,7 @@ class Guided:
 
 @cache
 def _further(profile: Profile) -> tuple[Option, ...]:
-    """The flags of a release that a search may set to any value."""
+    """The flags of a release, but for sizes in bytes."""
     family = family_of(profile.engine)
     return tuple(
         each for each in family.table() if family.has(each, profile) and each.kind != "size"
@@ -251,7 +252,7 @@ def _values(flag: Option, options: dict[str, Any]) -> list[Any]:
     if flag.kind == "choice":
         return list(flag.choices)
     if flag.kind != "whole number":
-        return ["A", "dense"]  # an adapter, a draft model
+        return ["A", "dense"]  # the name of an adapter, of a draft model
     others = [v for v in options.values() if type(v) is int]
     near = [value + more for value in others for more in (-1, 0, 1)]
     low, high = flag.low or 0, flag.high or 1 << 20
