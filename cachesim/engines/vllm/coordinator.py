@@ -20,7 +20,7 @@ from cachesim.engines.vllm.managers import (
 )
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort
 
 KINDS: dict[str, type[Manager]] = {
     "full": FullAttention,
@@ -81,6 +81,13 @@ class Coordinator:
         self.retention = retention
         self.scheduler_block = sizes.scheduler_block
         self.hash_block = sizes.hash_block
+        blocks = [each.block for each in groups]
+        if enable_caching and len(groups) > 1 and any(each % self.hash_block for each in blocks):
+            msg = (
+                f"the real server ends as it starts: groups with blocks of {blocks} tokens, of"
+                f" which some are no multiple of the {self.hash_block} tokens of an id"
+            )
+            raise OptionError(msg)
         marked = {i for i, group in enumerate(groups) if group.eagle}
         if use_eagle and (not marked or not rules.lookup.eagle_marks):
             marked = set(range(len(groups)))
