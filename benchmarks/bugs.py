@@ -167,11 +167,9 @@ def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         yield (
             how,
             f"{len({each.defect for each in right})} of {len(names)}",
-            f"{len(right)} of {len(some)}",
             f"{100 * len(right) / len(some):.0f} %",
             f"{middle:.3f}" if middle < float("inf") else "-",
             f"{max(seconds):.1f}" if right else "-",
-            f"{median(each.workloads for each in right):.0f}" if right else "-",
             f"{min(missed):.0f}" if missed else "-",
         )
 
@@ -179,11 +177,9 @@ def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
 HEADS: Final = (
     "search",
     "defects found",
-    "searches",
     "share",
     "median, s",
     "slowest, s",
-    "workloads",
     "ended after, s",
 )
 
@@ -226,7 +222,8 @@ def missing(
         for each in how:
             for defect in defects(only):
                 row = known.get((defect.name, each, seed))
-                if row is None or not (row.found or row.seconds >= seconds):
+                known_beyond = row is not None and defect.name in BEYOND
+                if row is None or not (row.found or row.seconds >= seconds or known_beyond):
                     yield defect, each, seed
 
 

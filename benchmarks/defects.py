@@ -37,11 +37,10 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 
 BEYOND: Final = {
-    "ik_llama.cpp-1754-step-zero-stays": "no draft of given tokens is drawn for ik_llama.cpp",
     "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
     "mlx-lm-1673-chunk-dropped": "no preset has chunks",
+    "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
     "mlx-lm-1699-gemma3n-in-batches": "no preset is of this model family",
-    "mlx-lm-draft-last-token-unfed": "no draft model is drawn",
 }
 """Defects that no drawn workload can show, and the reason."""
 

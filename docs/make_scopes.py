@@ -19,7 +19,7 @@ from cachesim.engines.family import FAMILIES, Profile, family_of
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.typed import Json
 
-HEAD: Final = ("release", "requests", "workloads", "seconds", "failed", "evidence")
+HEAD: Final = ("release", "workloads", "seconds", "failed", "evidence")
 SHORT: Final = {CONFIRMED: "confirmed", DERIVED: "derived", SOURCE: "source"}
 """Labels of evidence in cells; the text above the table has them whole."""
 
@@ -56,16 +56,15 @@ def written(told: Json) -> str:
     """The table."""
     rows = [
         "| " + " | ".join(HEAD) + " |",
-        "|---|" + "---:|" * 3 + "---|---|",
+        "|---|" + "---:|" * 2 + "---|---|",
     ]
     for each in told["lines"]:
         failed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(each["failed"].items()))
         cells = (
             each["profile"] if each["model"] == "hybrid" else f"{each['profile']}, {each['model']}",
-            each["requests"],
             f"{each['workloads']:,}",
             f"{each['seconds']:.1f}",
-            failed or "none",
+            failed,
             ", ".join(SHORT[label] for label in each["evidence"]),
         )
         rows.append("| " + " | ".join(map(str, cells)) + " |")

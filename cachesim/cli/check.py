@@ -439,10 +439,7 @@ SmallScope: TypeAlias = Annotated[
 ]
 ByGuide: TypeAlias = Annotated[
     bool,
-    Parameter(
-        help="Draw each request from what the server has done: lengths near the numbers that it "
-        "tested, any flag of the release.",
-    ),
+    Parameter(help="Draw each request from what the server has done."),
 ]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
