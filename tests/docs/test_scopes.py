@@ -63,6 +63,6 @@ def test_a_new_line_replaces_that_of_its_release() -> None:
         second["profile"],
         second["workloads"],
     )
-    assert "| marconi@paper | 2 | 9 | 1.5 | wrong answer 1 | source |" in (
+    assert "| marconi@paper | 9 | 1.5 | wrong answer 1 | source |" in (
         make_scopes.written({"lines": [second]})
     )
