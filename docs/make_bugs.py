@@ -32,7 +32,7 @@ def written(told: Json) -> str:
     hold(fact=factor is not None and factor > 1, what="guided is faster in the median")
     missed = ", ".join(each.partition(" ")[0] for each in misses(rows, "guided"))
     said = f"In the median over defects, `guided` is {factor:.1f} times faster than `random`."
-    return "\n".join((*lines, "", f"{said} It missed {missed}."))
+    return "\n".join((*lines, "", f"{said} Missed at times: {missed}."))
 
 
 PAGE: Final = _Kept(name="bugs", maker="make_bugs.py", written=written)
