@@ -27,7 +27,7 @@ from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
 from cachesim.lab.traces.replay import BOUND, Cell, Measured, row_of
 from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import open_store, play_cells
+from cachesim.lab.traces.sweep import count_parts, open_store, play_cells
 from cachesim.lab.traces.verifying import Verified, verified
 from cachesim.model.spec import Sizes
 from cachesim.report.sweep import sweep_report
@@ -111,10 +111,19 @@ class TraceFlags:
         ),
     ] = None
 
+    parts: Annotated[
+        int, Parameter(help="Processes among which the replicas are divided; the result is equal.")
+    ] = 1
+
     def fleets(self) -> list[Fleet | None]:
         """A fleet with each router; one server if none is asked for."""
         if self.replicas is None:
-            given = {"--router": self.router, "--change": self.change, "--other": self.other}
+            given = {
+                "--router": self.router,
+                "--change": self.change,
+                "--other": self.other,
+                "--parts": self.parts > 1,
+            }
             if name := next((name for name, value in given.items() if value), None):
                 msg = f"{name} is for a fleet: write --replicas N as well"
                 raise InputError(msg)
@@ -124,7 +133,7 @@ class TraceFlags:
             raise InputError(msg)
         routers = self.router or ["round-robin"]
         return [
-            Fleet.of(self.replicas, router, self.change or (), self.other or ())
+            Fleet.of(self.replicas, router, self.change or (), self.other or (), self.parts)
             for router in routers
         ]
 
@@ -194,7 +203,7 @@ def replay(
         if events is not None and len(cells) > 2:
             msg = f"--events {flags.events}: the events of one server or fleet; name one profile"
             raise InputError(msg)
-        count = min(processes_wanted(jobs) or processors(), len(cells))
+        count = min(processes_wanted(jobs) or processors(), count_parts(cells))
         found = [row_of(*each) for each in zip(cells, _played(cells, count), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
         if events is not None:
@@ -250,5 +259,5 @@ def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
             with progress(cell.profile, cell.source.first, "requests") as advance:
                 outcomes.append(play(cell, advance))
         return outcomes
-    with open_store(None) as store, progress("running", len(cells), "servers") as advance:
+    with open_store(None) as store, progress("running", count_parts(cells), "servers") as advance:
         return play_cells(cells, store, lambda: processes(count), advance)

@@ -16,7 +16,14 @@ from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.replay import row_of
-from cachesim.lab.traces.sweep import Workers, default_store, flat, open_store, play_cells
+from cachesim.lab.traces.sweep import (
+    Workers,
+    count_parts,
+    default_store,
+    flat,
+    open_store,
+    play_cells,
+)
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
 
@@ -53,11 +60,13 @@ def sweep_command(
     cells = read_plan(plan, traces).cells
     workers: Workers
     if dask is None:
-        workers = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
+        workers = partial(
+            processes, min(processes_wanted(jobs) or processors(), count_parts(cells))
+        )
     else:
         workers = partial(cluster, dask)
     path = store or default_store(plan)
-    with open_store(path) as known, progress("running", len(cells), "cells") as advance:
+    with open_store(path) as known, progress("running", count_parts(cells), "cells") as advance:
         outcomes = play_cells(cells, known, workers, advance)
     found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, f"cachesim sweep {plan.name}")

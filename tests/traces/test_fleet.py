@@ -13,12 +13,14 @@ from cachesim.errors import InputError
 from cachesim.lab.traces.fleet.dynamo import KvRouter
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.serving import FleetLoop
+from cachesim.lab.traces.fleet.others import others_of
+from cachesim.lab.traces.fleet.serving import FleetLoop, joined, parts_of
 from cachesim.lab.traces.plan import PlanError, plan_of
 from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.replay import Cell, Measured, row_of
 from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import key_of, sweep
+from cachesim.lab.traces.sweep import count_parts, key_of, open_store, play_cells, sweep
+from cachesim.processes import pool_of
 from cachesim.report.sweep import upgrades
 
 VLLM = {"num_gpu_blocks_override": 300}
@@ -340,3 +342,53 @@ def test_routers_and_sizes_are_not_compared_as_releases() -> None:
     rows = [row_of(each, play(each)) for each in cells]
     assert {("0.30.0", "0.33.0")} == {(each.before, each.after) for each in upgrades(rows)}
     assert 4 == len(upgrades(rows))
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def in_parts(fleet: Cell, parts: int) -> Cell:
+    assert fleet.fleet is not None
+    return replace(fleet, fleet=replace(fleet.fleet, parts=parts))
+
+
+@pytest.mark.parametrize("router", [name for name, kind in ROUTERS.items() if kind.apart])
+def test_parts_of_a_fleet_add_up_to_the_whole(router: str) -> None:
+    whole = cell("vllm@0.33.0", router, 5, "die:1@0.03", "drain:4@0.05", "join:1@0.06")
+    assert whole.fleet is not None
+    others = others_of(["2-3:sglang@0.5.23,max_total_tokens=40"], 5)  # some requests are refused
+    whole = replace(whole, fleet=replace(whole.fleet, others=others))
+    divided = in_parts(whole, 3)
+    alone, found = play(whole), play(divided)
+    assert found == joined(divided, json.loads(json.dumps([*map(play, parts_of(divided))])))
+    assert router == "cache-aware" or alone["refused"] > 0  # idle, it takes the first
+    for name in ("requests", "refused", "prompt_tokens", "cached"):
+        assert alone[name] == found[name]
+    assert alone["fleet"]["by_replica"] == found["fleet"]["by_replica"]
+    assert None is found["fleet"]["elsewhere"] is found["fleet"]["best"]
+
+
+def test_a_sweep_runs_the_parts_of_a_fleet() -> None:
+    with open_store(None) as store:
+        whole, divided = cell(), in_parts(cell(), 2)
+        found = play_cells([whole, divided], store, lambda: pool_of(1))
+        assert [play(whole), play(divided)] == found
+        assert 3 == len(store) == count_parts([whole, divided])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("dynamo", (), (), 2), "router dynamo looks into the replicas"),
+        (("random", (), (), 0), "parts is 0; write a whole number from 1"),
+        (("random", (), (), 4), "parts is 4; write a whole number from 1 to that of the replicas"),
+    ],
+)
+def test_wrong_parts_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Fleet.of(3, *given)
+
+
+def test_with_turns_replicas_stay_together() -> None:
+    with pytest.raises(InputError, match="leave out --parts"):
+        check(in_parts(cell(turn=2), 2))

@@ -55,8 +55,9 @@ def test_a_cache_counts_its_bytes_and_stays_within_them(policy: str, state: int)
         for now, request in enumerate(requests):
             cache.serve(now, *request)
             nodes = cache.nodes.values()
-            held = sum(2 * each.size + state * each.state for each in nodes)
-            assert held == cache.bytes <= memory
+            assert (
+                sum(2 * each.size + state * each.state for each in nodes) == cache.bytes <= memory
+            )
             for node in nodes:
                 assert node.parent is None or cache.nodes[node.parent.block] is node.parent
                 assert node.children == sum(each.parent is node for each in nodes)

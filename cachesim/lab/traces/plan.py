@@ -59,7 +59,7 @@ READ: Final[Mapping[str, int | None]] = {
 TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
 SERVER_KEYS: Final = {
     *("profile", "model", "set", "gguf", "sizes"),
-    *("replicas", "router", "changes", "others"),
+    *("replicas", "router", "changes", "others", "parts"),
 }
 
 
@@ -214,19 +214,27 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
 def _fleets(table: Mapping[str, Any], place: str) -> list[Fleet | None]:
     """Each number of replicas with each router."""
     if "replicas" not in table:
-        if given := sorted({"router", "changes", "others"} & table.keys()):
+        if given := sorted({"router", "changes", "others", "parts"} & table.keys()):
             msg = f"{place}: {given[0]} without replicas; write replicas = 8, or a list of numbers"
             raise PlanError(msg)
         return [None]
     routers = _several(table.get("router", "round-robin"), f"{place}: router")
     counts = _numbers(table, "replicas", place, None)
+    (parts, *more) = _numbers(table, "parts", place, 1)
+    if more:
+        msg = f"{place}: parts is {table['parts']!r}; write one whole number"
+        raise PlanError(msg)
     changes, others = (table.get(key, []) for key in ("changes", "others"))
     for key, values in (("router", routers), ("changes", changes), ("others", others)):
         if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
             msg = f"{place}: {key} is {table[key]!r}; write a text in quotes, or a list of them"
             raise PlanError(msg)
     try:
-        return [Fleet.of(n or 0, str(each), changes, others) for n in counts for each in routers]
+        return [
+            Fleet.of(n or 0, str(each), changes, others, parts or 0)
+            for n in counts
+            for each in routers
+        ]
     except InputError as error:
         msg = f"{place}: {error}"
         raise PlanError(msg) from None

@@ -10,7 +10,7 @@ claimed is what is reused, never how long it takes.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -453,6 +453,27 @@ class Replayed:
             },
             "ended": self.ended,
         }
+
+    def join(self, other: "Replayed") -> None:
+        """Add the account of other requests."""
+        for name in ("requests", "refused", "prompt_tokens", "cached", "silent"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lost += other.lost
+        self.seconds |= other.seconds
+        self.ranks |= other.ranks
+        self.assumed |= other.assumed
+        self.refusal = self.refusal or other.refusal
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data, from which `of_json` makes it again."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return plain | {"lost": dict(self.lost), "ranks": [*self.ranks], "assumed": [*self.assumed]}
+
+    @classmethod
+    def of_json(cls, plain: Mapping[str, Any]) -> "Replayed":
+        """An account from plain data."""
+        sets = {name: set(plain[name]) for name in ("ranks", "assumed")}
+        return cls(**{**plain, **sets, "lost": Counter(plain["lost"])})
 
     def add_trace(self, request: TraceRequest) -> None:
         """Count the open assumptions about a request."""

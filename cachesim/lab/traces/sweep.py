@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
+from cachesim.lab.traces.fleet.serving import joined, parts_of
 from cachesim.lab.traces.plan import plan_of, read_plan
 from cachesim.lab.traces.playing import play
 from cachesim.lab.traces.reading import TraceError
@@ -72,7 +73,8 @@ def engines_digest() -> dict[str, str]:
 def key_of(cell: Cell, digest: str) -> str:
     """The key of a cell's result, independent of the trace file's place."""
     fields = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
-    code = [code_digest(), fields, cell.fleet and cell.fleet.as_dict()]
+    fleet = cell.fleet and {**cell.fleet.as_dict(), "part": cell.fleet.part}
+    code = [code_digest(), fields, fleet]
     if foreign := engines_digest().get(cell.profile.partition("@")[0]):
         code.append(foreign)
     text = json.dumps(code, sort_keys=True, default=str)
@@ -192,7 +194,23 @@ def play_cells(
     workers: Workers,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Results of cells in order; `progress` is called with the number done."""
+    """Results of cells in order; `progress` is called with the number of parts done."""
+    parts = [parts_of(cell) for cell in cells]
+    found = iter(_play_parts([part for each in parts for part in each], store, workers, progress))
+    return [
+        joined(cell, [next(found) for _ in each]) if len(each) > 1 else next(found)
+        for cell, each in zip(cells, parts, strict=True)
+    ]
+
+
+def count_parts(cells: Sequence[Cell]) -> int:
+    """The number of parts that `play_cells` plays, each by itself."""
+    return sum(len(parts_of(cell)) for cell in cells)
+
+
+def _play_parts(
+    cells: Sequence[Cell], store: Store, workers: Workers, progress: Callable[[int], None]
+) -> list[dict[str, Any]]:
     digests = {
         name: source.digest() for name, source in {c.source.name: c.source for c in cells}.items()
     }

@@ -99,6 +99,7 @@ class Dynamo(Router):
     """The replica with the lowest cost; of several one at random."""
 
     name: ClassVar[str] = "dynamo"
+    apart: ClassVar[bool] = False
     follows: ClassVar[str] = "ai-dynamo-runtime 1.6.1, `DefaultWorkerSelector`; our own draws"
     overlap_score_credit: float = 1.0
     overlap_score_credit_decay: float = 0.0

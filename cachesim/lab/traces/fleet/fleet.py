@@ -46,6 +46,8 @@ class Fleet:
     router: Router
     changes: tuple[Change, ...] = ()
     others: tuple[Other, ...] = ()  # replicas that differ
+    parts: int = 1  # processes among which the replicas are divided
+    part: int | None = None  # one of them; all if None
 
     @classmethod
     def of(
@@ -54,17 +56,30 @@ class Fleet:
         router: str,
         changes: Sequence[str] = (),
         others: Sequence[str] = (),
+        parts: int = 1,
     ) -> "Fleet":
         """A fleet with checked parts."""
         if isinstance(replicas, bool) or not 1 <= replicas <= MOST_REPLICAS:
             msg = f"replicas is {replicas}; write a whole number from 1 to {MOST_REPLICAS:,}"
             raise RouterError(msg)
+        if isinstance(parts, bool) or not 1 <= parts <= replicas:
+            msg = f"parts is {parts}; write a whole number from 1 to that of the replicas"
+            raise RouterError(msg)
+        chosen = router_of(router)
+        if parts > 1 and not chosen.apart:
+            msg = f"router {router} looks into the replicas, which therefore stay together: parts 1"
+            raise RouterError(msg)
         return cls(
             replicas=replicas,
-            router=router_of(router),
+            router=chosen,
             changes=changes_of(changes, replicas),
             others=others_of(others, replicas),
+            parts=parts,
         )
+
+    def mine(self, number: int) -> bool:
+        """True if a replica is simulated in this part."""
+        return self.part is None or number % self.parts == self.part
 
     def other(self, number: int) -> Other | None:
         """What is different about a replica."""
@@ -78,6 +93,7 @@ class Fleet:
             "follows": self.router.follows,
             "changes": [each.as_text() for each in self.changes],
             "others": [each.text for each in self.others],
+            "parts": self.parts,
         }
 
 

@@ -79,6 +79,7 @@ class Gateway(Router):
     """The replica with the highest weighted score."""
 
     name: ClassVar[str] = "gateway"
+    apart: ClassVar[bool] = False
     follows: ClassVar[str] = (
         "gateway-api-inference-extension v1.5.0, `approximateprefix`, `loadDefaultConfig`, "
         "`MaxScorePicker`; our own draws"

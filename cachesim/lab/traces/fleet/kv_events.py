@@ -20,6 +20,29 @@ from cachesim.lab.traces.fleet.router import Arrival, Dispatcher, Replica, Route
 from cachesim.play.loop import Loop
 
 
+class Absent(Replica):
+    """A replica that another process simulates: here it is always idle."""
+
+    unit, blocks, silent, most, evictions = 1, 0, False, 0, 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inside: dict[Ticket, Arrival] = {}
+
+    def start(self) -> None:
+        """Begin anew."""
+
+    def listen(self, dispatcher: Dispatcher) -> None:
+        """Tell nothing."""
+
+    def usage(self) -> float | None:
+        return None
+
+    def peek(self, arrival: Arrival) -> int | None:
+        del arrival
+        return None
+
+
 class Server(Replica):
     """A replica with its engine, and the requests inside."""
 

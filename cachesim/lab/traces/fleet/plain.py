@@ -213,6 +213,7 @@ class Oracle(Router):
     """The replica that would reuse most at this moment; of several the one with fewest requests."""
 
     name: ClassVar[str] = "oracle"
+    apart: ClassVar[bool] = False
     follows: ClassVar[str] = "no release: no router knows what replicas hold without a delay"
 
     def start(self, replicas: Sequence[Replica]) -> Dispatcher:

@@ -146,6 +146,7 @@ class Router(ABC):
 
     name: ClassVar[str]
     follows: ClassVar[str]  # the source and its release
+    apart: ClassVar[bool] = True  # on idle replicas it decides by the requests alone
 
     def check(self) -> None:
         """Raise RouterError for a rule out of range."""

@@ -7,10 +7,10 @@ Without the length of a turn, a request comes when the one before it is answered
 it, all replicas take their turns at the same times.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from cachesim.engines.base import Reply
 from cachesim.engines.tokens import Rope
@@ -18,8 +18,8 @@ from cachesim.engines.words import counted
 from cachesim.errors import SpecError, UpstreamAbort
 from cachesim.lab.traces.fleet.changes import Change
 from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.router import Arrival, Sessions
+from cachesim.lab.traces.fleet.kv_events import Absent, Server
+from cachesim.lab.traces.fleet.router import Arrival, RouterError, Sessions
 from cachesim.lab.traces.replay import (
     Cell,
     PendingRequest,
@@ -53,8 +53,11 @@ class _Sent:
 class FleetLoop:
     """The replicas, the router, and the requests inside."""
 
-    def __init__(self, fleet: Fleet, servers: list[Server], remember: int | None) -> None:
+    def __init__(
+        self, fleet: Fleet, servers: Sequence[Server | Absent], remember: int | None
+    ) -> None:
         self.servers = servers
+        self.fleet = fleet
         self.router = fleet.router.start(servers)
         for each in servers:
             each.listen(self.router)
@@ -74,10 +77,14 @@ class FleetLoop:
         prompt, reply = cast("Rope", request.prompt), cast("Rope", request.reply)
         session = self.sessions.of(request.trace.blocks, last_whole(request))
         if not alive:
-            return None, [*lost, Routed(request, None, None)]
+            nobody = [Routed(request, None, None)] if not self.fleet.part else []
+            return None, [*lost, *nobody]
         arrival = Arrival(request.number, request.time, prompt, reply, session)
-        held = tuple(each.peek(arrival) for each in alive)
+        held = tuple(each.peek(arrival) for each in alive) if self.fleet.parts == 1 else ()
         server = self.servers[self.router.choose(arrival)]
+        if isinstance(server, Absent):
+            self.router.finished(arrival, server.number)
+            return None, lost
         self._sent[request.number] = _Sent(request, held)
         server.now = request.time
         server.enter(server.engine.submit(request.as_request()), arrival)
@@ -98,9 +105,11 @@ class FleetLoop:
                 yield Routed(sent.request, answer, server.number, sent.held)
                 server.engine.forget(ticket)
 
-    def _kill(self, server: Server, why: str) -> Iterator[Routed]:
+    def _kill(self, server: Server | Absent, why: str) -> Iterator[Routed]:
         server.alive = False
         self.router.left(server.number)
+        if isinstance(server, Absent):
+            return
         for ticket in [*server.inside]:
             sent = self._sent.pop(server.leave(ticket).number)
             yield Routed(sent.request, None, server.number, sent.held, why)
@@ -139,7 +148,8 @@ class FleetLoop:
     def on_time(self, requests: Iterable[PendingRequest], turn: float) -> Iterator[Routed]:
         """Each request at its time."""
         for each in self.servers:
-            each.engine.limit_turns(1)
+            if isinstance(each, Server):
+                each.engine.limit_turns(1)
         waiting = iter(requests)
         pending = next(waiting, None)
         now = 0.0
@@ -150,7 +160,7 @@ class FleetLoop:
             yield from self._change(now / 1000)
             now += turn
             for server in self.servers:
-                if server.inside:
+                if server.inside and isinstance(server, Server):
                     yield from self.collect(server, now)
             if not self._sent and pending is not None:
                 now = max(now, pending.time)
@@ -168,6 +178,9 @@ def last_whole(request: PendingRequest) -> int | None:
 
 ELSEWHERE: Final = "on-another-replica"
 
+Facts: TypeAlias = Sequence[Sequence[int]]
+"""For each replica: the requests at once, at most, and the evictions for a limit in bytes."""
+
 
 @dataclass(slots=True)
 class FleetReplayed:
@@ -178,12 +191,16 @@ class FleetReplayed:
     elsewhere: int | None = 0  # tokens computed again that another replica held at the choice
     best: int | None = 0  # tokens reused if each request went to the replica that held most
     lost: int = 0  # requests that ended with their replica, or found none
+    refused_at: int = -1  # the first request that was refused
 
     def add(self, routed: Routed) -> None:
         """Count a request."""
         request, answer = routed.request, routed.answer
         elsewhere = self._held(routed)
+        refused = self.total.refused
         account(self.total, request, answer)
+        if self.total.refused > refused == 0:
+            self.refused_at = request.number
         if elsewhere:
             moved = min(elsewhere, self.total.lost["not-held"])
             self.total.lost["not-held"] -= moved
@@ -211,7 +228,16 @@ class FleetReplayed:
         self.elsewhere += most - int(answer.cached)
         return most - int(answer.cached)
 
-    def as_dict(self, servers: Sequence[Server]) -> dict[str, Any]:
+    def join(self, other: "FleetReplayed") -> None:
+        """Add the account of other replicas of the same fleet."""
+        if other.refused_at >= 0 and not 0 <= self.refused_at <= other.refused_at:
+            self.refused_at, self.total.refusal = other.refused_at, other.total.refusal
+        self.total.join(other.total)
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.join(theirs)
+        self.lost += other.lost
+
+    def as_dict(self, facts: Facts) -> dict[str, Any]:
         """The fleet's part of a result."""
         prefilled = [each.prompt_tokens - each.cached for each in self.parts]
         mean = sum(prefilled) / len(prefilled)
@@ -222,9 +248,9 @@ class FleetReplayed:
                     "prompt_tokens": each.prompt_tokens,
                     "cached": each.cached,
                     "rate": round(each.rate, 6),
-                    "at_once": server.most,
+                    "at_once": most,
                 }
-                for each, server in zip(self.parts, servers, strict=True)
+                for each, (most, _) in zip(self.parts, facts, strict=True)
             ],
             "elsewhere": self.elsewhere,
             "best": self.best,
@@ -241,6 +267,9 @@ def check_fleet(cell: Cell) -> None:
     kinds = [kind for _, kind in _kinds(cell, fleet)]
     for kind in kinds:
         kind.check()
+    if fleet.parts > 1 and cell.source.turn:
+        msg = "with --turn the replicas' loads decide, and they stay together: leave out --parts"
+        raise RouterError(msg)
     servers = [Server(number, kind.engine) for number, kind in enumerate(kinds)]
     router = fleet.router.start(servers)
     for each in servers:
@@ -248,33 +277,91 @@ def check_fleet(cell: Cell) -> None:
 
 
 def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Replay a cell on its fleet; `progress` is called with the number of finished requests."""
-    fleet = cell.fleet
-    if fleet is None:
-        msg = f"{cell.profile} has no fleet"
-        raise SpecError(msg)
+    """Replay a cell on its fleet; `progress` is called with the number of finished requests.
+
+    Of one part of the replicas, the outcome is what `joined` adds up.
+    """
+    fleet = _fleet_of(cell)
     source = cell.source
-    kinds = _kinds(cell, fleet)
-    cells = {number: kind for numbers, kind in kinds for number in numbers}
-    servers = [Server(number, cells[number].engine) for number in range(fleet.replicas)]
+    cells = {number: kind for numbers, kind in _kinds(cell, fleet) for number in numbers}
+    servers = [
+        Server(number, cells[number].engine) if fleet.mine(number) else Absent(number)
+        for number in range(fleet.replicas)
+    ]
     loop = FleetLoop(fleet, servers, source.remember)
     serve = partial(loop.on_time, turn=source.turn) if source.turn else loop.in_order
-    found = FleetReplayed(Replayed(), [Replayed() for _ in servers])
+    found = _account(fleet)
     for routed in serve(cell.requests()):
         found.add(routed)
         progress(found.total.requests)
+    facts = [(each.most, each.evictions) for each in servers]
+    if fleet.part is not None:
+        if found.total.ended:
+            msg = f"{found.total.ended}; a fleet in which a server ends cannot be in parts"
+            raise SpecError(msg)
+        totals = [each.as_json() for each in (found.total, *found.parts)]
+        return {"facts": facts, "totals": totals, "at": [found.lost, found.refused_at]}
+    silent = {
+        each.engine.profile.engine for each in servers if isinstance(each, Server) and each.silent
+    }
+    return _outcome(cell, found, facts, silent)
+
+
+def _account(fleet: Fleet) -> FleetReplayed:
+    known = 0 if fleet.parts == 1 else None
+    return FleetReplayed(
+        Replayed(), [Replayed() for _ in range(fleet.replicas)], elsewhere=known, best=known
+    )
+
+
+def _fleet_of(cell: Cell) -> Fleet:
+    if cell.fleet is None:
+        msg = f"{cell.profile} has no fleet"
+        raise SpecError(msg)
+    return cell.fleet
+
+
+def parts_of(cell: Cell) -> list[Cell]:
+    """The parts of a cell that may run in several processes; the cell itself if it has none."""
+    fleet = cell.fleet
+    if fleet is None or fleet.parts == 1:
+        return [cell]
+    return [replace(cell, fleet=replace(fleet, part=part)) for part in range(fleet.parts)]
+
+
+def joined(cell: Cell, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The outcome of a cell from those of its parts: as if they had run in one process."""
+    fleet = _fleet_of(cell)
+    found = _account(fleet)
+    facts = [[0, 0] for _ in range(fleet.replicas)]
+    for each in outcomes:
+        lost, refused_at = each["at"]
+        total, *parts = (Replayed.of_json(one) for one in each["totals"])
+        found.join(FleetReplayed(total, parts, lost=lost, refused_at=refused_at))
+        facts = [
+            [a + b for a, b in zip(*both, strict=True)]
+            for both in zip(facts, each["facts"], strict=True)
+        ]
+    return _outcome(cell, found, facts, set())
+
+
+def _outcome(
+    cell: Cell, found: FleetReplayed, facts: Facts, silent: Collection[str]
+) -> dict[str, Any]:
+    fleet, source = _fleet_of(cell), cell.source
+    kinds = _kinds(cell, fleet)
     return {
         "scale": source.scaling(source.open()[0]),
         **found.total.as_dict(),
         "held": {"requests": []},
-        "bytes": _bytes(*kinds[0], servers),
+        "bytes": _bytes(*kinds[0], facts),
         "notes": [
             *found.total.notes(source, cell.profile),
             *(note for _, kind in kinds for note in limit_notes(kind, found.total)),
-            *_notes(cell, servers, found),
-            *_limits_of_others(kinds[1:], servers),
+            *_notes(cell, fleet, found, silent),
+            *_limits_of_others(kinds[1:], facts),
         ],
-        "fleet": {**fleet.as_dict(), **found.as_dict(servers)},
+        "fleet": {**fleet.as_dict(), **found.as_dict(facts)},
     }
 
 
@@ -285,28 +372,28 @@ def _kinds(cell: Cell, fleet: Fleet) -> list[tuple[Sequence[int], Cell]]:
     return [*common, *((each.numbers, cell.replica(each.first)) for each in fleet.others)]
 
 
-def _bytes(numbers: Sequence[int], kind: Cell, servers: Sequence[Server]) -> dict[str, Any]:
-    return bytes_counted(kind, sum(servers[number].evictions for number in numbers))
+def _bytes(numbers: Sequence[int], kind: Cell, facts: Facts) -> dict[str, Any]:
+    return bytes_counted(kind, sum(facts[number][1] for number in numbers))
 
 
-def _limits_of_others(
-    kinds: Sequence[tuple[Sequence[int], Cell]], servers: Sequence[Server]
-) -> Iterator[str]:
+def _limits_of_others(kinds: Sequence[tuple[Sequence[int], Cell]], facts: Facts) -> Iterator[str]:
     """Limits in bytes of the replicas that differ."""
     for numbers, kind in kinds:
-        if note := _bytes(numbers, kind, servers)["note"]:
+        if note := _bytes(numbers, kind, facts)["note"]:
             yield f"replica {', '.join(map(str, numbers))}, {kind.profile}: {note}"
 
 
-def _notes(cell: Cell, servers: Sequence[Server], found: FleetReplayed) -> Iterator[str]:
-    if not cell.source.turn and len(servers) > 1:
+def _notes(
+    cell: Cell, fleet: Fleet, found: FleetReplayed, silent: Collection[str]
+) -> Iterator[str]:
+    if not cell.source.turn and fleet.replicas > 1:
         yield (
             "requests come one after the other, so that every replica is idle when a router "
             "chooses; --turn MS lets them overlap"
         )
-    if found.best is None:
-        silent = {each.engine.profile.engine for each in servers if each.silent}
-        names = ", ".join(sorted(silent))
-        yield f"{names}: what other replicas held at each choice is not known"
+    if fleet.parts > 1:
+        yield "what other replicas held at each choice is not known where they are in parts"
+    elif found.best is None:
+        yield f"{', '.join(sorted(silent))}: what other replicas held at each choice is not known"
     if found.lost:
         yield f"{counted(found.lost, 'request')} got no reply: refused, or lost with their replica"
