@@ -371,6 +371,9 @@ class Cell:
         """The server of a replica, by itself."""
         other = None if self.fleet is None else self.fleet.other(number)
         alone = replace(self, fleet=None)
+        if self.fleet is not None and self.source.remember is not None:  # a share for each
+            share = max(1, self.source.remember // self.fleet.replicas)
+            alone = replace(alone, source=replace(self.source, remember=share))
         if other is None:
             return alone
         flags = {} if other.profile else dict(self.options)

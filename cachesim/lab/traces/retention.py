@@ -136,7 +136,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "every": Policy("a state for each block; the one used longest ago goes first"),
     "sparse": Policy("a state for every `interval` blocks", sparse, own=frozenset({"interval"})),
     "last": Policy("the state at the end of each request", last),
-    "branch": Policy("where a request parts from what is held, and its end", branch),
+    "branch": Policy("the last block that was held already, and the end of the request", branch),
     "utility": Policy(
         "as branch; evicted by age and tokens saved per byte, as Marconi by its FLOPs",
         branch,
@@ -378,7 +378,7 @@ def _bytes(cell: Cell) -> tuple[int, int]:
     if cell.measured is None:
         return 0, 0
     unit, _ = cell.source.open()
-    spec = cell.measured.over(preset(cell.model), cell.source.scaling(unit), "vllm")
+    spec = cell.measured.over(preset(cell.model), cell.source.scaling(unit), "a policy")
     token, window, state = sizes_of(spec)
     if window:
         msg = f"{cell.profile}: the model has windows, whose blocks these policies do not keep"
