@@ -383,7 +383,12 @@ def cached_is_the_servers(setup: Setup) -> Found:
     for entry in setup.entries():
         key = str(entry["bytes"]["answer"])
         usage = entry["usage"]
-        if entry["stream"] or key not in reported or "prompt_tokens" not in usage:
+        if (
+            entry["path"] != CHAT
+            or entry["stream"]
+            or key not in reported
+            or "prompt_tokens" not in usage
+        ):
             continue
         compared += 1
         said = (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
