@@ -276,9 +276,9 @@ def print_survey(
 
 def _played(report: Report, scope: WholeScope | None) -> list[str]:
     count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
+    rate = f"{report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s"
     lines = [
-        f"{report.profile}, {report.model}: {count}, "
-        f"{report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s",
+        f"{report.profile}, {report.model}: {count}, {rate}",
         f"  exercised: {_exercised(report.exercised)}",
     ]
     never = [word for word in WORDS if not report.exercised[word]]
