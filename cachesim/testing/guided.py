@@ -94,7 +94,7 @@ class Numbers:
         return list(self._found)[-REMEMBERED:]
 
     def learn(self, record: Record) -> Iterator[object]:
-        """Add the numbers of a step; yield what the server did."""
+        """Add the numbers of a step; yield its events and losses."""
         last: object = None
         for event in record.events:
             kind = type(event)
@@ -326,7 +326,7 @@ class _Client:
         return group
 
     def learn(self, records: Iterable[Record]) -> None:
-        """Look at what the server did."""
+        """Add the numbers of events and replies; count requests that brought nothing new."""
         before = len(self._known)
         for record in records:
             self._known.update(self._tree.numbers.learn(record))

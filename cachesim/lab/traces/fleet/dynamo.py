@@ -191,14 +191,15 @@ class KvRouter(Dispatcher):
         self.booked[replica].free(arrival.number)
 
     def stored(self, replica: int, keys: Sequence[int], time: float) -> None:
-        self._hear(replica, keys, time, stored=True)
+        self._receive(replica, keys, time, stored=True)
 
     def removed(self, replica: int, keys: Sequence[int], time: float) -> None:
-        self._hear(replica, keys, time, stored=False)
+        self._receive(replica, keys, time, stored=False)
 
-    def _hear(self, replica: int, keys: Sequence[int], time: float, *, stored: bool) -> None:
-        """Add an event to the index, unless it is lost: blocks that were stored are not believed
-        in, blocks that are gone still are.
+    def _receive(self, replica: int, keys: Sequence[int], time: float, *, stored: bool) -> None:
+        """Add an event to the index, unless it is lost.
+
+        Blocks of a lost event are missing from the index, or remain there after their eviction.
         """
         if not keys or self.losses.random() >= self.rules.kv_event_loss:
             self.index.add(time, replica, keys, stored=stored)

@@ -1,7 +1,7 @@
-"""A simulated server as a replica: what a router hears of it.
+"""A simulated server as a replica: the KV events that a router receives of it.
 
     engine's event      BlocksPublished  BlockEvicted  PrefixKept  NodeEvicted  chunk of a prompt
-    router hears        blocks stored    removed       stored      removed      prefill is done
+    router receives     blocks stored    removed       stored      removed      prefill is done
 
 A stored block is told by the key of its prefix, which does not depend on the replica.
 """
@@ -33,7 +33,7 @@ class Absent(Replica):
         """Begin anew."""
 
     def listen(self, dispatcher: Dispatcher) -> None:
-        """Tell nothing."""
+        """Report no events."""
 
     def usage(self) -> float | None:
         return None
@@ -78,7 +78,7 @@ class Server(Replica):
                 "here; vllm and sglang do"
             )
             raise RouterError(msg)
-        self.engine.after_each_event(self._hear)
+        self.engine.after_each_event(self._report)
 
     # -- what a router sees ------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Server(Replica):
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _report(self) -> None:
         """Translate the engine's last event."""
         event: Event = self.engine.events[-1]
         dispatcher = self.dispatcher

@@ -1,6 +1,6 @@
 """The KV events of simulated servers, written as real ones publish them.
 
-    a router hears    stored (keys)                      removed (keys)
+    router receives   stored (keys)                      removed (keys)
     a line has        BlockStored, with the key before   BlockRemoved
 
 A replica is a data-parallel rank; the hash of a block is the key of its prefix, on all the same.
