@@ -142,7 +142,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     ]
     if missing:
         yield (
-            f"Left out, because going on as before they would have taken more than"
+            f"Left out, because at that growth they would have taken more than"
             f" {told['limit']:.0f} s: {'; '.join(missing)}."
         )
     yield (

@@ -9,7 +9,8 @@ written again from the numbers that are kept beside it.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -52,24 +53,37 @@ def merged(kept: Sequence[Json], new: Sequence[Json]) -> list[Json]:
     return [by_profile[each] for each in sorted(by_profile, key=place)]
 
 
+def _result(line: Mapping[str, Json]) -> tuple[Json, ...]:
+    """All columns but the seconds; consecutive releases with equal results share a row."""
+    engine = line["profile"].partition("@")[0]
+    return engine, line["model"], line["workloads"], line["failed"], line["evidence"]
+
+
+def _cells(lines: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    first, last = lines[0], lines[-1]
+    names = first["profile"]
+    if first is not last:
+        names += f" to {last['profile'].partition('@')[2]}"
+    yield names if first["model"] == "hybrid" else f"{names}, {first['model']}"
+    yield f"{first['workloads']:,}"
+    seconds = sorted({f"{each['seconds']:.1f}" for each in lines}, key=float)
+    yield seconds[0] if len(seconds) == 1 else f"{seconds[0]} to {seconds[-1]}"
+    yield ", ".join(f"{kind} {count:,}" for kind, count in sorted(first["failed"].items()))
+    yield ", ".join(SHORT[label] for label in first["evidence"])
+
+
 def written(told: Json) -> str:
     """The table."""
     rows = [
         "| " + " | ".join(HEAD) + " |",
         "|---|" + "---:|" * 2 + "---|---|",
     ]
-    for each in told["lines"]:
-        failed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(each["failed"].items()))
-        cells = (
-            each["profile"] if each["model"] == "hybrid" else f"{each['profile']}, {each['model']}",
-            f"{each['workloads']:,}",
-            f"{each['seconds']:.1f}",
-            failed,
-            ", ".join(SHORT[label] for label in each["evidence"]),
-        )
-        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    for _, group in groupby(told["lines"], key=_result):
+        rows.append("| " + " | ".join(_cells(list(group))) + " |")
     total = sum(each["workloads"] for each in told["lines"])
-    return "\n".join((f"{total:,} workloads in all, in one process.", "", *rows))
+    said = f"{total:,} workloads in all, in one process."
+    said += " Releases in one row had equal results; the row counts one of them."
+    return "\n".join((said, "", *rows))
 
 
 def main(files: Sequence[str]) -> None:
