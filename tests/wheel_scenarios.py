@@ -1,5 +1,7 @@
 """`python -m tests.wheel_scenarios`: every scenario on the real servers of the releases it names.
 
+So are the runs of lessons in which a release answers wrongly: `lesson-5-1` is one of lesson 5.
+
 One line per scenario and release: `agrees` where the real server says of every step what the
 simulator says, `differs` where it does not, `cannot` with the reason where the real server is not
 handed such requests. Where the simulator's answer is wrong, or its server ends, the real answer is
@@ -17,12 +19,14 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from rich.console import Console
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError
+from cachesim.lab.lessons import execute, kit, lessons
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT
@@ -33,10 +37,11 @@ from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.transformers.scenarios import play_scenario as play_on_transformers
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
-from cachesim.play import run
-from cachesim.play.result import CLAIMS
+from cachesim.play import run, run_scenario
+from cachesim.play.result import CLAIMS, Run
 from cachesim.play.session import ENDLESS
 from cachesim.scenario import Scenario, load
+from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.labels import digest
 from cachesim.scenario.shipped import shipped_files
 
@@ -82,12 +87,33 @@ class Played:
     derived: str = ""  # steps in which its model runner's metadata name the wrong state
 
 
-def wanted() -> Iterator[tuple[Path, str, str]]:
-    """Each file, its engine, and a release of it that a wheel plays; patches have no wheel."""
+def wanted() -> Iterator[tuple[str, Scenario, str]]:
+    """Each scenario, its name, and a release of it that a wheel plays; patches have no wheel."""
     for file in shipped_files():
-        engine = load(file).engine
+        scenario = load(file)
+        engine = scenario.engine
         real = FAMILIES[engine.name].real() if engine.name in PLAYERS else ()
-        yield from ((file, engine.name, each) for each in engine.profiles if each in real)
+        yield from ((file.stem, scenario, each) for each in engine.profiles if each in real)
+    yield from of_lessons()
+
+
+def of_lessons() -> Iterator[tuple[str, Scenario, str]]:
+    """The runs of the lessons in which a release answers wrongly, recorded as they are executed."""
+    runs = dict[tuple[str, str], tuple[Scenario, str]]()
+
+    def recorded(mapping: Any, *, profile: str, **further: Any) -> Run:
+        done = run_scenario(mapping, profile=profile, **further)
+        if any(each.evidence for each in done.steps):
+            scenario, release = scenario_of(mapping), Profile.parse(profile).release
+            runs.setdefault((digest(scenario), release), (scenario, release))
+        return done
+
+    with patch.object(kit, "run_scenario", recorded):
+        for lesson in lessons():
+            before = len(runs)
+            execute(lesson)
+            for number, (scenario, release) in enumerate([*runs.values()][before:], 1):
+                yield f"lesson-{lesson.number}-{number}", scenario, release
 
 
 def simulated(scenario: Scenario, engine: str, release: str) -> dict[str, bool]:
@@ -100,15 +126,15 @@ def simulated(scenario: Scenario, engine: str, release: str) -> dict[str, bool]:
     }
 
 
-def play(file: Path, engine: str, release: str) -> Played:
+def play(name: str, scenario: Scenario, release: str) -> Played:
     """Play one scenario; what goes wrong is a result too."""
-    scenario = load(file)
-    made = partial(Played, scenario=file.stem, release=release, file=digest(scenario))
+    engine = scenario.engine.name
+    made = partial(Played, scenario=name, release=release, file=digest(scenario))
     wrong = simulated(scenario, engine, release)
     try:
         steps = PLAYERS[engine](scenario, release, proves=any(wrong.values()))
     except CachesimError as error:
-        return made(result="cannot", why=str(error).splitlines()[0].removeprefix(f"{file.stem}: "))
+        return made(result="cannot", why=str(error).splitlines()[0].removeprefix(f"{name}: "))
     if any(_late(each) for each in steps):
         return made(result="cannot", why="the real server had not answered in time")
     named = dict(zip(scenario.step_names, steps, strict=False))
@@ -167,12 +193,12 @@ def main(arguments: Sequence[str]) -> int:
     engines = [each for each in arguments if not each.startswith("--")] or [*PLAYERS]
     before, rows = known(), dict[tuple[str, str], Played]()
     left = []
-    for file, engine, release in wanted():
-        old = before.get((file.stem, release))
-        if old is not None and old.file == digest(load(file)) and not (anew and engine in engines):
-            rows[file.stem, release] = old
+    for name, scenario, release in wanted():
+        engine, old = scenario.engine.name, before.get((name, release))
+        if old is not None and old.file == digest(scenario) and not (anew and engine in engines):
+            rows[name, release] = old
         elif engine in engines:
-            left.append((file, engine, release))
+            left.append((name, scenario, release))
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(lambda each: play(*each), left):
             rows[done.scenario, done.release] = done
