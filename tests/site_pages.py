@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.lab.lessons import is_right
+from tests.answers import OTHER_ANSWERS, SAME_ANSWERS
 from tests.browser import (
     EVERY,
     FLAGS,
@@ -135,11 +137,14 @@ def taken(tab: Any, home: str) -> None:
         form.locator("input").press("Enter")
         holds(word in form.locator(".said").inner_text(), "no verdict")
     exercise = tab.locator("form.ask:not(:has(strong))").first
-    for field, answer in zip(exercise.locator("input").all(), ("7", "06", "6."), strict=True):
+    for field, answer in zip(exercise.locator("input").all(), ("seven", "06", "6.0"), strict=True):
         field.fill(answer)
     exercise.get_by_role("button", name="Check").click()
     holds("Right: 7, 6, 6." in exercise.locator(".said").inner_text(), "not marked")
-    say("an exercise is checked on the page")
+    for said, answer in (*SAME_ANSWERS, *OTHER_ANSWERS):
+        is_same = tab.evaluate("([said, answer]) => plain(said) === plain(answer)", [said, answer])
+        equal(is_right(said, answer), is_same)
+    say("an exercise is checked on the page, as in the terminal")
     reveal = tab.locator("details.reveal").last
     equal(True, reveal.evaluate("each => each.open"))
     say("a question is committed to, and its run appears")

@@ -13,10 +13,13 @@ for (const [part, name] of [[".sidebar-drawer", "Contents of the site"], [".toc-
 }
 
 const SAME = { y: "yes", true: "yes", n: "no", false: "no" };
+const NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split(" ");
 const plain = (word) => {
-  let text = word.trim().toLowerCase().replace(/^[`'"]+|[`'",;.]+$/g, "");
+  let text = word.replace(/^[`'",;.\s]+|[`'",;.\s]+$/g, "").toLowerCase();
   if (text.startsWith("--")) text = text.slice(2).replaceAll("-", "_");
-  return /^-?\d+$/.test(text) ? String(Number(text)) : SAME[text] || text;
+  if (NUMBERS.includes(text)) return String(NUMBERS.indexOf(text));
+  const whole = /^(-?\d+)(\.0*)?$/.exec(text);
+  return whole ? String(Number(whole[1]) + 0) : Object.hasOwn(SAME, text) ? SAME[text] : text;
 };
 
 for (const form of document.querySelectorAll("form.ask")) {

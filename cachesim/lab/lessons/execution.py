@@ -147,7 +147,10 @@ def _execute(lesson: Lesson, part: Part, names: dict[str, Any]) -> ExecutedPart:
 # -- the check of an exercise ----------------------------------------------------------------------
 
 SAME: Final = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
-"""Synonyms of an answer; `docs/static/lessons.js` has the same."""
+NUMBERS: Final = tuple(
+    "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905 - a list is longer
+)
+"""Words for an answer; `docs/static/lessons.js` has the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +202,11 @@ def is_right(given: str, answer: str) -> bool:
 
 
 def _plain(word: str) -> str:
-    """Normalised answer: `Yes,` and `True` are `yes`, `007` is `7`, `--a-flag` is `a_flag`."""
-    word = word.strip().strip("`'\",;.").lower()
+    """Normalised answer: `True` is `yes`, `007`, `7.0` and `seven` are `7`, `--a-flag` `a_flag`."""
+    word = word.strip("`'\",;. \t\n").lower()
     if word.startswith("--"):  # a flag, as it is typed or as an option is named
         word = word.removeprefix("--").replace("-", "_")
-    return str(int(word)) if word.lstrip("-").isdecimal() else SAME.get(word, word)
+    if word in NUMBERS:
+        return str(NUMBERS.index(word))
+    whole = re.fullmatch(r"(-?[0-9]+)(\.0*)?", word)
+    return str(int(whole[1])) if whole else SAME.get(word, word)
