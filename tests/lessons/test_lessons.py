@@ -32,6 +32,7 @@ from cachesim.lab.lessons.execution import NUMBERS, SAME
 from cachesim.lab.lessons.lesson import parsed
 from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
+from cachesim.scenario.labels import SOURCE
 from cachesim.scenario.shipped import shipped_files
 from tests.answers import OTHER_ANSWERS, SAME_ANSWERS
 
@@ -332,6 +333,13 @@ def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
     )  # all but its last
     assert first["explanation"]["fault"]["padding"] > 0
     assert "padded on the right" in page(execute(lesson(8)))
+
+
+def test_wrong_answers_of_releases_are_confirmed_but_for_those_with_adapters(one: Lesson) -> None:
+    whole = execute(one)
+    parts = (*whole.parts, *(each.run for each in whole.exercises))
+
+    assert (one.number == 9) == any(SOURCE in part.output for part in parts)
 
 
 RULE: Final = re.compile(

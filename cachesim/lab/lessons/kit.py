@@ -197,7 +197,7 @@ class Memory:
         caches = caches_of(parts_of(self.context.memory)[0])
         if len(caches) < 2:
             return [("", cache) for cache in caches.values()]
-        found = [("full ", caches["attention"]), ("window ", caches["window"])]
+        found = [("non-SWA ", caches["attention"]), ("SWA ", caches["window"])]
         return [(name, cache) for name, cache in found if cache.layers]
 
 
