@@ -11,9 +11,8 @@ from pages.tables import code, linked, plain, table
 INTRODUCTION = """\
 # Releases and patches
 
-A profile names an engine at one release, and patches laid over it in order:
-`llama.cpp@b11549+24143`. A patch without a link is our own. What is in every release can only be
-taken away: `-5420`.
+A profile names an engine at one release, with patches in order: `llama.cpp@b11549+24143`. A patch
+without a link is our own. What is in every release can only be removed: `-5420`.
 """
 
 
@@ -63,4 +62,4 @@ def _linked(name: str, pull: int | None, engine: str) -> str:
 def _span(names: Sequence[str]) -> str:
     """The first and the last release of a patch."""
     ends = dict.fromkeys((*names[:1], *names[-1:]))
-    return " to ".join(map(code, ends))
+    return "\N{EN DASH}".join(map(code, ends))
