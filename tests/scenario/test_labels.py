@@ -59,10 +59,12 @@ def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:
 
 
 def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
+    """A lesson's run is known by its digest alone: `tests/lessons` asks for its label."""
     path = table()
     assert path is not None
     with path.open(newline="", encoding="utf-8") as rows:
         confirmed = [row for row in csv.DictReader(rows) if row["confirmed"] or row["derived"]]
+    confirmed = [row for row in confirmed if not row["scenario"].startswith("lesson-")]
     scenarios = {each: load(shipped_file(each)) for each in {row["scenario"] for row in confirmed}}
 
     assert confirmed
