@@ -60,8 +60,8 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"Of a dense model's prompts, llama.cpp, mlx-lm, vLLM and SGLang reuse {_share(low)} to "
         f"{_share(high)} with room for three million tokens, and vLLM and SGLang "
-        f"{_share(whole[0]['rate'])} with room for all, where no cache can reuse more than "
-        f"{_share(bound['rate'])}: the size makes more difference than the server."
+        f"{_share(whole[0]['rate'])} with room for all; an infinite cache reuses "
+        f"{_share(bound['rate'])}. The size makes more difference than the server."
     )
     slots = [row["rate"] for row in _of(rows, "llama.cpp", "dense")]
     hold(fact=len(slots) == 3 and max(slots) - min(slots) < 0.001, what="slots change nothing")

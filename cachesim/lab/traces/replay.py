@@ -162,7 +162,7 @@ def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
     done = counted(entry["evictions"], "eviction")
     ends = f"{done} for it" if entry["evictions"] else "nothing was evicted for it"
     if entry["of"] == "options":
-        unit = "a token as simulated" if scale == 1 else f"{scale} tokens of the trace as one"
+        unit = "a token as simulated" if scale == 1 else f"scaled down {scale}:1"
         model = f"the bytes of the model that its options describe ({entry['by']}), {unit}"
         return f"{flags} counts {model}; {ends}"
     parts = [
