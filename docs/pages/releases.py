@@ -62,4 +62,4 @@ def _linked(name: str, pull: int | None, engine: str) -> str:
 def _span(names: Sequence[str]) -> str:
     """The first and the last release of a patch."""
     ends = dict.fromkeys((*names[:1], *names[-1:]))
-    return "\N{EN DASH}".join(map(code, ends))
+    return code("\N{EN DASH}".join(ends)) if ends else ""
