@@ -73,8 +73,7 @@ def why_report(
 def _server(server: Mapping[str, Any]) -> str:
     model = server["model"]
     flags = ", ".join(
-        f"{flag(name, each['value'])}{_how_known(each['how'])}"
-        for name, each in server["options"].items()
+        f"{each['flag']}{_how_known(each['how'])}" for each in server["options"].values()
     )
     known = f", {model['preset']} model{_how_known(model['how'])}" if server["played"] else ""
     build = f" (build {server['build']})" if server["build"] else ""
@@ -403,7 +402,7 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     for each in [*front, *([] if own in front else [own])]:
         tokens, size = each["processed"] - own["processed"], held(each) - held(own)
         table.add_row(
-            words_of(each["changes"]) + ("  *" if each == best else ""),
+            words_of(each) + ("  *" if each == best else ""),
             f"{each['processed']:,}",
             "" if each == own else f"{tokens:+,}",
             mib(held(each)),
@@ -444,21 +443,13 @@ def _scatter(found: Mapping[str, Any]) -> str:
         x="memory (MiB)",
         y="prefill tokens",
         title="prefill tokens and memory of each of the settings",
-        names={"recommended": words_of(best["changes"])},
+        names={"recommended": words_of(best)},
     )
 
 
-def words_of(changes: Mapping[str, Any]) -> str:
+def words_of(tried: Mapping[str, Any]) -> str:
     """The differences from the user's settings, as flags."""
-    return " ".join(flag(name, value) for name, value in changes.items()) or "unchanged"
-
-
-def flag(name: str, value: object) -> str:
-    """A setting as a flag of a command line."""
-    words = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{words}" if value else f"--no-{words}"
-    return f"--{words} {value}"
+    return " ".join(tried["flags"]) or "unchanged"
 
 
 def held(each: Mapping[str, Any]) -> int:
@@ -525,20 +516,18 @@ def verdict(
         return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
     if best["failed"] < own["failed"]:
         answered = counted(own["failed"] - best["failed"], "request")
-        return (
-            f"{answered} more would be answered, with {_cost(cost)}: {words_of(best['changes'])}."
-        )
+        return f"{answered} more would be answered, with {_cost(cost)}: {words_of(best)}."
     if saved <= 0:
         fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
         clearly = "clearly " if fewest < own["processed"] else ""
         tokens = "The same number of tokens is" if saved == 0 else f"{-saved:,} more tokens are"
         return (
             f"None of the settings tried prefills {clearly}fewer tokens. {tokens} prefilled with "
-            f"{_cost(cost)}: {words_of(best['changes'])}."
+            f"{_cost(cost)}: {words_of(best)}."
         )
     part = 100 * saved / max(1, own["processed"])
     return (
-        f"Best: {words_of(best['changes'])} prefills {part:.{part < 1:d}f} % fewer tokens "
+        f"Best: {words_of(best)} prefills {part:.{part < 1:d}f} % fewer tokens "
         f"({best['processed']:,} instead of {own['processed']:,}), with {_cost(cost)}."
     )
 

@@ -132,6 +132,24 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert without["options"]["ctx_checkpoints"] == 0
 
 
+def test_a_flag_without_an_opposite_is_advised_against_in_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # of a real server; llama-server refuses `--no-swa-full`
+    lines = (Path(__file__).with_name("excerpts.jsonl")).read_text().splitlines()
+    (case,) = (each for each in map(json.loads, lines) if "`--swa-full` keeps" in each["name"])
+    log = tmp_path / "server.log"
+    log.write_text(case["files"][0][1])
+    printed = output(capsys, "why", str(log), "--model", "swa")
+    tuned = json.loads(output(capsys, "why", "--tune", str(log), "--format", "json"))
+
+    assert "leaving out `--swa-full` saves" in printed
+    assert "Best: without" in printed
+    assert "no-swa-full" not in printed
+    assert ["without --swa-full"] == tuned["recommended"]["flags"]
+    assert "swa-full" not in tuned["command"]
+
+
 @pytest.mark.thorough
 def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
     why = json.loads(output(capsys, "why", LOG, "--format", "json"))

@@ -15,6 +15,7 @@ MIB = 1 << 20
 def tried(processed: int, mib: int, **changes: int) -> dict[str, Any]:
     return {
         "changes": changes,
+        "flags": [f"--{name.replace('_', '-')} {value}" for name, value in changes.items()],
         "processed": processed,
         "peak_bytes": mib * MIB,
         "context_bytes": 0,

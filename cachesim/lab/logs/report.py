@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
 from cachesim.lab.logs.evidence import Lengths
@@ -19,6 +20,7 @@ from cachesim.lab.logs.observed import (
 )
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import Rebuilt, Replay
+from cachesim.lab.logs.settings import setting
 from cachesim.lab.logs.sizes import WHOSE, how_known
 
 CHOICES: Final[Mapping[str, str]] = {
@@ -423,6 +425,7 @@ def _cache_advice(replay: Replay) -> str:
 
 def _server_entry(replay: Replay) -> dict[str, Any]:
     settings = replay.settings
+    release = str(settings.release.value or "")
     return {
         "first_line": replay.log.first_line,
         "build": settings.build,
@@ -437,7 +440,11 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
             "file": settings.model_file,
         },
         "options": {
-            name: {"value": each.value, "how": each.how}
+            name: {
+                "value": each.value,
+                "how": each.how,
+                "flag": setting(family_of(settings.engine), name, each.value, release),
+            }
             for name, each in sorted(settings.options.items())
         },
         "invented": len(replay.invented),

@@ -431,7 +431,15 @@ def flag_of(family: Family[Any, Any], name: str, value: object, release: str = "
         flag = former
     if not flag or option.internal:
         return ""
+    if not flag.startswith("-"):  # an argument of a Python class
+        return f"{flag}={value}"
     if isinstance(value, bool):
         off = flag.replace("--", "--no-", 1) if option.switches_off else ""
         return flag if value else off
     return f"{flag} {value}"
+
+
+def setting(family: Family[Any, Any], name: str, value: object, release: str = "") -> str:
+    """A setting in words: its flag, or that a flag without an opposite is left out."""
+    flag = flag_of(family, name, value, release)
+    return flag or f"without {flag_of(family, name, value=True, release=release)}"

@@ -18,7 +18,7 @@ from cachesim.lab.logs.other import OnServer, Outcome, release_of, workload_of
 from cachesim.lab.logs.prompts import Prompt
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import Rerun, known, options_in, spec_for, started
-from cachesim.lab.logs.settings import flag_of, matters
+from cachesim.lab.logs.settings import flag_of, matters, setting
 from cachesim.lab.logs.sizes import ASSUMED, GIVEN, context_bytes, how_known
 from cachesim.lab.logs.whole import UserSettings
 from cachesim.model.spec import ModelSpec, Sizes
@@ -236,6 +236,7 @@ class TrialResult:
     """A tried server: changed settings and results."""
 
     changes: Mapping[str, Any]
+    flags: tuple[str, ...]  # the changes, as the release's command line has them
     processed: int
     peak_bytes: int
     context_bytes: int
@@ -251,6 +252,7 @@ class TrialResult:
         """The trial as JSON."""
         return {
             "changes": dict(self.changes),
+            "flags": list(self.flags),
             "processed": self.processed,
             "peak_bytes": self.peak_bytes,
             "context_bytes": self.context_bytes,
@@ -269,7 +271,7 @@ class Trial:
 
 def run_trial(trial: Trial) -> TrialResult | None:
     """Replay under some settings; None if the server refuses them."""
-    outcomes, context = [], 0
+    outcomes, context, subject = [], 0, trial.runs[0].subject
     for run in trial.runs:
         options = {**run.options, **trial.changes}
         try:
@@ -279,6 +281,10 @@ def run_trial(trial: Trial) -> TrialResult | None:
         context = max(context, context_bytes(run.subject.spec, options))
     return TrialResult(
         changes=trial.changes,
+        flags=tuple(
+            setting(FAMILIES[subject.engine], name, value, subject.release)
+            for name, value in trial.changes.items()
+        ),
         processed=sum(each.processed for each in outcomes),
         peak_bytes=max(each.peak_bytes for each in outcomes),
         context_bytes=context,
@@ -352,10 +358,10 @@ def recommended(found: Sequence[TrialResult]) -> TrialResult:
     return min(good, key=lambda each: (each.held, len(each.changes)))
 
 
-def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+def command_line(subject: Replayable, options: Mapping[str, Any]) -> str:
     """Command line of a server with these settings."""
-    family, given = FAMILIES[engine], {**options, **changes}
-    flags = (flag_of(family, name, value) for name, value in given.items())
+    family = FAMILIES[subject.engine]
+    flags = (flag_of(family, name, value, subject.release) for name, value in options.items())
     return " ".join([family.program, *filter(None, flags)])
 
 
@@ -365,7 +371,7 @@ def summary(found: Sequence[TrialResult], run: ServerRun) -> dict[str, Any]:
     return {
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
-        "command": command_line(run.subject.engine, run.options, best.changes),
+        "command": command_line(run.subject, {**run.options, **best.changes}),
         "front": [each.as_dict() for each in front(found)],
         "tried": [each.as_dict() for each in found],
     }

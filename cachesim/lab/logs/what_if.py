@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cachesim.engines.family import Profile
-from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import InputError
 from cachesim.lab.logs.other import (
     ServerResult,
@@ -20,7 +19,7 @@ from cachesim.lab.logs.player import Replayed, ReplayRequest
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.replay import FRESH, Replay, text_of
 from cachesim.lab.logs.rerun import wrong_answers
-from cachesim.lab.logs.settings import RELEASES, Settings, flag_of
+from cachesim.lab.logs.settings import RELEASES, Settings
 from cachesim.lab.logs.sizes import context_bytes
 from cachesim.lab.logs.tuning import TrialResult
 from cachesim.lab.logs.whole import other_candidates
@@ -75,7 +74,7 @@ def of_flags(found: Sequence[TrialResult], cause: str, settings: Settings) -> li
     named = remedy_of(cause, settings.engine).flags
     return [
         {
-            "flag": " ".join(flag_of(FAMILY, name, value) for name, value in each.changes.items()),
+            "flag": " ".join(each.flags),
             "processed": each.processed,
             "fewer": own.processed - each.processed,
             "failed": each.failed - own.failed,
@@ -94,7 +93,7 @@ def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
     best: dict[str, Mapping[str, Any]] = {}
     for each in sorted(helpful, key=lambda one: -one["fewer"]):
         best.setdefault(_name(each["flag"]), each)
-    words = [f"`{each['flag']}` saves {each['fewer']:,} tokens" for each in best.values()]
+    words = [f"{_quoted(each['flag'])} saves {each['fewer']:,} tokens" for each in best.values()]
     useless = dict.fromkeys(f"`{_name(e['flag'])}`" for e in found if _name(e["flag"]) not in best)
     if useless:
         others = "other values of " if best else "no value tried of "
@@ -103,9 +102,14 @@ def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
     return f"On these requests {'; '.join(words)}." if words else ""
 
 
+def _quoted(flag: str) -> str:
+    left_out = flag.removeprefix("without ")
+    return f"`{flag}`" if left_out == flag else f"leaving out `{left_out}`"
+
+
 def _name(flag: str) -> str:
     """A flag without its value; a switched-off flag by the name of its opposite."""
-    return flag.partition(" ")[0].replace("--no-", "--", 1)
+    return flag.removeprefix("without ").partition(" ")[0].replace("--no-", "--", 1)
 
 
 def value_of(text: str) -> object:
