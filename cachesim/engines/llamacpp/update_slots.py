@@ -47,6 +47,7 @@ from cachesim.engines.llamacpp.server_context import (
     apply_lora,
     next_token,
     process_token,
+    window_of,
 )
 from cachesim.engines.llamacpp.slot import NO_ROW, Checkpoint, Slot, SlotState, Task
 from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
@@ -598,7 +599,8 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
     refused: list[dict[str, Any]] = []
     it = _find_checkpoint(server, slot, task, prefix, refused)
     do_reset = it is None or not restore(server, slot, it)
-    why = {"pos_min": pos_min, "threshold": prefix.pos_min_thold, "n_swa": server.n_swa}
+    window = window_of(server.network)  # in memory, even where `--swa-full` hides it
+    why = {"pos_min": pos_min, "threshold": prefix.pos_min_thold, "n_swa": window}
     if it is None or do_reset:
         server.emit(FullReprocessing(slot=slot.id, task=task.id))
         task.ledger.apply(causes.FULL_REPROCESSING, 0, **why, checkpoints=refused)
