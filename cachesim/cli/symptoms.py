@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -93,7 +93,11 @@ def ranked(words: str) -> list[Mapping[str, Any]]:
         raise InputError(msg)
     wanted = set(terms(words))
     contents, texts = _index()
-    rarity = _rarity(texts, wanted)
+    have = {word: sum(word in text for text in texts) for word in wanted}
+    rarity = {
+        word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * (PAIR if " " in word else 1)
+        for word, n in have.items()
+    }
     mean = sum(sum(text.values()) for text in texts) / max(len(texts), 1)
     engine_of = {word: each.name for each in FAMILIES.values() for word in each.vocabulary.split()}
     votes = Counter(engine_of[word] for word in said if word in engine_of)
@@ -175,12 +179,3 @@ def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping
         for term in terms(" ".join(map(str, pieces))):
             found[term] += WEIGHTS[part]
     return dict(found)
-
-
-def _rarity(texts: Sequence[Mapping[str, float]], wanted: Iterable[str]) -> dict[str, float]:
-    """How much a word or a pair tells: the fewer scenarios have it, the more."""
-    have = {word: sum(word in text for text in texts) for word in wanted}
-    return {
-        word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * (PAIR if " " in word else 1)
-        for word, n in have.items()
-    }

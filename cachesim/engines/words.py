@@ -60,21 +60,16 @@ def in_words(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, Mapping):
-        return _mapping_in_words(value)
+        rest = dict(value)
+        if {"pos_min", "pos_max"} <= rest.keys():
+            low, high = rest.pop("pos_min"), rest.pop("pos_max")
+            shown = f"{rest.pop('n_tokens', '')}[{low}..{high}]"
+            return f"{shown} refused: {rest['numbers']}" if rest.get("numbers") else shown
+        return ", ".join(f"{name} {in_words(each)}" for name, each in rest.items())
     if isinstance(value, list | tuple):
         named = "; ".join(map(in_words, value[:MOST])) or "none"
         return named if len(value) <= MOST else f"{named}; and {len(value) - MOST} more"
     return str(value)
-
-
-def _mapping_in_words(value: Mapping[str, Any]) -> str:
-    """Names and values in turn; a checkpoint as `n_tokens[pos_min..pos_max]`."""
-    rest = dict(value)
-    if {"pos_min", "pos_max"} <= rest.keys():
-        low, high = rest.pop("pos_min"), rest.pop("pos_max")
-        shown = f"{rest.pop('n_tokens', '')}[{low}..{high}]"
-        return f"{shown} refused: {rest['numbers']}" if rest.get("numbers") else shown
-    return ", ".join(f"{name} {in_words(each)}" for name, each in rest.items())
 
 
 def mib(size: int) -> str:

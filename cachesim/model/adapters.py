@@ -61,7 +61,16 @@ class Adapted:
         if not any(strengths):
             return self._plain
         if strengths not in self._made:
-            self._made[strengths] = _made_of(self._plain, self.names, strengths)
+            plain = self._plain
+            makers: dict[type, Callable[[], Network]] = {
+                FloatNetwork: lambda: FloatNetwork(
+                    plain.spec, _weights(plain.spec, self.names, strengths)
+                ),
+                RingNetwork: lambda: RingNetwork(plain.spec, flavour=f"{self.names} {strengths}"),
+            }
+            maker = makers.get(type(plain))
+            # without arithmetic nothing changes
+            self._made[strengths] = plain if maker is None else maker()
         return self._made[strengths]
 
     @property
@@ -93,15 +102,6 @@ class Adapted:
     def companion(self) -> Network | None:
         """The MTP head, which no adapter changes."""
         return self._plain.companion()
-
-
-def _made_of(plain: Network, names: Sequence[str], strengths: Strengths) -> Network:
-    makers: dict[type, Callable[[], Network]] = {
-        FloatNetwork: lambda: FloatNetwork(plain.spec, _weights(plain.spec, names, strengths)),
-        RingNetwork: lambda: RingNetwork(plain.spec, flavour=f"{names} {strengths}"),
-    }
-    maker = makers.get(type(plain))
-    return plain if maker is None else maker()  # without arithmetic nothing changes
 
 
 def _weights(spec: ModelSpec, names: Sequence[str], strengths: Strengths) -> Weights:

@@ -174,22 +174,20 @@ class _View:
     def of(self, first: int, new: int) -> tuple[slice, Integers, Integers, Integers]:
         """The cells of a lane, their positions, and the end of each new cell's range."""
         if self._range != (first, new):
-            self._cached = self._compute(first, first + new)
+            count = first + new
+            high = np.arange(first, count, dtype=np.int64)
+            low = np.zeros(len(high), np.int64)
+            if self._window and self._chunked:
+                low = high // self._window * self._window
+            elif self._window:
+                low = np.maximum(high - self._window + 1, 0)
+            start = int(low[0]) // BLOCK * BLOCK
+            stop = -(-count // BLOCK) * BLOCK
+            positions = np.arange(start, stop, dtype=np.int64)
+            positions[count - start :] = ABSENT
+            self._cached = (slice(start, stop), positions, low, high)
             self._range = (first, new)
         return self._cached
-
-    def _compute(self, first: int, count: int) -> tuple[slice, Integers, Integers, Integers]:
-        high = np.arange(first, count, dtype=np.int64)
-        low = np.zeros(len(high), np.int64)
-        if self._window and self._chunked:
-            low = high // self._window * self._window
-        elif self._window:
-            low = np.maximum(high - self._window + 1, 0)
-        start = int(low[0]) // BLOCK * BLOCK
-        stop = -(-count // BLOCK) * BLOCK
-        positions = np.arange(start, stop, dtype=np.int64)
-        positions[count - start :] = ABSENT
-        return slice(start, stop), positions, low, high
 
 
 class GrowingArray:

@@ -361,11 +361,10 @@ def _value(kind: Annotation) -> Schema:
     if origin is Annotated:
         return _value(inside[0]) | {"description": inside[1]}
     if origin in {UnionType, Union}:
-        return _or_null(_value(next(each for each in inside if each is not type(None))))
-    return _container(origin, inside)
-
-
-def _container(origin: object, inside: tuple[Any, ...]) -> Schema:
+        schema = _value(next(each for each in inside if each is not type(None)))
+        if "enum" in schema:
+            return {**schema, "enum": [*schema["enum"], None]}
+        return {**schema, "type": [schema["type"], "null"]}
     if origin is Literal:
         return {"enum": list(inside)}
     if origin is tuple:
@@ -379,12 +378,6 @@ def _plain(kind: type) -> Schema:
         kind = kind.__supertype__
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return {"type": next(word for each, word in names.items() if issubclass(kind, each))}
-
-
-def _or_null(schema: Schema) -> Schema:
-    if "enum" in schema:
-        return {**schema, "enum": [*schema["enum"], None]}
-    return {**schema, "type": [schema["type"], "null"]}
 
 
 def _dataclass(kind: Annotation) -> Schema:

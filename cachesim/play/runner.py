@@ -571,7 +571,15 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         why=() if reply is None else reply.losses,
         slot=as_json(record.slot),
         truncated=reply is not None and bool(reply.truncated),
-        checkpoints=_checkpoints_of(record),
+        checkpoints=tuple(
+            Saved(
+                pos_min=int(each["pos_min"]),
+                pos_max=int(each["pos_max"]),
+                n_tokens=int(each["n_tokens"]),
+                bytes=each.get("bytes"),
+            )
+            for each in _slot_of(record).get("checkpoints", ())
+        ),
         prompt_cache=tuple(as_json(each) for each in record.snapshot.get("prompt_cache", ())),
         events=record.events,
         error=record.error,
@@ -587,18 +595,6 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         drafted=None if reply is None else as_json(reply.drafted),
         accepted=None if reply is None else as_json(reply.accepted),
         companion=_slot_of(record).get("companion"),
-    )
-
-
-def _checkpoints_of(record: Record) -> tuple[Saved, ...]:
-    return tuple(
-        Saved(
-            pos_min=int(each["pos_min"]),
-            pos_max=int(each["pos_max"]),
-            n_tokens=int(each["n_tokens"]),
-            bytes=each.get("bytes"),
-        )
-        for each in _slot_of(record).get("checkpoints", ())
     )
 
 

@@ -147,24 +147,21 @@ class Provenance:
         Of steps that have it alike the first is named.
         """
         if tokens not in self._spelled:
-            self._spelled[tokens] = self._spell(tokens)
+            found: list[Piece] = []
+            at = 0
+            while at < len(tokens):
+                shared = {step: _shared(text, tokens, at) for step, text in self.texts.items()}
+                step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
+                count = shared.get(step, 0)
+                if count:
+                    found.append({"step": step, "at": at, "count": count})
+                elif found and "tokens" in found[-1]:
+                    found[-1]["tokens"].append(int(tokens[at]))
+                else:
+                    found.append({"tokens": [int(tokens[at])]})
+                at += max(1, count)
+            self._spelled[tokens] = found
         return self._spelled[tokens]
-
-    def _spell(self, tokens: Tokens) -> list[Piece]:
-        found: list[Piece] = []
-        at = 0
-        while at < len(tokens):
-            shared = {step: _shared(text, tokens, at) for step, text in self.texts.items()}
-            step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
-            count = shared.get(step, 0)
-            if count:
-                found.append({"step": step, "at": at, "count": count})
-            elif found and "tokens" in found[-1]:
-                found[-1]["tokens"].append(int(tokens[at]))
-            else:
-                found.append({"tokens": [int(tokens[at])]})
-            at += max(1, count)
-        return found
 
 
 def _shared(text: Tokens, tokens: Tokens, at: int) -> int:

@@ -155,22 +155,17 @@ def opened(question: Mapping[str, Any]) -> dict[str, Any]:
     scenario = _scenario(question)
     mapping = content_of(question["text"])
     profiles = [str(full_profile(scenario.engine.name, each)) for each in scenario.engine.profiles]
+    before = scenario.shows.before
+    named = "" if before is None or before.profile is None else before.profile
+    wanted = str(full_profile(scenario.engine.name, named)) if named else ""
     return {
         "name": scenario.name,
         "about": " ".join(scenario.about.split()),
         "profiles": profiles,
-        "profile": _profile_of(scenario, profiles),
+        "profile": (wanted if wanted in profiles else next(iter(profiles), "")),
         "form": form_of(mapping),
         "expect": mapping.get("expect", []),
     }
-
-
-def _profile_of(scenario: Scenario, profiles: Sequence[str]) -> str:
-    """The profile with the reported values, else the first."""
-    before = scenario.shows.before
-    named = "" if before is None or before.profile is None else before.profile
-    wanted = str(full_profile(scenario.engine.name, named)) if named else ""
-    return wanted if wanted in profiles else next(iter(profiles), "")
 
 
 ACTIONS: Final = {"run": played, "step": stepped, "open": opened}

@@ -22,7 +22,21 @@ def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]
         Text(totals_line(totals)),
     ]
     if found["server"] is not None:
-        parts.append(Text(server_line(found["server"], found["agreement"])))
+        server = found["server"]
+        agreement = found["agreement"]
+        compared = (
+            f"it reuses as many tokens as the server did in {agreement['agreeing']} of "
+            f"{agreement['comparable']} requests."
+            if agreement["comparable"]
+            else "no answer reports cached tokens to compare it with."
+        )
+        line = (
+            f"Replayed on {server['profile']} ({server['profile_known']}) with a {server['model']} "
+            f"model ({server['model_known']}): {compared}"
+        )
+        parts.append(
+            Text(f"{line} It ended early: {server['problem']}" if server["problem"] else line)
+        )
         if totals["reported"]["prompt_tokens"] < totals["answered"]:
             parts.append(Text(ESTIMATED))
     if found["causes"]:
@@ -76,21 +90,6 @@ def totals_line(totals: Mapping[str, Any]) -> str:
 
 PARTS: Final = (("cached", "reused"), ("processed", "processed"))
 """Counts of prompt tokens and their labels."""
-
-
-def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
-    """Simulated server, and the number of requests with the real server's reuse."""
-    compared = (
-        f"it reuses as many tokens as the server did in {agreement['agreeing']} of "
-        f"{agreement['comparable']} requests."
-        if agreement["comparable"]
-        else "no answer reports cached tokens to compare it with."
-    )
-    line = (
-        f"Replayed on {server['profile']} ({server['profile_known']}) with a {server['model']} "
-        f"model ({server['model_known']}): {compared}"
-    )
-    return f"{line} It ended early: {server['problem']}" if server["problem"] else line
 
 
 def tokens_of(count: int | None) -> str:

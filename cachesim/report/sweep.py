@@ -6,7 +6,7 @@ A row is the plain data of one cell, as `cachesim compare` and `cachesim sweep` 
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -184,12 +184,12 @@ def _upgrade(server: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         after=after["profile"].partition("@")[2],
         reused=after["cached"] - before["cached"],
         points=round(100 * (after["rate"] - before["rate"]), 4),
-        lost={cause: count for cause, count in _largest(more.items()) if count},
+        lost={
+            cause: count
+            for cause, count in sorted(more.items(), key=lambda each: (-abs(each[1]), each[0]))
+            if count
+        },
     )
-
-
-def _largest(counts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return sorted(counts, key=lambda each: (-abs(each[1]), each[0]))
 
 
 def sentence_of(found: Sequence[Upgrade]) -> str:

@@ -118,13 +118,6 @@ def _converter() -> Converter:
 CONVERTER: Final = _converter()
 
 
-def _unknown_keys(error: ForbiddenExtraKeysError, path: Place) -> Iterator[Problem]:
-    known = [key_of(error.cl, each.name) for each in fields(error.cl)]
-    for key in sorted(error.extra_fields, key=str):
-        hint = nearest(key, known) or f"; known here: {', '.join(known)}"
-        yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
-
-
 def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
     if isinstance(error, ClassValidationError):
         within, plain = error.group_exceptions()
@@ -136,7 +129,10 @@ def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
         for each, place in error.group_exceptions()[0]:
             yield from _problems(each, (*path, int(place.index)))
     elif isinstance(error, ForbiddenExtraKeysError):
-        yield from _unknown_keys(error, path)
+        known = [key_of(error.cl, each.name) for each in fields(error.cl)]
+        for key in sorted(error.extra_fields, key=str):
+            hint = nearest(key, known) or f"; known here: {', '.join(known)}"
+            yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
     elif isinstance(error, Wrong):
         yield from (Problem((*path, *place), text) for place, text in error.parts)
     else:
@@ -495,19 +491,14 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
         yield from _action(step, path)
         yield from _endpoint(step, path)
         yield from _turns(step, path)
-        yield from _companion(scenario, index)
+        options = scenario.engine.options
+        if scenario.step[index].drafts and all(
+            options.get(key, "none") == "none" for key in COMPANIONS
+        ):
+            text = "have no meaning: no companion proposes them; set one of engine.options"
+            yield Problem(("step", index, "drafts"), f"{text} {' or '.join(COMPANIONS)}")
         yield from _cancel(scenario, index, group - {names[index]})
         yield from _references(scenario, index, names, group)
-
-
-def _companion(scenario: Scenario, index: int) -> Iterator[Problem]:
-    """Drafts need a companion: a server without one would ignore them silently."""
-    options = scenario.engine.options
-    if scenario.step[index].drafts and all(
-        options.get(key, "none") == "none" for key in COMPANIONS
-    ):
-        text = "have no meaning: no companion proposes them; set one of engine.options"
-        yield Problem(("step", index, "drafts"), f"{text} {' or '.join(COMPANIONS)}")
 
 
 def _turns(step: Step, path: Place) -> Iterator[Problem]:

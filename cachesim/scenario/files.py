@@ -198,7 +198,11 @@ def to_toml(scenario: Scenario) -> str:
         lines += _text_of(name, getattr(scenario, name))
     for name in LISTS:
         for each in getattr(scenario, name):
-            lines += ["", f"[[{name}]]", *_lines(each)]
+            lines += [
+                "",
+                f"[[{name}]]",
+                *[f"{key} = {_value(value)}" for key, value in _set_fields(each)],
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -210,10 +214,6 @@ def _text_of(name: str, table: Json) -> list[str]:
     for key, value in nested.items():
         lines += _text_of(f"{name}.{key}", value)
     return lines
-
-
-def _lines(item: object) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in _set_fields(item)]
 
 
 def _set_fields(item: Json) -> Iterator[tuple[str, Json]]:

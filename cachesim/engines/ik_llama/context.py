@@ -516,7 +516,9 @@ class SequenceView:
         length = -(-(int(born.max()) + 1) // BLOCK) * BLOCK
         if length <= cells.size and np.array_equal(mine, born):
             self._order = slice(0, length)
-            self._positions = np.where(_flags(mine, length), cells.pos[:length], ABSENT)
+            flags = np.zeros(length, dtype=bool)
+            flags[mine] = True
+            self._positions = np.where(flags, cells.pos[:length], ABSENT)
             return
         by_birth = np.lexsort((mine, born))
         first = np.ones(len(mine), dtype=bool)
@@ -545,9 +547,3 @@ class SequenceView:
         self._context.rows[layer][self._seq] = states[0, 0]
         if self.planes > 1:  # the newest state comes first
             self._context.steps[layer][: self.planes] = states[0, ::-1]
-
-
-def _flags(cells: Integers, length: int) -> Array:
-    flags = np.zeros(length, dtype=bool)
-    flags[cells] = True
-    return flags

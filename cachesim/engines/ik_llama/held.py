@@ -131,7 +131,15 @@ def snapshot(
 def books(slots: Sequence[Slot], cache: PromptCache) -> dict[str, Any]:
     """Slots with checkpoints, and the prompt cache."""
     return {
-        "slots": [_slot_book(slot) for slot in slots],
+        "slots": [
+            {
+                "id": int(slot.id),
+                "state": slot.state.value,
+                "tokens": [int(token) for token in slot.cache_tokens],
+                "checkpoints": [checkpoint.as_dict() for checkpoint in slot.checkpoints],
+            }
+            for slot in slots
+        ],
         "prompt_cache": [
             {
                 "n_tokens": int(entry.length),
@@ -146,12 +154,3 @@ def books(slots: Sequence[Slot], cache: PromptCache) -> dict[str, Any]:
 def _cells_of(primary: Context, slot: Slot) -> list[list[int]]:
     cells = primary.cells
     return [[int(i), int(cells.pos[i])] for i in cells.of(SeqId(slot.id))]
-
-
-def _slot_book(slot: Slot) -> dict[str, Any]:
-    return {
-        "id": int(slot.id),
-        "state": slot.state.value,
-        "tokens": [int(token) for token in slot.cache_tokens],
-        "checkpoints": [checkpoint.as_dict() for checkpoint in slot.checkpoints],
-    }

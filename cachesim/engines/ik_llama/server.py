@@ -298,7 +298,9 @@ class IkLlama(Engine):
         for slot in self._generating():
             self._shift(slot)
         for slot in self._generating():
-            self._add_sampled(slot)
+            slot.drafted = self.speculation.draft(slot)
+            slot.i_batch = len(self._batch)
+            self._append(slot, (slot.sampled, *slot.drafted), output=True)
         for slot in self.slots:
             if slot.prefilling:
                 self._add_prompt(slot)
@@ -400,12 +402,6 @@ class IkLlama(Engine):
         ]
         slot.cache_tokens += tokens
         slot.n_past = len(slot.cache_tokens)
-
-    def _add_sampled(self, slot: Slot) -> None:
-        """Add the last sampled token and a draft after it (`add_sampled_tokens`)."""
-        slot.drafted = self.speculation.draft(slot)
-        slot.i_batch = len(self._batch)
-        self._append(slot, (slot.sampled, *slot.drafted), output=True)
 
     def _add_prompt(self, slot: Slot) -> None:
         """Add a part of a prompt to the batch (`batch_pending_prompt`).

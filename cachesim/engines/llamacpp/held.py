@@ -34,7 +34,10 @@ def books(server: ServerContext) -> dict[str, Any]:
     """Slots and prompt cache."""
     return {
         "slots": [_slot_snapshot(server, slot) for slot in server.slots],
-        "prompt_cache": _prompt_cache(server),
+        "prompt_cache": [
+            {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
+            for entry in (server.cache.entries if server.cache else ())
+        ],
     }
 
 
@@ -59,13 +62,6 @@ def _slot_snapshot(server: ServerContext, slot: Slot) -> dict[str, Any]:
         "companion": follows,
         "t_last_used": slot.t_last_used,
     }
-
-
-def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
-    return [
-        {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
-        for entry in (server.cache.entries if server.cache else ())
-    ]
 
 
 def parts(context: Context) -> list[dict[str, Any]]:

@@ -74,7 +74,11 @@ def run_slot_action(
     if server.rules.slots.restore_drops_checkpoints:
         slot.prompt.checkpoints.clear()
     if server.rules.slots.file_holds_checkpoints:
-        _restore_checkpoints(server, slot, saved.checkpoints)
+        most = server.options.ctx_checkpoints
+        slot.prompt.checkpoints = saved.checkpoints[-most:] if most else []
+        if slot.prompt.checkpoints:
+            newest = slot.prompt.checkpoints[-1]
+            server.contexts.load_companion(newest.state.companion, slot.id, partial=True)
     server.emit(
         SlotRestored(
             slot=slot.id,
@@ -85,15 +89,6 @@ def run_slot_action(
         )
     )
     return done(server, slot)
-
-
-def _restore_checkpoints(server: ServerContext, slot: Slot, saved: list[Checkpoint]) -> None:
-    """Restore the newest checkpoints that the list may hold (upstream: `load_slot_checkpoints`)."""
-    most = server.options.ctx_checkpoints
-    slot.prompt.checkpoints = saved[-most:] if most else []
-    if slot.prompt.checkpoints:
-        newest = slot.prompt.checkpoints[-1]
-        server.contexts.load_companion(newest.state.companion, slot.id, partial=True)
 
 
 def done(server: ServerContext, slot: Slot) -> Reply:

@@ -233,7 +233,8 @@ class Threads:
         for fetch in self.queries.due():
             # Follows `prefetch_thread_func`: the longest span that can be gone on from.
             if not fetch.terminated:
-                keys = self.keys_of(fetch)
+                prior = namespace(fetch.extra) if fetch.prior is None else fetch.prior
+                keys = hashes_of(fetch.key, prior, self.page, bigrams=self.bigrams)
                 count = len(keys) if fetch.assumed else self._restorable(keys, fetch.parts)
                 fetch.keys, fetch.hit = keys[:count], count * self.page
             self.found.append(fetch)
@@ -261,11 +262,6 @@ class Threads:
     # -- to the storage ----------------------------------------------------------------------------
 
     # -- from the storage --------------------------------------------------------------------------
-
-    def keys_of(self, fetch: Fetch) -> list[bytes]:
-        """The keys of a span's pages; the first chain of a request starts from its extra key."""
-        prior = namespace(fetch.extra) if fetch.prior is None else fetch.prior
-        return hashes_of(fetch.key, prior, self.page, bigrams=self.bigrams)
 
     def known(self, key: Integers, extra: Hashable) -> int:
         """Count the tokens of a key, from its start, whose attention is stored."""

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
-from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson, ExecutedPart, Question
+from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson, ExecutedPart
 from cachesim.lab.lessons.lesson import EXERCISES
 
 _CODE: Final = re.compile(r"`([^`]+)`")
@@ -46,7 +46,7 @@ def _revealed(parts: Sequence[ExecutedPart]) -> Iterator[str]:
                 yield "</details>"
             is_folded = part.question is not None
         if part.question is not None:
-            yield _question(part.question)
+            yield _form((part.question.answer,), part.question.hint, part.question.text)
             yield '<details class="reveal">\n<summary>Run it</summary>'
         elif part.shown is not None:
             yield _shown(part.shown, f"p{number}", part.source.text)
@@ -54,11 +54,6 @@ def _revealed(parts: Sequence[ExecutedPart]) -> Iterator[str]:
             yield from _blocks((part,))
     if is_folded:
         yield "</details>"
-
-
-def _question(question: Question) -> str:
-    """A form: a number to predict, a hint, and the result."""
-    return _form((question.answer,), question.hint, question.text)
 
 
 def _form(answers: Sequence[str], hint: str, question: str = "") -> str:

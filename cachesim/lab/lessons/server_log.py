@@ -5,7 +5,7 @@ The log is that of a real llama-server with a small hybrid model, as `docs/examp
 
 import io
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from cachesim.errors import ContractError, InputError
 from cachesim.lab.lessons.drawing import Control, Drawn
 from cachesim.lab.lessons.kit import link, print_line
 from cachesim.lab.logs.extract import whole_scenario
-from cachesim.lab.logs.replay import FRESH, Rebuilt, Replay, text_of
+from cachesim.lab.logs.replay import FRESH, Replay, text_of
 from cachesim.lab.logs.what_if import answers, requested
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
@@ -82,7 +82,18 @@ class Log:
             replay = self.replay
             requests = replay.requests if upto is None else replay.requests[: upto + 1]
             if parts_at is not None:
-                requests = [*requests[:-1], _diverging(requests, parts_at)]
+                before, last = requests[-2].submitted, requests[-1].submitted
+                if before is None or last is None:
+                    msg = "a request that was not replayed leaves no history"
+                    raise ContractError(msg)
+                history = before.prompt.copy()
+                history += before.reply
+                prompt = history[:parts_at]
+                prompt += Rope([(text_of(last.number, FRESH), 0, len(last.prompt) - parts_at)])
+                requests = [
+                    *requests[:-1],
+                    replace(requests[-1], submitted=replace(last, prompt=prompt)),
+                ]
             scenario = whole_scenario(replace(replay, requests=requests))
             server = replace(scenario.engine, options={**scenario.engine.options, **options})
             profile = Profile.parse(replay.settings.profile)
@@ -114,19 +125,6 @@ def _file(name: str) -> Path:
 def _short(line: str) -> str:
     """A line without clock, level and ids of slot and task."""
     return _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
-
-
-def _diverging(requests: Sequence[Rebuilt], at: int) -> Rebuilt:
-    """The last request, with its number of tokens equal to the slot's."""
-    before, last = requests[-2].submitted, requests[-1].submitted
-    if before is None or last is None:
-        msg = "a request that was not replayed leaves no history"
-        raise ContractError(msg)
-    history = before.prompt.copy()
-    history += before.reply
-    prompt = history[:at]
-    prompt += Rope([(text_of(last.number, FRESH), 0, len(last.prompt) - at)])
-    return replace(requests[-1], submitted=replace(last, prompt=prompt))
 
 
 def drawn(run: Run) -> Drawn:

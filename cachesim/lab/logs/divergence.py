@@ -237,18 +237,6 @@ def excerpt(segment: Segment, at: int) -> str:
     return text[start : min(end, start + 2 * AROUND)]
 
 
-def kind_of_rewrite(place: Place) -> str:
-    """Kind of a rewrite."""
-    return (
-        _of_kinds(place)
-        or _of_reminders(place)
-        or ("beginning-cut" if place.cut else "")
-        or _of_system(place)
-        or _of_order(place)
-        or _of_text(place)
-    )
-
-
 def _of_kinds(place: Place) -> str:
     now, then = place.now, place.then
     kinds = {now.kind, then.kind}
@@ -556,7 +544,14 @@ def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
 
 
 def _divergence(place: Place, equal: int) -> Divergence:
-    kind = kind_of_rewrite(place)
+    kind = (
+        _of_kinds(place)
+        or _of_reminders(place)
+        or ("beginning-cut" if place.cut else "")
+        or _of_system(place)
+        or _of_order(place)
+        or _of_text(place)
+    )
     before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
     where = place.where(kind)
     rewrite = REWRITES[kind]

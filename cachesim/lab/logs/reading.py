@@ -103,11 +103,6 @@ FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"
 """Servers recognised by their lines that cannot be replayed from them."""
 
 
-def foreign_in(text: str) -> set[str]:
-    """The foreign server of a line."""
-    return {name for name, words in FOREIGN if words in text}
-
-
 Handler: TypeAlias = Callable[[ServerLog, Observed, Fields], None]
 
 
@@ -288,7 +283,10 @@ class Reader:
         """Parse a line."""
         facts = facts_of(line)
         another = self.server.engine == PYTHON and "model-file" in {name for name, _ in facts}
-        if another or any(name in RESTART and self._has_begun(name) for name, _ in facts):
+        if another or any(
+            name in RESTART and (bool(self.server.requests) or name in self.server.facts)
+            for name, _ in facts
+        ):
             self._open(line.number)
         self.server.lines += 1
         seconds = line.seconds
@@ -302,7 +300,7 @@ class Reader:
         if style is not None:
             self.server.styles.add(style)
         if message is None and not facts:
-            self.server.foreign |= foreign_in(line.text)
+            self.server.foreign |= {name for name, words in FOREIGN if words in line.text}
             return
         self.server.known_lines += 1
         if message is None:
@@ -317,9 +315,6 @@ class Reader:
             HANDLERS[name](self.server, self._timed, fields)
         elif name in SERVER_HANDLERS:
             SERVER_HANDLERS[name](self, line, fields)
-
-    def _has_begun(self, name: str) -> bool:
-        return bool(self.server.requests) or name in self.server.facts
 
     def _note(self, name: str, value: str) -> None:
         facts = self.server.facts

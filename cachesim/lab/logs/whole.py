@@ -120,7 +120,9 @@ def replays_of(
                 msg = f"{', '.join(read.sources)}: no server starts with {flags}: {error}"
                 raise InputError(msg) from None
         else:
-            replays.append(unplayed(server, settings))
+            replays.append(
+                Replay(server, settings, requests=[as_printed(each) for each in server.requests])
+            )
     return replays
 
 
@@ -262,11 +264,6 @@ def is_likelier(other: Replay, replay: Replay) -> bool:
         f"`--model`."
     )
     return True
-
-
-def unplayed(log: ServerLog, settings: Settings) -> Replay:
-    """A log whose lines print all reported numbers; nothing is rebuilt or replayed."""
-    return Replay(log, settings, requests=[as_printed(each) for each in log.requests])
 
 
 def as_printed(request: Observed) -> Rebuilt:

@@ -240,24 +240,20 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
                 shown = pair.shrunk(played.difference)
     out.print(tally.table())
     if not flags.arrivals:
-        out.print(_features_table(tally))
+        heads = ("workloads", "requests", "agreeing", "share")
+        table = table_of_numbers("by what a workload uses", "feature", *heads)
+        counts = tally.features.counts
+        for name in sorted(counts["workloads"]):
+            numbers = [counts[head][name] for head in heads[:-1]]
+            part = f"{100 * numbers[2] / max(1, numbers[1]):.2f} %"
+            table.add_row(name, *(f"{number:,}" for number in numbers), part)
+        out.print(table)
         out.print(f"races, by another run of the same: {tally.races}")
     for each in unstarted:
         out.print(each, markup=False)
     if shown is not None:
         show_difference(out, shown)
     return 0 if tally.all_agree and not unstarted else 1
-
-
-def _features_table(tally: Tally) -> Table:
-    heads = ("workloads", "requests", "agreeing", "share")
-    table = table_of_numbers("by what a workload uses", "feature", *heads)
-    counts = tally.features.counts
-    for name in sorted(counts["workloads"]):
-        numbers = [counts[head][name] for head in heads[:-1]]
-        part = f"{100 * numbers[2] / max(1, numbers[1]):.2f} %"
-        table.add_row(name, *(f"{number:,}" for number in numbers), part)
-    return table
 
 
 __all__ = [

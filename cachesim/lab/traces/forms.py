@@ -319,16 +319,14 @@ def read_chats(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             msg = f"{place}: not an object; write a conversation or a request in each line"
             raise TraceError(msg)
         steps = value.get("trajectory")
-        if isinstance(steps, list) and any(_is_step(each) for each in steps):
+        if isinstance(steps, list) and any(
+            (isinstance(each, dict) and ("query" in each or "action" in each)) for each in steps
+        ):
             yield from _steps(requests, steps, value, place)
         elif not is_call(value) and any(isinstance(value.get(key), list) for key in CHATS):
             yield from chat_requests(requests, value, place)
         else:
             yield from call_requests(requests, value, place)
-
-
-def _is_step(value: Json) -> bool:
-    return isinstance(value, dict) and ("query" in value or "action" in value)
 
 
 def _steps(

@@ -59,7 +59,9 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     n_rs_seq = rollback_depth(network, params.n_rs_seq, rules)
     swa_cells = n_ctx_seq
     if not params.swa_full:
-        swa_cells = window_cells(n_ctx_seq, network.spec.window, n_ubatch, params)
+        n_swa = network.spec.window
+        sequences = params.n_seq_max if params.kv_unified else 1
+        swa_cells = padded(min(n_ctx_seq, n_swa * sequences + n_ubatch))
     memory = create_memory(
         network,
         rules,
@@ -160,12 +162,6 @@ def create_memory(
     if not shapes["attention"] and not shapes["window"]:
         return recurrent
     return HybridMemory(attention(), recurrent)
-
-
-def window_cells(kv_size: int, n_swa: int, n_ubatch: int, params: ContextParams) -> int:
-    """Cells of a window cache: every sequence's window and one ubatch, padded after the minimum."""
-    sequences = params.n_seq_max if params.kv_unified else 1
-    return padded(min(kv_size, n_swa * sequences + n_ubatch))
 
 
 class SeqRm(IntEnum):

@@ -239,7 +239,10 @@ class _Session:
             return
         first, *others = steps
         group = [first, *(replace(each, with_previous=True) for each in others)]
-        if self._can_arrive(group, together) and rng.random() < 0.25:
+        plain = not (group[0].leaves or self._is_chat)
+        usual = "batch_size" not in self._options and plain
+        fits = together + 2 * READING[1] < self._context
+        if (usual and fits and len(group) < self._slots) and rng.random() < 0.25:
             late = replace(first, slot=-1, with_previous=True, turns=1)
             user.learn(self._send(self._reading(), late, *group[1:])[1:])
         else:
@@ -287,12 +290,6 @@ class _Session:
     def _one_by_one(self, together: int) -> bool:
         alone = self._slots == 1 or self._is_chat
         return alone or together > self._context or self._rng.random() < 0.4
-
-    def _can_arrive(self, group: Sequence[Step], together: int) -> bool:
-        plain = not (group[0].leaves or self._is_chat)
-        usual = "batch_size" not in self._options and plain
-        fits = together + 2 * READING[1] < self._context
-        return usual and fits and len(group) < self._slots
 
     def _reading(self) -> Step:
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()

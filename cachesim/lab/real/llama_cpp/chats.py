@@ -74,7 +74,12 @@ class ChatTree:
         questions = (self._question,) * 2 if self._share else ()
         way = self._rng.choice((*ways, self._continued, *questions))
         chat = way() if self._turns else self._new()
-        return self._noted(chat if _length(chat) < self._longest else self._new())
+        return self._noted(
+            chat
+            if (sum(len(each.content) + MARKS + len(each.role) for each in chat) + MARKS)
+            < self._longest
+            else self._new()
+        )
 
     def refused(self) -> tuple[Turn, ...]:
         """A chat that ends with two messages of the assistant."""
@@ -148,7 +153,3 @@ class ChatTree:
         if self._lines and count > 1 and self._rng.random() < 0.15:
             content = (*content[: count // 2], NEWLINE, *content[count // 2 :])
         return Message(role=role, content=content)
-
-
-def _length(chat: Chat) -> int:
-    return sum(len(each.content) + MARKS + len(each.role) for each in chat) + MARKS

@@ -294,22 +294,16 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             found = again
             return True
 
-        start = replace(
-            difference.workload, step=_whole_groups(difference.workload, difference.step + 1)
-        )
+        least = difference.step + 1
+        steps: list[Step] = []
+        for group in grouped(difference.workload.step):
+            if len(steps) >= least:
+                break
+            steps += group
+        start = replace(difference.workload, step=tuple(steps))
         if disagree(start):
             shrink(start, disagree, trials=TRIALS)
         return found
-
-
-def _whole_groups(workload: Scenario, least: int) -> tuple[Step, ...]:
-    """The first steps, at least that many, up to the end of a group."""
-    steps: list[Step] = []
-    for group in grouped(workload.step):
-        if len(steps) >= least:
-            break
-        steps += group
-    return tuple(steps)
 
 
 def first_difference(

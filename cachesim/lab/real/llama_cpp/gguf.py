@@ -85,7 +85,10 @@ def write_gguf(
     head += [_string(name) + _typed(value) for name, value in keys.items()]
     offset = 0
     for name, tensor in tensors.items():
-        head.append(_tensor_header(name, tensor, offset))
+        kind, block = TYPES[tensor.dtype]
+        width, *rest = tensor.shape[::-1]
+        sizes = struct.pack(f"<I{tensor.ndim}Q", tensor.ndim, block * width, *rest)
+        head.append(_string(name) + sizes + struct.pack("<IQ", kind, offset))
         offset += _padded(tensor.nbytes)
     start = b"".join(head)
     out.write(start.ljust(_padded(len(start)), b"\0"))
@@ -113,13 +116,6 @@ def _typed(value: Value) -> bytes:
 
 def _plain(kind: Kind, value: Scalar) -> bytes:
     return _string(str(value)) if kind == "string" else struct.pack(_LAYOUT[kind], value)
-
-
-def _tensor_header(name: str, tensor: NDArray[Any], offset: int) -> bytes:
-    kind, block = TYPES[tensor.dtype]
-    width, *rest = tensor.shape[::-1]
-    sizes = struct.pack(f"<I{tensor.ndim}Q", tensor.ndim, block * width, *rest)
-    return _string(name) + sizes + struct.pack("<IQ", kind, offset)
 
 
 Keys: TypeAlias = dict[str, Value]
@@ -204,9 +200,25 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
     if family == "mamba2":  # older releases read heads here, newer ones as the time step's rank
         keys["attention.head_count"] = u32(spec.state_heads)
     else:
-        keys |= _attention_keys(spec)
+        attends = [kind in {"attention", "window"} for kind in spec.layers]
+        mixed = not all(attends) and "delta" not in spec.layers
+        per_layer = [spec.kv_heads if each else 0 for each in attends]
+        keys |= {
+            "attention.head_count": u32(spec.heads),
+            "attention.head_count_kv": u32(per_layer if mixed else spec.kv_heads),
+            "attention.key_length": u32(spec.head_size),
+            "attention.value_length": u32(spec.head_size),
+            "rope.dimension_count": u32(spec.head_size),
+            "rope.freq_base": f32(spec.rope_base),
+        }
     if set(spec.layers) & {"ssm", "delta"}:
-        keys |= _state_keys(spec)
+        keys |= {
+            "ssm.conv_kernel": u32(spec.conv_size),
+            "ssm.inner_size": u32(spec.inner),
+            "ssm.state_size": u32(spec.state_size),
+            "ssm.time_step_rank": u32(spec.state_heads),
+            "ssm.group_count": u32(spec.groups),
+        }
     match family:
         case "gemma3":
             keys["attention.sliding_window"] = u32(spec.window)
@@ -221,30 +233,6 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
             if spec.window:
                 keys["attention.sliding_window"] = u32(spec.window)
     return keys
-
-
-def _attention_keys(spec: ModelSpec) -> Keys:
-    attends = [kind in {"attention", "window"} for kind in spec.layers]
-    mixed = not all(attends) and "delta" not in spec.layers
-    per_layer = [spec.kv_heads if each else 0 for each in attends]
-    return {
-        "attention.head_count": u32(spec.heads),
-        "attention.head_count_kv": u32(per_layer if mixed else spec.kv_heads),
-        "attention.key_length": u32(spec.head_size),
-        "attention.value_length": u32(spec.head_size),
-        "rope.dimension_count": u32(spec.head_size),
-        "rope.freq_base": f32(spec.rope_base),
-    }
-
-
-def _state_keys(spec: ModelSpec) -> Keys:
-    return {
-        "ssm.conv_kernel": u32(spec.conv_size),
-        "ssm.inner_size": u32(spec.inner),
-        "ssm.state_size": u32(spec.state_size),
-        "ssm.time_step_rank": u32(spec.state_heads),
-        "ssm.group_count": u32(spec.groups),
-    }
 
 
 def _every(spec: ModelSpec, kind: str) -> int:

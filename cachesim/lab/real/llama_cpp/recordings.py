@@ -258,7 +258,9 @@ def probe(
         waiting = [each for each in rules if each not in decisive and turned[each] < PLAYED]
         if not waiting or plays > PLAYS:
             break
-        drawn = _simulated(number, trial, recordings)
+        setting = draw_setting(recordings.seed, number, release=recordings.release)
+        workload, outcomes = grow(setting, server_under(setting, trial))
+        drawn = Recording(workload=workload, outcomes=outcomes)
         turning = [each for each in waiting if parts(drawn, None, each.of(trial))]
         plays += 1 + len(waiting)
         if not turning:
@@ -269,12 +271,6 @@ def probe(
         decisive |= {each: recording for each in turning if parts(recording, ours, each.of(trial))}
     found = ((each, turned[each], decisive.get(each)) for each in rules)
     return tuple(Probed(change=c, turned=n, recording=recording) for c, n, recording in found)
-
-
-def _simulated(number: int, trial: Trial, recordings: Recordings) -> Recording:
-    setting = draw_setting(recordings.seed, number, release=recordings.release)
-    workload, outcomes = grow(setting, server_under(setting, trial))
-    return Recording(workload=workload, outcomes=outcomes)
 
 
 def server_under(setting: Setting, trial: Trial) -> SimulatedServer:

@@ -438,15 +438,12 @@ class Worker:
         except BrokenPipeError:
             return CRASH
         except Empty:
-            return self._why_silent()
+            before = self._seconds_computed()
+            time.sleep(SECONDS_WATCHED)
+            if self._process.poll() is not None:
+                return CRASH
+            return ENDLESS if self._seconds_computed() - before >= AT_WORK else SILENT
         return json.loads(line) if line else CRASH
-
-    def _why_silent(self) -> str:
-        before = self._seconds_computed()
-        time.sleep(SECONDS_WATCHED)
-        if self._process.poll() is not None:
-            return CRASH
-        return ENDLESS if self._seconds_computed() - before >= AT_WORK else SILENT
 
     def _seconds_computed(self) -> float:
         """Processor time of the process so far, in hundredths where the system shows its books.

@@ -251,15 +251,12 @@ def _show_rest(out: Console, fit: Fit[Trial, Difference], wheel: Wheel) -> None:
         return
     out.print(f"{len(fit.differences)} workloads still disagree")
     with SideBySide(wheel.release, version=wheel.version, trial=fit.trial) as pair:
-        for difference in _unlike(fit.differences)[:SHOWN]:
+        kinds = {
+            (each.workload.model.preset, tuple(each.fields)): each
+            for each in reversed(fit.differences)
+        }
+        rest = [each for each in fit.differences if each not in kinds.values()]
+        for difference in [*reversed(kinds.values()), *rest][:SHOWN]:
             show_difference(
                 out, pair.shrunk(difference), version=wheel.version, profile=fit.nearest
             )
-
-
-def _unlike(differences: Sequence[Difference]) -> list[Difference]:
-    kinds = {
-        (each.workload.model.preset, tuple(each.fields)): each for each in reversed(differences)
-    }
-    rest = [each for each in differences if each not in kinds.values()]
-    return [*reversed(kinds.values()), *rest]

@@ -43,7 +43,15 @@ def main() -> None:
             if "calls" in order:
                 answer = _calls(server.listening_address, order["calls"])
                 if "held" in order:
-                    answer.append(_held(server.listening_address, order["held"], folder))
+                    slot = order["held"]
+                    file = Path(folder) / "held"
+                    _call(
+                        server.listening_address,
+                        {"path": f"/slots/{slot}?action=save", "body": {"filename": file.name}},
+                    )
+                    data = file.read_bytes() if file.exists() else bytes(12)
+                    file.unlink(missing_ok=True)
+                    answer.append({"held": tokens_of(data)})
             elif "wait" in order:
                 time.sleep(order["wait"])
                 answer = {"waited": order["wait"]}
@@ -65,15 +73,6 @@ def keep_stdout_for_answers() -> TextIO:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
-
-
-def _held(address: str, slot: int, folder: str) -> Json:
-    """The tokens that a slot holds, as a file of it has them."""
-    file = Path(folder) / "held"
-    _call(address, {"path": f"/slots/{slot}?action=save", "body": {"filename": file.name}})
-    data = file.read_bytes() if file.exists() else bytes(12)
-    file.unlink(missing_ok=True)
-    return {"held": tokens_of(data)}
 
 
 def tokens_of(data: bytes) -> list[int]:

@@ -86,7 +86,17 @@ class Incidents:
             case "embed":
                 return self._embedded(number)
             case "infill":
-                return (self._gap(name),)
+                return (
+                    (
+                        Step(
+                            name=name,
+                            prompt=self.prompt(),
+                            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))) or None,
+                            predict=self.rng.choice((1, 4)),
+                            options={"endpoint": "infill"},
+                        )
+                    ),
+                )
             case "cancel":
                 prompt = self.prompt()
                 return (Step(name=name, prompt=prompt, predict=ABANDONED, leaves="replying"),)
@@ -127,16 +137,6 @@ class Incidents:
         if self.rng.random() < 0.5:
             return self.prompt()
         return self.fresh(self.rng.choice((3, 30, 200)))
-
-    def _gap(self, name: str) -> Step:
-        """A gap in a text, with more around it than the server keeps, now and then."""
-        return Step(
-            name=name,
-            prompt=self.prompt(),
-            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))) or None,
-            predict=self.rng.choice((1, 4)),
-            options={"endpoint": "infill"},
-        )
 
 
 SESSION: Final = 70
@@ -428,27 +428,26 @@ class _Tree:
         rng = self._rng
         return tuple(Token(FIRST_WORD + rng.randrange(self._words)) for _ in range(count))
 
-    def _length(self) -> int:
-        rng = self._rng
-        ubatch = self._setting.options.get("ubatch_size", 512)
-        edges = (4, 5, 8, 63, 64, 65, 68, ubatch, ubatch + 3, ubatch + 4, ubatch + 5, 2 * ubatch)
-        return rng.choice(
-            (
-                rng.randint(1, 6),
-                rng.randint(5, 30),
-                rng.randint(20, 120),
-                rng.randint(60, 320),
-                rng.choice(edges),
-                rng.randint(1, min(600, self._setting.context + 5)),
-            )
-        )
-
     def _turn(self) -> tuple[Tokens, Tokens]:
         rng = self._rng
         return self._turns[-1] if rng.random() < 0.55 else rng.choice(self._turns)
 
     def _new(self) -> Tokens:
-        return self._fresh(self._length())
+        rng = self._rng
+        ubatch = self._setting.options.get("ubatch_size", 512)
+        edges = (4, 5, 8, 63, 64, 65, 68, ubatch, ubatch + 3, ubatch + 4, ubatch + 5, 2 * ubatch)
+        return self._fresh(
+            rng.choice(
+                (
+                    rng.randint(1, 6),
+                    rng.randint(5, 30),
+                    rng.randint(20, 120),
+                    rng.randint(60, 320),
+                    rng.choice(edges),
+                    rng.randint(1, min(600, self._setting.context + 5)),
+                )
+            )
+        )
 
     def _extended(self) -> Tokens:
         prompt, reply = self._turn()

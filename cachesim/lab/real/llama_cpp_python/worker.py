@@ -98,7 +98,22 @@ class Player:
         llama.begin(call.get("reply"))
         result: Json = {"cached": 0, "reply": []}
         try:
-            self._do(llama, call)
+            match call["do"]:
+                case "complete":
+                    llama.create_completion(call["prompt"], max_tokens=call["predict"], **OF_CALL)
+                case "chat":
+                    llama.create_chat_completion(
+                        call["messages"], max_tokens=call["predict"], **OF_CALL
+                    )
+                case "embed":
+                    # An empty text would be written before the batch's array, and end the process.
+                    llama.create_embedding(call["text"] or [])
+                case "slot-save":
+                    self.states[call["file"]] = llama.save_state()
+                case "slot-restore":
+                    llama.load_state(self.states[call["file"]])
+                case "slot-erase":
+                    llama.reset()
         except Exception as error:
             result = {"error": words_of(error)}
         else:
@@ -108,24 +123,6 @@ class Player:
         result |= {"n_tokens": int(llama.n_tokens), "entries": _entries(llama.cache)}
         result["logits"] = [base64.b64encode(row).decode() for row in llama.rows]
         return result
-
-    def _do(self, llama: Real, call: Json) -> None:
-        match call["do"]:
-            case "complete":
-                llama.create_completion(call["prompt"], max_tokens=call["predict"], **OF_CALL)
-            case "chat":
-                llama.create_chat_completion(
-                    call["messages"], max_tokens=call["predict"], **OF_CALL
-                )
-            case "embed":
-                # An empty text would be written before the batch's array, and end the process.
-                llama.create_embedding(call["text"] or [])
-            case "slot-save":
-                self.states[call["file"]] = llama.save_state()
-            case "slot-restore":
-                llama.load_state(self.states[call["file"]])
-            case "slot-erase":
-                llama.reset()
 
 
 def _entries(cache: Real) -> list[list[int]]:

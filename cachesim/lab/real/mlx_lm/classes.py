@@ -287,24 +287,6 @@ KINDS: Final = ("attn", "swa", "hyb", "chunked")
 TYPES: Final = ("assistant", "assistant", "user", "system")
 
 
-def draw_store_sequence(release: str, random: Random) -> Sequenced:
-    """10 to 30 operations on a store; some conversations use one kind of model, some mix them."""
-    args: dict[str, int] = {"max_size": random.choice((1, 2, 3, 5, 10))}
-    if FAMILY.release(release).rules.store.limits_bytes and random.random() < 0.4:
-        args["max_bytes"] = random.choice((60, 200, 1000, 7000))
-    drawing = _StoreDrawing(release, args, random)
-    for _ in range(random.randint(10, 30)):
-        if not drawing.one_more():
-            break
-    return {
-        "version": release,
-        "group": "store",
-        "args": args,
-        "ops": drawing.ops,
-        "until_error": True,
-    }
-
-
 class _StoreDrawing:
     """A sequence in the making."""
 
@@ -406,25 +388,6 @@ class _StoreDrawing:
         return op
 
 
-def draw_trie_sequence(release: str, random: Random) -> Sequenced:
-    """10 to 40 operations on the trie alone."""
-    keys: list[list[int]] = [[]]
-    ops: list[Operation] = []
-    for value in range(random.randint(10, 40)):
-        known = random.choice(keys)
-        key = known[: random.randint(0, len(known))]
-        key = [*key, *(random.randint(1, 3) for _ in range(random.randint(0, 5)))]
-        name = random.choice(
-            ("add", "add", "add", "search", "search", "get", "pop", "pop_prefixes")
-        )
-        op: Operation = {"op": name, "model": random.choice("mmn"), "key": write_row(key)}
-        if name == "add":
-            op["value"] = value
-            keys.append(key)
-        ops.append(op)
-    return {"version": release, "group": "trie", "ops": ops}
-
-
 class RealClasses(RealProcess):
     """The cache classes of one release, in a process of their own."""
 
@@ -491,9 +454,36 @@ def draw(release: str, seed: int, number: int) -> Sequenced:
     kind = kinds[number % len(kinds)]
     random = Random(f"{seed}/{number}")
     if kind == "store":
-        drawn = draw_store_sequence(release, random)
+        args: dict[str, int] = {"max_size": random.choice((1, 2, 3, 5, 10))}
+        if FAMILY.release(release).rules.store.limits_bytes and random.random() < 0.4:
+            args["max_bytes"] = random.choice((60, 200, 1000, 7000))
+        drawing = _StoreDrawing(release, args, random)
+        for _ in range(random.randint(10, 30)):
+            if not drawing.one_more():
+                break
+        drawn = {
+            "version": release,
+            "group": "store",
+            "args": args,
+            "ops": drawing.ops,
+            "until_error": True,
+        }
     elif kind == "trie":
-        drawn = draw_trie_sequence(release, random)
+        keys: list[list[int]] = [[]]
+        ops: list[Operation] = []
+        for value in range(random.randint(10, 40)):
+            known = random.choice(keys)
+            key = known[: random.randint(0, len(known))]
+            key = [*key, *(random.randint(1, 3) for _ in range(random.randint(0, 5)))]
+            name = random.choice(
+                ("add", "add", "add", "search", "search", "get", "pop", "pop_prefixes")
+            )
+            op: Operation = {"op": name, "model": random.choice("mmn"), "key": write_row(key)}
+            if name == "add":
+                op["value"] = value
+                keys.append(key)
+            ops.append(op)
+        drawn = {"version": release, "group": "trie", "ops": ops}
     else:
         drawn = draw_cache_sequence(release, kind, random)
     return drawn | {"id": f"{kind}/{seed}/{number}"}

@@ -133,7 +133,29 @@ def _compare(
     distances, wrong = [0.0], 0
     for each, rows in zip(planted, real["batches"], strict=True):
         try:
-            played = _play_planted(release, spec, each)
+            profile = Profile("mlx-lm", release)
+            rules = FAMILY.rules(profile)
+            recurrent = rules.recurrent(FAMILIES[spec.family], profile.release)
+            forward = Forward(build(spec), rules.caches, recurrent=recurrent)
+            left, calls = each.calls(before_1072=not rules.server.segments)
+            if left is not None:
+                batch = [batch_form_of(layer, left) for layer in forward.make_cache()]
+            else:
+                single = [forward.make_cache() for _ in each.past]
+                for past, cache in zip(each.past, single, strict=True):
+                    if past:
+                        forward(np.array([past], dtype=np.int64), cache)
+                batch = merge_caches(single)
+            for columns, lengths, padding in calls:
+                if lengths is not None:
+                    for layer in batch:
+                        layer.prepare(lengths=lengths, right_padding=padding)
+                for start in range(0, columns.shape[1], each.step):
+                    forward(columns[:, start : start + each.step], batch)
+                if lengths is not None or left is not None:
+                    for layer in batch:
+                        layer.finalize()
+            played = np.stack([forward(_column(tokens), batch) for tokens in each.decoded])
         except UpstreamRaise as error:
             distances.append(0.0 if rows == name_of(error) else math.inf)
             continue
@@ -150,33 +172,6 @@ def _compare(
         wrong=wrong,
         largest_in_batches=max(distances),
     )
-
-
-def _play_planted(release: str, spec: ModelSpec, planted: DrawnBatch) -> Array:
-    """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
-    profile = Profile("mlx-lm", release)
-    rules = FAMILY.rules(profile)
-    recurrent = rules.recurrent(FAMILIES[spec.family], profile.release)
-    forward = Forward(build(spec), rules.caches, recurrent=recurrent)
-    left, calls = planted.calls(before_1072=not rules.server.segments)
-    if left is not None:
-        batch = [batch_form_of(layer, left) for layer in forward.make_cache()]
-    else:
-        single = [forward.make_cache() for _ in planted.past]
-        for past, cache in zip(planted.past, single, strict=True):
-            if past:
-                forward(np.array([past], dtype=np.int64), cache)
-        batch = merge_caches(single)
-    for columns, lengths, padding in calls:
-        if lengths is not None:
-            for layer in batch:
-                layer.prepare(lengths=lengths, right_padding=padding)
-        for start in range(0, columns.shape[1], planted.step):
-            forward(columns[:, start : start + planted.step], batch)
-        if lengths is not None or left is not None:
-            for layer in batch:
-                layer.finalize()
-    return np.stack([forward(_column(tokens), batch) for tokens in planted.decoded])
 
 
 def _cold(spec: ModelSpec, planted: DrawnBatch) -> Array:

@@ -48,11 +48,16 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
     oracle = Oracle(session.network)
     words = Words(session.vocabulary.tokenizer)
     with RealMlxServer(release) as real:
+        spec = session.network.spec
+        window = {"window": spec.window} if spec.window else {}
+        packs = "kv_bits" in session.scenario.engine.options
         line = real.play(
             {
                 "id": scenario.name,
                 "version": release,
-                "model": {"family": family} | _changes(session) | words.numbers(session),
+                "model": {"family": family}
+                | (window | ({"head_size": spec.head_size} if packs else {}))
+                | words.numbers(session),
                 "template": scenario.chat.template,
                 "vocabulary": words.size,
                 "options": dict(scenario.engine.options),
@@ -102,13 +107,6 @@ def _step_played(record: Record, theirs: Mapping[str, Any], simulated: Outcome) 
             for text in (error or str(cached), answer or "-")
         ),
     )
-
-
-def _changes(session: Session) -> dict[str, int]:
-    spec = session.network.spec
-    window = {"window": spec.window} if spec.window else {}
-    packs = "kv_bits" in session.scenario.engine.options
-    return window | ({"head_size": spec.head_size} if packs else {})
 
 
 def _outcome(record: Record, oracle: Oracle) -> Outcome:

@@ -314,7 +314,12 @@ class Server:
         pending = [self._submit(request) for request in group]
         self._gather(pending, first)
         for each in pending:
-            self._await(each)
+            ends = time.monotonic() + PATIENCE
+            while each.client.is_alive() and time.monotonic() < ends:
+                if self.death is not None or self.gate.stuck:
+                    each.client.join(0.05)
+                    each.client.leave()
+                each.client.join(0.005)
         self._settle()
         for each in pending:
             self._record(each)
@@ -350,15 +355,6 @@ class Server:
                 each.inbox.leave = each.client.leave
                 order.append((number, each.request.get("at", 0)))
         self.gate.open(order)
-
-    def _await(self, pending: PendingRequest) -> None:
-        """Wait until the client has its answer, or no thread can send one."""
-        ends = time.monotonic() + PATIENCE
-        while pending.client.is_alive() and time.monotonic() < ends:
-            if self.death is not None or self.gate.stuck:
-                pending.client.join(0.05)
-                pending.client.leave()
-            pending.client.join(0.005)
 
     def _settle(self) -> None:
         """Wait until the thread is idle after the last answer."""
@@ -547,7 +543,11 @@ class StoreWatch:
         """The store's own insertion, described."""
         key = list(tokens)
         self.busy = True
-        layers = self._layers(key, cache)
+        cold = self.caches.make_prompt_cache(self.model)
+        if key:
+            self.mx.eval(self.model(self.mx.array([key]), cache=cold))
+        pairs = zip_longest(_leaves(cold), _leaves(cache))  # those of a draft model come last
+        layers = [self._layer(key, *pair) for pair in pairs]
         self.busy = False
         self._insert(model, tokens, cache, **more)
         self._numbers.append((cache, len(self._numbers) + 1))
@@ -595,13 +595,6 @@ class StoreWatch:
         self.mx.eval(logits)
         self.busy = False
         return logits
-
-    def _layers(self, key: list[int], cache: Real) -> list[Json]:
-        cold = self.caches.make_prompt_cache(self.model)
-        if key:
-            self.mx.eval(self.model(self.mx.array([key]), cache=cold))
-        pairs = zip_longest(_leaves(cold), _leaves(cache))  # those of a draft model come last
-        return [self._layer(key, *pair) for pair in pairs]
 
     def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
         kind = type(layer).__name__.replace("MambaCache", "ArraysCache")  # its other name, to #842

@@ -44,11 +44,6 @@ def config_of(arguments: Sequence[str], alias: str | None = None) -> tuple[Json,
         sys.modules.setdefault(package, MagicMock())
     parsed = vars(namespace(line, list(arguments)))
     named = argparse.Namespace(**parsed, _original_alias=alias)
-    return parsed, _config(line)(named)
-
-
-def _config(line: Real) -> Real:
-    """`serve_command`, reduced to the statements on which its first `SchedulerConfig` depends."""
     function: Any = ast.parse(inspect.getsource(line.serve_command)).body[0]
     call = next(
         each
@@ -64,7 +59,7 @@ def _config(line: Real) -> Real:
     made = ast.fix_missing_locations(ast.Module([function], []))
     names = dict(vars(line))
     exec(compile(made, str(line.__file__), "exec"), names)  # noqa: S102 - the wheel's own source
-    return names[function.name]
+    return parsed, names[function.name](named)
 
 
 def _before(block: Sequence[ast.stmt], call: ast.Call) -> list[ast.stmt]:

@@ -73,16 +73,19 @@ class Copy(NamedTuple):
             (own / PACKAGE).symlink_to(self.package, target_is_directory=True)
             (own / "packages.pth").write_text(f"{theirs.resolve()}\n", encoding="utf-8")
             python = Path(place) / "bin" / "python"
-            self._import(python, environment)
+            command = [
+                str(python),
+                "-W",
+                "ignore",
+                "-c",
+                f"import {PACKAGE}.models.auto.modeling_auto",
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                msg = (
+                    f"--library {self.package} cannot be imported with the packages of "
+                    f"{environment.name}: {why[:300]}; --release names another release's packages"
+                )
+                raise OptionError(msg)
             yield python
-
-    def _import(self, python: Path, environment: Environment) -> None:
-        command = [str(python), "-W", "ignore", "-c", f"import {PACKAGE}.models.auto.modeling_auto"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            msg = (
-                f"--library {self.package} cannot be imported with the packages of "
-                f"{environment.name}: {why[:300]}; --release names another release's packages"
-            )
-            raise OptionError(msg)

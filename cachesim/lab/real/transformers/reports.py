@@ -98,6 +98,12 @@ def _report(
         f"transformers {shown.release}, {attention} attention, float64 on the CPU, random weights. "
         "Compared with `use_cache=False` over the same tokens."
     )
+    verdicts = [
+        (found.release, each.verdict)
+        for found in releases
+        for each in found.cells
+        if (each.family, each.operation) == (shown.family, shown.operation)
+    ]
     parts = [
         f"# {title}",
         setting,
@@ -105,23 +111,12 @@ def _report(
         fill(f"{AT_FAULT} {cause.read}: {cause.source}. {cause.why}", 100) if cause else "",
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
-        _course(shown, releases),
+        (f"Releases: {_steps(verdicts)}."),
         fill(_measured(cause), 100) if cause else "",
         fill("Operations: " + _listed(each.operation for each in cells), 100),
         fill("Families: " + _listed(each.family for each in cells), 100),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _course(shown: Cell, releases: Sequence[Found]) -> str:
-    """The verdicts of earlier releases on the result that is shown."""
-    verdicts = [
-        (found.release, each.verdict)
-        for found in releases
-        for each in found.cells
-        if (each.family, each.operation) == (shown.family, shown.operation)
-    ]
-    return f"Releases: {_steps(verdicts)}."
 
 
 def _measured(cause: Cause) -> str:

@@ -147,18 +147,15 @@ class Play:
     def play(self, script: list[Step]) -> None:
         changes: Any = importlib.import_module("patches_worker")
         with changes.patched(self.model, self.remedies):
-            self._play(script)
-
-    def _play(self, script: list[Step]) -> None:
-        for name, *given in script:
-            if self.cache is None and name not in ("cache", "rows", "pad", "right", "encoder"):
-                self.cache = self.new("dynamic")
-            if name in METHODS and not hasattr(self.cache, METHODS[name]):
-                msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
-                raise AbsentError(msg)
-            getattr(self, f"do_{name}")(*given)
-            if REBUILT in self.remedies and name in CHANGES:
-                self._rebuild()
+            for name, *given in script:
+                if self.cache is None and name not in ("cache", "rows", "pad", "right", "encoder"):
+                    self.cache = self.new("dynamic")
+                if name in METHODS and not hasattr(self.cache, METHODS[name]):
+                    msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
+                    raise AbsentError(msg)
+                getattr(self, f"do_{name}")(*given)
+                if REBUILT in self.remedies and name in CHANGES:
+                    self._rebuild()
 
     def _rebuild(self) -> None:
         self.cache = self.new("dynamic")
@@ -440,7 +437,13 @@ class Play:
         ids = (
             torch.cat([held, self._more(more)], 1) if more > 0 else held[:, : held.shape[1] + more]
         )
-        self._prepare(ids, more)
+        if {SHORTER, CALLS}.intersection(self.remedies) and more <= 0:
+            self.cache = self.new("dynamic")
+            self.rows, self.widths = [ids[:, :-1]], ids.shape[1] - 1
+            self._call(ids[:, :-1], self.widths)
+        elif SINGLY in self.remedies and CALLS not in self.remedies and self.widths and more > 1:
+            for at in range(self.widths, ids.shape[1] - 1):
+                self._call(ids[:, at : at + 1], at + 1)
         given = self._manner(how)
         if how == "plain" and not (self.own_cache and self.cache is None):
             given[self.key] = self.cache
@@ -471,16 +474,6 @@ class Play:
             plain = self.generate(self.cold_model, ids, use_cache=False, output_logits=True)
             self._uncached(logits, torch.stack(plain.logits, 1), cold)
 
-    def _prepare(self, ids: Real, more: int) -> None:
-        """What a remedy does to the cache before `generate`."""
-        if {SHORTER, CALLS}.intersection(self.remedies) and more <= 0:
-            self.cache = self.new("dynamic")
-            self.rows, self.widths = [ids[:, :-1]], ids.shape[1] - 1
-            self._call(ids[:, :-1], self.widths)
-        elif SINGLY in self.remedies and CALLS not in self.remedies and self.widths and more > 1:
-            for at in range(self.widths, ids.shape[1] - 1):
-                self._call(ids[:, at : at + 1], at + 1)
-
     def _by_calls(self, ids: Real) -> tuple[Real, Real]:
         """The tokens of `generate` by calls of the model."""
         new, logits = ids[:, self.widths :], []
@@ -500,7 +493,16 @@ class Play:
         cold = torch.cat([self._greedy(row)[1] for row in self.rows])
         if {CALLS, ALONE}.intersection(self.remedies):
             self.cache = self.new("dynamic")
-            self._measure(self._batch_by_calls(ids), cold)
+            new = ids
+            logits = []
+            for _ in range(NEW):
+                logits.append(self._feed(new)[:, -1])
+                new = logits[-1].argmax(-1, keepdim=True)
+                self.rows = [
+                    torch.cat([row, new[at : at + 1]], 1) for at, row in enumerate(self.rows)
+                ]
+                self.widths += 1
+            self._measure(torch.stack(logits, 1), cold)
             return
         cache = {} if self.own_cache else {self.key: self.new("dynamic")}
         out = self.generate(
@@ -511,16 +513,6 @@ class Play:
                 self.cold_model, ids, use_cache=False, attention_mask=mask, output_logits=True
             )
             self._uncached(torch.stack(out.logits, 1), torch.stack(same.logits, 1), cold)
-
-    def _batch_by_calls(self, new: Real) -> Real:
-        """Logits of a batch's new tokens by calls of the model."""
-        logits = []
-        for _ in range(NEW):
-            logits.append(self._feed(new)[:, -1])
-            new = logits[-1].argmax(-1, keepdim=True)
-            self.rows = [torch.cat([row, new[at : at + 1]], 1) for at, row in enumerate(self.rows)]
-            self.widths += 1
-        return torch.stack(logits, 1)
 
     def generate(self, model: Real, ids: Real, **given: Any) -> Real:
         """What greedy `generate` returns."""

@@ -267,7 +267,24 @@ class MemoryPlayer:
         for name, cache in self.parts.caches.items():
             state[name] = [_stream_state(cache, stream) for stream in range(len(cache.streams))]
         if self.parts.recurrent is not None:
-            state["recurrent"] = recurrent_state(self.parts.recurrent)
+            memory = self.parts.recurrent
+            cells = memory.cells
+            rows = memory.planes.rows[memory.layers[0]][:, 0].tolist()
+            state["recurrent"] = {
+                "head": cells.head,
+                "used": cells.used,
+                "rs_idx": list(memory.rs_idx),
+                "cells": [
+                    {
+                        "pos": cells.pos[i],
+                        "src": cells.src[i],
+                        "tail": cells.tail[i],
+                        "seqs": sorted(cells.seqs[i]),
+                        "state": rows[i :: memory.size],
+                    }
+                    for i in range(memory.size)
+                ],
+            }
         return state
 
 
@@ -331,26 +348,5 @@ def _stream_state(cache: AttentionCache, stream: int) -> JsonObject:
             [i, pos, cells.seqs_of(i), int(cells.shift[i])]
             for i, pos in enumerate(cells.pos.tolist())
             if pos >= 0
-        ],
-    }
-
-
-def recurrent_state(memory: RecurrentMemory) -> JsonObject:
-    """The recurrent part: records, pending rollbacks, and every plane's number."""
-    cells = memory.cells
-    rows = memory.planes.rows[memory.layers[0]][:, 0].tolist()
-    return {
-        "head": cells.head,
-        "used": cells.used,
-        "rs_idx": list(memory.rs_idx),
-        "cells": [
-            {
-                "pos": cells.pos[i],
-                "src": cells.src[i],
-                "tail": cells.tail[i],
-                "seqs": sorted(cells.seqs[i]),
-                "state": rows[i :: memory.size],
-            }
-            for i in range(memory.size)
         ],
     }

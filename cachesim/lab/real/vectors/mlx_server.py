@@ -170,16 +170,8 @@ class ServerPlayer:
         self.profile = Profile.parse(f"mlx-lm@{line['version']}")
         self.rules = rules or FAMILY.rules(self.profile)
         self.family = FAMILY if rules is None else under(self.profile.release, rules)
-        self.engine = self._started(line["template"], dict(line["options"]))
-        self.engine.server.store.watch = self._watch
-        layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
-        self._cold = ColdStates(build(self.spec), layers, within=CLOSE)
-        self._oracle = Oracle(build(self.spec))
-        self._inserted: list[dict[str, Json]] = []
-        self._numbers: list[tuple[PromptCache, int]] = []
-        self._seen = 0
-
-    def _started(self, template: str, options: dict[str, Any]) -> MlxLm:
+        template = line["template"]
+        options = dict(line["options"])
         known = FAMILY.has(FAMILY.option(STORE_OPTION), self.profile)
         size = None if known else options.pop(STORE_OPTION, None)
         more = {
@@ -196,7 +188,14 @@ class ServerPlayer:
         )
         if size is not None:
             engine.server.store.cache.max_size = size
-        return engine
+        self.engine = engine
+        self.engine.server.store.watch = self._watch
+        layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
+        self._cold = ColdStates(build(self.spec), layers, within=CLOSE)
+        self._oracle = Oracle(build(self.spec))
+        self._inserted: list[dict[str, Json]] = []
+        self._numbers: list[tuple[PromptCache, int]] = []
+        self._seen = 0
 
     def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
         agree = self._cold.agree(insertion.key, cache)

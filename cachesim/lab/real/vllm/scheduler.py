@@ -91,7 +91,18 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
         more |= {"propose": _proposals(record)} if searches else {}
         fails = record.step.options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}
-        found.append(_wanted(record) | more | (loads | {"stored": reach} if reach else {}))
+        accepted = [
+            each.accepted
+            for each in record.events
+            if isinstance(each, DraftsVerified) and each.task == record.ticket
+        ]
+        wanted: dict[str, Any] = {"accept": accepted}
+        options = record.step.options
+        wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
+        wanted |= {"priority": options["priority"]} if options.get("priority") else {}
+        found.append(
+            wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
+        )
     return found
 
 
@@ -106,19 +117,6 @@ def _proposals(record: Record) -> list[int]:
         done = chunk.end - chunk.drafts - len(record.prompt)
         found[done] = max(found[done], chunk.drafts)
     return [found[done] for done in range(max(found, default=0) + 2)]
-
-
-def _wanted(record: Record) -> dict[str, Any]:
-    accepted = [
-        each.accepted
-        for each in record.events
-        if isinstance(each, DraftsVerified) and each.task == record.ticket
-    ]
-    wanted: dict[str, Any] = {"accept": accepted}
-    options = record.step.options
-    wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
-    wanted |= {"priority": options["priority"]} if options.get("priority") else {}
-    return wanted_of(record, wanted)
 
 
 PACKAGES: Final = Environment(

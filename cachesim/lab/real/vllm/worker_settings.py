@@ -181,7 +181,17 @@ class ConfigFactory:
         if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
             given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
         if config.get("drafts"):
-            given["speculative_config"] = self._speculation(config, hybrid=bool(states))
+            hybrid = bool(states)
+            wanted: dict[str, Real] = {
+                "num_speculative_tokens": config["drafts"],
+                "method": "ngram",
+            }
+            if config.get("eagle"):
+                wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
+                wanted |= {} if hybrid else {"model": self.model("eagle")}
+                if not config.get("lookahead_hashes") and self._hashes_ahead:
+                    wanted["disable_lookahead_block_hashes"] = True
+            given["speculative_config"] = wanted
         if config.get("store"):
             given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
             given["kv_transfer_config"] = self.transfer(
@@ -191,15 +201,6 @@ class ConfigFactory:
                 **({"kv_load_failure_policy": "recompute"} if config.get("recomputes") else {}),
             )
         return {name: value for name, value in given.items() if name in self._known}
-
-    def _speculation(self, config: Json, *, hybrid: bool) -> dict[str, Real]:
-        wanted: dict[str, Real] = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
-        if config.get("eagle"):
-            wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
-            wanted |= {} if hybrid else {"model": self.model("eagle")}
-            if not config.get("lookahead_hashes") and self._hashes_ahead:
-                wanted["disable_lookahead_block_hashes"] = True
-        return wanted
 
     def started(self, config: Json) -> Real:
         """The configuration that a server would start with."""
