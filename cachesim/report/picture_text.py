@@ -4,7 +4,7 @@ Short pictures may show a letter for each token. In others a character names the
 what stands there, and where there are more tokens than columns one column stands for many.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cachesim.report.picture import Picture
@@ -52,7 +52,13 @@ def blocks(
         marks = list(held)
         for bar in row.bars:
             if letter is not None and scale == 1:
-                _spell(held, marks, bar, letter, SYMBOLS if row.kind == "request" else {})
+                signs = SYMBOLS if row.kind == "request" else {}
+                for at in range(bar.start, min(bar.end, len(held))):
+                    known = at - bar.start < len(bar.tokens)
+                    held[at] = letter(bar.tokens[at - bar.start]) if known else "?"
+                    marks[at] = (
+                        "^" if bar.kind in {"wrong", "missing"} else signs.get(bar.kind, marks[at])
+                    )
             else:
                 sign = (
                     "" if bar.kind == "again" and row.kind != "request" else SYMBOLS.get(bar.kind)
@@ -122,16 +128,3 @@ def _write(held: list[str], marks: list[str], bar: Bar, scale: int, sign: str) -
     for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
         held[at] = sign
         marks[at] = "^" if bar.kind in {"wrong", "missing"} else marks[at]
-
-
-def _spell(
-    held: list[str],
-    marks: list[str],
-    bar: Bar,
-    letter: Callable[[int], str],
-    signs: Mapping[str, str],
-) -> None:
-    for at in range(bar.start, min(bar.end, len(held))):
-        known = at - bar.start < len(bar.tokens)
-        held[at] = letter(bar.tokens[at - bar.start]) if known else "?"
-        marks[at] = "^" if bar.kind in {"wrong", "missing"} else signs.get(bar.kind, marks[at])

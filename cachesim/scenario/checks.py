@@ -21,7 +21,6 @@ from cachesim.scenario.format import (
     KEYS,
     LEAVES,
     LONGEST,
-    Expect,
     Model,
     Scenario,
     Seen,
@@ -215,19 +214,15 @@ def spec_of(model: Model) -> ModelSpec:
     given = {name: getattr(model, name) for name in MEASURES}
     changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
     if model.sizes:
-        changes["sizes"] = _sizes_of(model.sizes)
+        known = {each.name for each in fields(Sizes)}
+        for name in model.sizes:
+            if name not in known:
+                msg = f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}"
+                raise SpecError(msg)
+        changes["sizes"] = Sizes(**model.sizes)
     if model.preset is not None:
         return preset(model.preset, **changes)
     return ModelSpec(layers=model.layers or (), **changes)  # type: ignore[arg-type]
-
-
-def _sizes_of(given: Mapping[str, int]) -> Sizes:
-    known = {each.name for each in fields(Sizes)}
-    for name in given:
-        if name not in known:
-            msg = f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}"
-            raise SpecError(msg)
-    return Sizes(**given)
 
 
 def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
@@ -694,7 +689,12 @@ def promises(scenario: Scenario) -> Iterator[Problem]:
         path: Place = ("expect", index)
         if expect.profile is not None:
             yield from _listed(scenario, expect.profile, (*path, "profile"))
-        yield from _one_per_step(scenario, expect, path)
+        steps = len(scenario.step)
+        for key in ("cached", "processed", "answer", "error", "checkpoints"):
+            value = getattr(expect, key)
+            if isinstance(value, tuple) and len(value) != steps:
+                text = f"has {len(value)} items for {steps} steps; write one per step"
+                yield Problem((*path, key), text)
     for key in ("before", "after"):
         seen: Seen = getattr(scenario.shows, key)
         if seen != Seen():
@@ -724,15 +724,6 @@ def _listed(scenario: Scenario, text: str, path: Place) -> Iterator[Problem]:
     known = {str(full_profile(engine, each)) for each in listed if not wrong_profile(engine, each)}
     if known and str(full_profile(engine, text)) not in known:
         yield Problem(path, f"{text!r} is not among engine.profiles{nearest(text, listed)}")
-
-
-def _one_per_step(scenario: Scenario, expect: Expect, path: Place) -> Iterator[Problem]:
-    steps = len(scenario.step)
-    for key in ("cached", "processed", "answer", "error", "checkpoints"):
-        value = getattr(expect, key)
-        if isinstance(value, tuple) and len(value) != steps:
-            text = f"has {len(value)} items for {steps} steps; write one per step"
-            yield Problem((*path, key), text)
 
 
 def _profile_for(scenario: Scenario, text: str) -> Profile | None:

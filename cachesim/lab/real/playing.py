@@ -84,20 +84,17 @@ class Stage:
                 return not_compared(error)
             steps = self.play(scenario, release)
             console().print(self._table(scenario.name, release, steps))
-            self._show_words(scenario, release, steps)
+            out, wrong = console(), None
+            for number, step in enumerate(steps):
+                if step.words:
+                    wrong = number if wrong is None else wrong
+                    out.print(step.words, markup=False, highlight=False)
+            if wrong is not None and self.shell is not None:
+                out.print("\nThe same on llama-servers of your own; the second one stays cold:\n")
+                for line in self.shell(scenario, release, wrong):
+                    out.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
             agree = agree and all(step.agrees for step in steps)
         return 0 if agree else 1
-
-    def _show_words(self, scenario: Scenario, release: str, steps: Sequence[StepPlayed]) -> None:
-        out, wrong = console(), None
-        for number, step in enumerate(steps):
-            if step.words:
-                wrong = number if wrong is None else wrong
-                out.print(step.words, markup=False, highlight=False)
-        if wrong is not None and self.shell is not None:
-            out.print("\nThe same on llama-servers of your own; the second one stays cold:\n")
-            for line in self.shell(scenario, release, wrong):
-                out.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _table(self, name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
         title = f"{name} on {self.family.name} {release}"

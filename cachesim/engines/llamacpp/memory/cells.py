@@ -693,20 +693,16 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         if slot is None:
             break
         slots.append(slot)
-        saved.append(_Saved(slot, tuple(streams.heads), _contents(streams, slot)))
+        kept = []
+        for stream, found in zip(slot.streams, slot.cells, strict=True):
+            cells = streams.cells[stream]
+            full = _full(cells, found)
+            kept.append((full, cells.pos[full], cells.bits[:, full]))
+        saved.append(_Saved(slot, tuple(streams.heads), tuple(kept)))
         apply_ubatch(streams, slot, ubatch)
     for step in reversed(saved):
         _put_back(streams, step)
     return slots if len(slots) == len(ubatches) else None
-
-
-def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[Integers, Integers, Array], ...]:
-    kept = []
-    for stream, found in zip(slot.streams, slot.cells, strict=True):
-        cells = streams.cells[stream]
-        full = _full(cells, found)
-        kept.append((full, cells.pos[full], cells.bits[:, full]))
-    return tuple(kept)
 
 
 def _put_back(streams: Streams, step: _Saved) -> None:

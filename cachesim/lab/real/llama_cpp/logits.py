@@ -260,17 +260,6 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     names = Abilities(wheel).presets
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
     out = console()
-    out.print(_agreement_table(release, found))
-    agree = all(each.agrees for each in found)
-    if any(PRESETS[name].mtp_depth for name in names):
-        pairs = compare_drafts(wheel, prompts=prompts, seed=seed)
-        same = sum(real == expected for real, expected in pairs)
-        out.print(f"drafts of the MTP head: counted alike on {same} of {len(pairs)} prompts")
-        agree = agree and same >= ENOUGH * len(pairs)
-    return 0 if agree else 1
-
-
-def _agreement_table(release: str, found: Sequence[Agreement]) -> Table:
     table = Table(title=f"distance of log probabilities from llama.cpp {release}", title_style="")
     heads = ("equal replies", "largest", "typical", "real, itself", "allowed", "")
     table.add_column("preset", no_wrap=True)
@@ -286,4 +275,11 @@ def _agreement_table(release: str, found: Sequence[Agreement]) -> Table:
             f"{each.tolerance:.0e}",
             "ok" if each.agrees else "DIFFERS",
         )
-    return table
+    out.print(table)
+    agree = all(each.agrees for each in found)
+    if any(PRESETS[name].mtp_depth for name in names):
+        pairs = compare_drafts(wheel, prompts=prompts, seed=seed)
+        same = sum(real == expected for real, expected in pairs)
+        out.print(f"drafts of the MTP head: counted alike on {same} of {len(pairs)} prompts")
+        agree = agree and same >= ENOUGH * len(pairs)
+    return 0 if agree else 1
