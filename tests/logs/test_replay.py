@@ -7,15 +7,24 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cachesim.cli.main import main
+from cachesim.engines.tokens import Rope
+from cachesim.lab.logs.evidence import Interval, counts_of
+from cachesim.lab.logs.extract import Origin, scenario_of
 from cachesim.lab.logs.lines import lines_of
-from cachesim.lab.logs.other import options_for, play_workload, workload_of
+from cachesim.lab.logs.other import options_for, play_workload, release_of, workload_of
+from cachesim.lab.logs.player import Player, ReplayRequest
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import missing_of
 from cachesim.lab.logs.settings import settings_of
 from cachesim.lab.logs.whole import UserSettings, read_files, rebuild, replays_of
+from cachesim.model.presets import preset
 
 DATA = Path(__file__).parent / "data"
 KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]
@@ -162,3 +171,72 @@ def test_a_model_that_the_user_names_is_kept() -> None:
 
     assert ("dense", "given") == (replay.settings.preset.value, replay.settings.preset.how)
     assert replay.as_sent < replay.agreeing
+
+
+# What a printed number stands for.
+
+
+@given(st.integers(1, 300_000), st.data())
+def test_a_ratio_of_three_decimals_leaves_the_count_within_its_bounds(
+    whole: int, data: st.DataObject
+) -> None:
+    part = data.draw(st.integers(0, whole))
+    printed = f"{float(np.float32(part) / np.float32(whole)):.3f}"
+
+    found = counts_of(printed, whole)
+    assert found is not None
+    assert part in found
+    assert found.high - found.low <= whole / 1000 + 1
+
+
+def test_what_is_no_ratio_says_nothing() -> None:
+    assert [counts_of(text, 100) for text in ("nan", "-1.000", "17", "", None)] == [None] * 5
+    assert counts_of("0.500", None) is None
+    assert Interval(3, 5).meet(Interval(6, 9)) is None
+
+
+# Requests of a log on servers with fewer slots, and as scenarios of releases with fewer fields.
+
+
+def test_a_slot_that_a_server_lacks_is_not_filled_from_a_file() -> None:
+    player = Player("llama.cpp@b9093", preset("dense"), {"parallel": 1, "ctx_size": 512})
+    player.read_back("1", 3)
+
+    assert [[]] == [list(each.prompt.tokens) for each in player.engine.server.slots]
+
+
+@pytest.mark.parametrize(("release", "fields"), [("b9093", [None]), ("b11549", ["message_spans"])])
+def test_a_scenario_has_the_fields_that_its_release_takes(
+    release: str, fields: list[str | None]
+) -> None:
+    request = ReplayRequest(
+        number=0, prompt=Rope.of(1, 20), reply=Rope.of(2, 4), slot=-1, user_starts=(5,)
+    )
+    origin = Origin("log", f"llama.cpp@{release}", preset("dense"), {}, "dense", None)
+    (step,) = scenario_of(origin, [request], 0, None).step
+
+    assert fields == (list(step.options) if step.options else [None])
+
+
+# The release of a profile, with patches that are laid over it and patches that are taken back.
+
+
+@pytest.mark.parametrize(
+    ("profile", "release"),
+    [
+        ("llama.cpp@b8672", "b8672"),
+        ("llama.cpp@b9538+24143", "b9538"),
+        ("llama.cpp@b8672-16382", "b8672"),
+        ("llama.cpp@b8672-12161-14177", "b8672"),
+        ("mlx-lm@0.31.1-main+1006", "0.31.1-main"),
+    ],
+)
+def test_the_release_is_told_from_its_patches(profile: str, release: str) -> None:
+    assert release == release_of(profile)
+
+
+def test_a_scenario_is_tuned_on_a_release_without_a_patch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == main(["why", "--tune", "llama.cpp-16382-no-checkpoints"])
+    assert "2 requests replayed" in capsys.readouterr().out

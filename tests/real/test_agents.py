@@ -4,6 +4,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,10 +13,18 @@ import pytest
 from cachesim.engines.family import Family
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
+from cachesim.lab.real.llama_cpp.agents import (
+    ROOM,
+    draw_agents,
+    draw_arrival,
+    draw_pinned,
+    grow_agents,
+)
+from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
+from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages, text_of
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
-from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, workload
+from cachesim.lab.real.llama_cpp.workload import Outcome, Release, grouped, workload
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.prompts import MOVES, Agents, Conversation, Sizes, read_row
 from cachesim.lab.real.sglang import workloads as sglang
@@ -23,7 +32,7 @@ from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm
 from cachesim.lab.real.vllm.playing import play as play_vllm
 from cachesim.play.session import CANCELLED
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import as_tokens
 
 LONGEST = 4000
@@ -205,3 +214,153 @@ def test_agents_chats_for_mlx_lm_have_tools_and_system_prompts_of_hundreds_of_wo
 def requests_of(drawn: Sequence[dict[str, list[list[dict[str, str]]]]]) -> list[dict[str, str]]:
     groups = (group for each in drawn for group in each["steps"])
     return [asked for group in groups for asked in group if "prompt" in asked]
+
+
+# Chats in the toy vocabulary: drawn, sent as messages, grown from what was answered.
+
+CHAT = (
+    Message(role="system", content=as_tokens([300])),
+    Message(role="user", content=as_tokens([301, 302])),
+)
+
+
+def tree() -> ChatTree:
+    return ChatTree(Random(1), words=200, longest=600)
+
+
+def test_tokens_are_sent_as_their_texts() -> None:
+    assert text_of(as_tokens([300, 301])) == "[300][301]"
+    assert as_messages(CHAT) == (
+        Turn(role="system", content="[300]"),
+        Turn(role="user", content="[301][302]"),
+    )
+
+
+def test_chats_grow_from_what_was_answered() -> None:
+    chats, seen = tree(), []
+    for _ in range(80):
+        messages = chats.next()
+        seen.append(messages)
+        chats.learn(messages, as_tokens([400, 401]))
+
+    assert any(len(chat) >= 5 for chat in seen)
+    assert any(Turn(role="assistant", content="[400][401]") in chat for chat in seen)
+    assert any(Turn(role="assistant", content="[401]") in chat for chat in seen)
+    assert len(set(seen)) > 40
+
+
+def test_clients_ask_for_replies_to_be_continued_and_speak_in_unknown_roles() -> None:
+    chats, last, roles = tree(), [], set()
+    for _ in range(200):
+        messages = chats.next()
+        last.append(messages[-1])
+        roles |= {each.role for each in messages}
+        chats.learn(messages, as_tokens([400, 401]))
+
+    continued = [each.content for each in last if each.role == "assistant"]
+    assert {"", "[400]", "[400][401]"} <= set(continued)
+    assert {"system", "developer", "user", "assistant", "tool", "ipython"} <= roles
+
+
+def test_a_continued_reply_is_one_message_in_the_next_chat() -> None:
+    chats = tree()
+    for _ in range(300):
+        messages = chats.next()
+        roles = [each.role for each in messages]
+        assert ("assistant", "assistant") not in pairwise(roles)
+        chats.learn(messages, as_tokens([400]))
+
+
+def test_a_refused_chat_ends_with_two_messages_of_the_assistant() -> None:
+    assert ["assistant"] * 2 == [each.role for each in tree().refused()[-2:]]
+
+
+def test_a_chat_step_goes_out_as_messages() -> None:
+    call = call_for((Step(name="a", messages=as_messages(CHAT), predict=3),))
+
+    assert call["path"] == "/v1/chat/completions"
+    assert call["body"]["messages"] == [
+        {"role": "system", "content": "[300]"},
+        {"role": "user", "content": "[301][302]"},
+    ]
+
+
+def test_a_chat_reply_is_read_as_tokens_and_hides_its_slot() -> None:
+    step = Step(name="a", messages=as_messages(CHAT))
+    body = {
+        "choices": [{"message": {"role": "assistant", "content": "[269][293]"}}],
+        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 2},
+    }
+
+    (outcome,) = outcomes_of((step,), {"status": 200, "body": body})
+
+    assert outcome.reply == as_tokens([269, 293])
+    assert outcome.agrees_with(
+        Outcome(cached=3, processed=4, reply=as_tokens([1, 2]), slot=2, truncated=True)
+    )
+    assert not outcome.agrees_with(Outcome(cached=4, processed=3, reply=as_tokens([1, 2])))
+
+
+def test_a_reply_that_says_the_continued_message_again_is_what_was_generated() -> None:
+    body = {
+        "choices": [{"message": {"role": "assistant", "content": "[300][301][302]"}}],
+        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 1},
+    }
+
+    (outcome,) = outcomes_of(
+        (Step(name="a", messages=as_messages(CHAT)),), {"status": 200, "body": body}
+    )
+
+    assert outcome.reply == as_tokens([302])
+
+
+# Drawn workloads in which a request arrives while another one is read.
+
+BATCH = 2048
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_the_other_request_arrives_between_two_batches(number: int) -> None:
+    workload = draw_arrival(0, number, release="b11549")
+
+    *alone, pair, after = list(grouped(workload.step))
+    reading, arriving = pair
+    assert all(len(group) == 1 and not group[0].turns for group in (*alone, after))
+    assert (None, 1) == (reading.turns, arriving.turns)
+    assert len(reading.ids) > BATCH
+    assert all(len(step.ids) < ROOM // 3 for step in workload.step)
+    assert "batch_size" not in workload.engine.options
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    assert draw_arrival(3, 1, release="b9538") == draw_arrival(3, 1, release="b9538")
+    assert draw_arrival(3, 1, release="b9538") != draw_arrival(3, 2, release="b9538")
+
+
+@pytest.mark.parametrize("release", ["b9538", "b11549"])
+def test_some_meet_a_slot_at_work(release: Release) -> None:
+    met = 0
+    for number in range(12):
+        workload = draw_arrival(1, number, release=release, presets=("recurrent",))
+        server = SimulatedServer(workload)
+        for group in grouped(workload.step):
+            server.send(group)
+            if server.lost:
+                break
+        met += any(event.name() == "task-deferred" for event in server.session.engine.events)
+    assert met >= 3
+
+
+def test_somebody_names_the_slot_that_reads_and_goes_on_with_what_is_parked() -> None:
+    drawn = [draw_pinned(0, number, release="b11549") for number in range(40)]
+
+    for each in drawn:
+        parked, reading, arriving = each.step
+        assert parked.ids == arriving.ids[: len(parked.ids)]
+        assert len(reading.ids) > BATCH
+        assert {-1: True, 0: True}[arriving.slot]
+    assert {-1, 0, 1} == {
+        (len(each.step[0].ids) > len(each.step[1].ids))
+        - (len(each.step[0].ids) < len(each.step[1].ids))
+        for each in drawn
+    }

@@ -1,5 +1,6 @@
 """A hunt searches a release from several targets, proves what it finds, and goes on past it."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,10 @@ from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
 from cachesim.lab.real.hunt.report import commands, write
+from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.prover import PROVER, on_the_wheel
+from cachesim.lab.real.llama_cpp.scenarios import Proof, alone_of, divergence_of
+from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.lab.real.proving import ProofResult, by_metadata
 from cachesim.scenario.files import load
@@ -25,6 +29,7 @@ from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import Counterexample, Finding, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
+from cachesim.units import Token, as_tokens
 
 OCTOBER = Profile.parse("llama.cpp@b11549")
 READING = Step(prompt=tuple(range(265, 500)) * 10, reply=(300,))
@@ -263,3 +268,61 @@ def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runn
     result = prove(found, Profile("vllm", "0.33.0"))
 
     assert (confirmed, evidence) == (result.confirmed, result.evidence)
+
+
+# Answers of the real server, held against its own cold ones.
+
+
+def outcome(reply: list[int], *rows: float) -> Outcome:
+    """A reply whose rows differ from a row of zeros by so much, at token 7."""
+    return Outcome(reply=as_tokens(reply), top=tuple({Token(7): row} for row in rows))
+
+
+def test_every_token_is_compared_and_the_first_of_the_farthest_is_named() -> None:
+    cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
+
+    assert (0.5, 2) == divergence_of(outcome([1, 2, 3, 4], 0.0, 0.25, 0.5, -0.5), cold)
+    assert (0.0, 0) == divergence_of(cold, cold)
+
+
+def test_rows_behind_the_first_token_that_differs_belong_to_other_texts() -> None:
+    cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
+
+    assert (0.25, 1) == divergence_of(outcome([1, 9, 3, 4], 0.0, 0.25, 8.0, 8.0), cold)
+
+
+def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
+    assert "same 0.0002" == str(Proof(distance=2e-4, token=3, noise=0.0))
+    assert "WRONG 0.013, token 4" == str(Proof(distance=0.013, token=3, noise=1e-4))
+    assert "same 0.01" == str(Proof(distance=0.013, token=3, noise=0.01))
+
+
+def test_a_token_without_a_row_is_not_compared() -> None:
+    """Servers that verify drafts give no probabilities of what they accept."""
+    cold = outcome([1, 2, 3], 0.0, 0.0, 0.0)
+    drafted = replace(cold, top=(cold.top[0], {}, cold.top[2]))
+
+    assert (0.0, 0) == divergence_of(drafted, cold)
+    assert (math.inf, 1) == divergence_of(replace(cold, top=(cold.top[0], {900: 0.0})), cold)
+
+
+def test_a_cold_prompt_is_made_as_the_warm_one() -> None:
+    gap = Step(
+        name="a",
+        prompt=as_tokens([300]),
+        suffix=as_tokens([301]),
+        slot=1,
+        completions=2,
+        options={"endpoint": "infill", "n_cache_reuse": 4},
+    )
+
+    alone = alone_of(gap, [0.5])
+
+    assert ("/infill", "[300]", "[301]") == (
+        call_for([alone])["path"],
+        call_for([alone])["body"]["input_prefix"],
+        call_for([alone])["body"]["input_suffix"],
+    )
+    lora = [{"id": 0, "scale": 0.5}]
+    assert {"endpoint": "infill", "lora": lora} == alone.options
+    assert (-1, 1) == (alone.slot, alone.completions)

@@ -1,20 +1,26 @@
 """What users do beside conversations: drawn, sent over HTTP, and counted by what is used."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
 import pytest
 
 from cachesim.engines.llamacpp.options import Pooling
+from cachesim.lab.real.llama_cpp import server as room
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.compare import features_of
+from cachesim.lab.real.llama_cpp.server import Worker
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
-from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.workload import Outcome, hurdle, in_one_call
 from cachesim.lab.real.llama_cpp.workload import workload as workload_of
 from cachesim.lab.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
 from cachesim.play.session import CANCELLED
-from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.units import Tokens, as_tokens
 
 T = as_tokens(range(300, 340))
@@ -160,3 +166,106 @@ class Echo:
             )
             for each in group
         )
+
+
+# A real server that does not answer is told by its process: gone, turning for ever, or waiting.
+
+
+@pytest.fixture(name="worker")
+def _worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Worker]]:
+    """Start a process that does as it is told in place of a server, and end it afterwards."""
+    monkeypatch.setattr(room, "SECONDS_WATCHED", 0)
+    started: list[Worker] = []
+
+    def start(script: str) -> Worker:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        python.chmod(0o755)
+        started.append(Worker(python, None, patience=0.2))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def test_a_process_that_ended_has_crashed(worker: Callable[[str], Worker]) -> None:
+    assert "crash" == worker("exit 134").order({})
+
+
+def test_a_process_that_neither_works_nor_answers_is_silent(
+    worker: Callable[[str], Worker],
+) -> None:
+    assert "silent" == worker("exec sleep 60").order({})
+
+
+def test_a_process_that_goes_on_computing_is_endless(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(Worker, "_seconds_computed", lambda _: float(next(seconds)))
+
+    assert "endless" == worker("exec sleep 60").order({})
+
+
+def test_the_processor_time_is_read_in_every_form(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = worker("exec sleep 60")
+    monkeypatch.setattr(room.Path, "is_file", lambda _: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = tmp_path / "ps"
+    for text, seconds in (("00:07", 7), ("01:02:03", 3723), ("1-00:00:02.5", 86402.5), ("", 0)):
+        said.write_text(f"#!/bin/sh\necho '  {text}'\n", encoding="utf-8")
+        said.chmod(0o755)
+        assert seconds == silent._seconds_computed()
+
+
+# Replies that a scenario brings are said by the real server too.
+
+SAID = Step(prompt=(300,), reply=(400, 401))
+
+
+def scenario(*steps: Step) -> Scenario:
+    return Scenario(
+        format=FORMAT,
+        name="forced",
+        model=Model(preset="dense"),
+        engine=Server(name="llama.cpp", profiles=("b11549",)),
+        step=steps,
+    )
+
+
+def test_a_reply_is_forced_by_a_grammar_of_its_tokens() -> None:
+    step = replace(SAID, predict=2)
+
+    body = call_for([step])["body"]
+
+    assert ("root ::= <[400]> <[401]>", 2) == (body["grammar"], body["n_predict"])
+    assert "grammar" not in call_for([replace(step, reply=None)])["body"]
+
+
+def test_prompts_of_one_call_are_forced_where_they_get_the_same_reply() -> None:
+    together = replace(SAID, with_previous=True)
+    other = replace(together, reply=(402, 403))
+
+    assert [[0, 1], [2]] == list(in_one_call(scenario(SAID, together, SAID)))
+    assert "" == hurdle(scenario(SAID, together), 1)
+    assert "" == hurdle(scenario(SAID, other), 1)
+    longer = replace(together, reply=(402, 403, 404))
+    assert "replies of one length" in hurdle(scenario(SAID, longer), 1)
+
+
+def test_what_hangs_on_the_real_clock_is_not_played() -> None:
+    assert "clock" in hurdle(scenario(SAID, Step(do="cancel")), 1)
+
+
+def test_a_chat_is_played_where_the_model_file_has_its_template() -> None:
+    chat = Step(messages=(Turn(role="user", content="hi"),))
+    assert "" == hurdle(scenario(SAID, chat), 1)
+    told = replace(scenario(SAID, chat), chat=Chat(template="strip-reasoning"))
+    assert "chat template is chatml" in hurdle(told, 1)
+
+
+def test_given_drafts_are_not_played_for_a_real_companion_has_its_own() -> None:
+    assert "drafts of its own" in hurdle(scenario(SAID, replace(SAID, drafts=((400,),))), 1)

@@ -1,11 +1,12 @@
 """What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
 
+from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 from queue import Empty
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -16,9 +17,19 @@ from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
-from cachesim.errors import ScenarioError
+from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.mlx_lm import classes as room
+from cachesim.lab.real.mlx_lm.cache_player import played
+from cachesim.lab.real.mlx_lm.classes import (
+    GROUPS,
+    RealClasses,
+    compare_classes,
+    draw,
+    draw_cache_sequence,
+)
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
+from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
@@ -250,3 +261,82 @@ def test_beside_the_real_server_a_state_may_differ_by_rounding(
     layer.keys = layer.keys * factor
 
     assert [True, expected] == states.agree(key, held)[:2]
+
+
+RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("release", RELEASES)
+def test_drawn_sequences_can_be_played_and_end_where_the_port_raises(release: str) -> None:
+    for number in range(44):
+        sequence = draw(release, 5, number)
+        results = list(played(sequence))
+        assert len(sequence["ops"]) == len(results)
+        if sequence["group"] != "trie":
+            assert all("error" not in result for result in results[:-1])
+
+
+def test_the_same_seed_draws_the_same_sequences() -> None:
+    assert draw("0.32.2", 1, 7) == draw("0.32.2", 1, 7)
+    assert draw("0.32.2", 1, 7) != draw("0.32.2", 2, 7)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_meets_its_class_and_many_operations(group: str) -> None:
+    found: Counter[str] = Counter()
+    classes = set()
+    for seed in range(40):
+        sequence = draw_cache_sequence("0.32.2", group, Random(seed))
+        found.update(op["op"] for op in sequence["ops"])
+        for result in played(sequence):
+            classes |= {each["class"] for each in result.get("after", {}).values()}
+
+    assert group in classes
+    assert 6 <= len(found)
+
+
+class Other:
+    """Classes whose third operation returns something else."""
+
+    def __init__(self, _release: str) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def play(self, sequence: Any) -> list[dict[str, Any]]:
+        results = list(played(sequence))
+        results[2] = {"ret": "something else"}
+        return results
+
+
+def test_operations_behind_a_difference_count_as_disagreeing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "RealClasses", Other)
+    sequence = draw("0.32.2", 0, 0)
+    agreement = compare_classes("0.32.2", 0, 1)
+
+    count = len(list(played(sequence)))
+    assert (count, 2) == (agreement.total("operations"), agreement.total("agreeing"))
+    assert not agreement.all_agree
+
+
+def test_a_release_that_cannot_be_installed_here_is_refused() -> None:
+    with pytest.raises(
+        ProfileError, match=r"no package runs mlx-lm@0\.31\.0 for real; there are 0\.29\.1"
+    ):
+        RealClasses("0.31.0")
+
+
+def test_a_release_that_names_no_tokenizers_gets_those_of_its_day() -> None:
+    assert "transformers==4.57.3" in environment_for("0.29.1").requirements
+
+
+def test_older_releases_get_the_older_array_runtime() -> None:
+    assert ("mlx[cpu]==0.30.6", "mlx-lm==0.31.1") == environment_for("0.31.1").requirements

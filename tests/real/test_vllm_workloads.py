@@ -1,11 +1,22 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from cachesim.engines.base import Reply
+from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement
-from cachesim.lab.real.schedules import count
+from cachesim.lab.real.schedules import count, step_played
+from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.scheduler import SCHEDULER
+from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
 from cachesim.lab.real.vllm.workloads import KINDS, draw
+from cachesim.play.session import Record, Session
+from cachesim.scenario.format import Step
+from cachesim.scenario.shipped import load_all
+from cachesim.units import Count
 
 NEWEST = FAMILY.release("0.33.0").rules
 
@@ -94,3 +105,115 @@ def test_only_python_files_of_the_core_are_unpacked() -> None:
     assert SCHEDULER.kept.fullmatch("vllm/v1/core/block_pool.py")
     assert not SCHEDULER.kept.fullmatch("vllm/_C.abi3.so")
     assert ("vllm==0.33.0",) == SCHEDULER.core_of("0.33.0").requirements
+
+
+# Scenarios as the real scheduler is told them, and what is made of an end-to-end run.
+
+
+def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
+    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+    prompt = "300-339"
+    group = [{"prompt": prompt, "generate": 1, "reply": str(450 + at)} for at in range(2)]
+
+    told = play(
+        {"config": config_of(session.engine), "steps": [group, [{"reset": True}], group[:1]]},
+        FAMILY.release("0.33.0").rules,
+    )
+
+    assert [0, 32] == [each["cached"] for each in told[0]["requests"]]
+    assert {"reset": True} == told[1]
+    assert 0 == told[2]["requests"][0]["cached"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("vllm-42125-adapter-under-its-old-name", "no adapter"),
+    ],
+)
+def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:
+    [(_, scenario)] = load_all([name])
+
+    with pytest.raises(ScenarioError, match=why):
+        SCHEDULER.play_scenario(scenario, "0.33.0")
+
+
+def test_a_step_that_is_left_half_done_is_refused() -> None:
+    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    gone = Step(name="gone", do="cancel", turns=1)
+
+    with pytest.raises(ScenarioError, match="never left half done"):
+        SCHEDULER.play_scenario(replace(scenario, step=(*scenario.step, gone)), "0.33.0")
+
+
+def test_who_comes_later_is_told_in_turns() -> None:
+    [(_, scenario)] = load_all(["vllm-57580-withdrawn-before-it-ran"])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+
+    low, urgent = group_of(list(session.run()), session.engine)
+
+    assert (None, None) == (low.get("after"), low.get("priority"))
+    assert (1, -1) == (urgent["after"], urgent["priority"])
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "last"),
+    [
+        ("vllm-store-brings-states", 96, [[96, 100]]),
+        ("vllm-store-promises-too-much", 96, [[96, 100]]),
+    ],
+)
+def test_the_real_scheduler_is_told_what_the_store_had(
+    name: str, stored: int, last: list[list[int]]
+) -> None:
+    """The chunks are those that vLLM's own scheduler forms."""
+    [(_, scenario)] = load_all([name])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+    records = list(session.run())
+
+    groups = [group_of([each], session.engine) for each in records]
+    told = play(
+        {"config": config_of(session.engine), "steps": groups}, FAMILY.release("0.33.0").rules
+    )
+
+    assert [None, None, stored] == [group[0].get("stored") for group in groups]
+    assert last == told[-1]["requests"][0]["chunks"]
+
+
+def answer(tokens: list[int], *steps: dict[str, float], cached: int = 0) -> dict[str, Any]:
+    return {"name": "first", "cached": cached, "tokens": tokens, "logprobs": list(steps)}
+
+
+def test_answers_are_compared_up_to_the_first_other_token() -> None:
+    one = answer([7, 8, 9], {"7": -1.0}, {"8": -2.0, "5": -3.0}, {"9": 0.0})
+    other = answer([7, 5, 9], {"7": -1.0}, {"8": -2.5, "5": -2.25}, {"9": -9.0})
+
+    assert 0.75 == apart(one, other)
+    assert 0.0 == apart(one, one)
+
+
+def test_an_end_to_end_run_whose_check_sees_nothing_does_not_agree() -> None:
+    cold, moved = answer([7], {"7": -1.0}), answer([7], {"7": -1.5})
+    seen = Played("dense", 16, {"first": cold}, {"first": cold}, {"states": moved}, {"first": 0})
+    blind = Played("dense", 16, {"first": cold}, {"first": cold}, {"states": cold}, {"first": 0})
+    wrong = Played("dense", 16, {"first": moved}, {"first": cold}, {"states": moved}, {"first": 0})
+
+    assert (True, False, False) == (seen.agrees, blind.agrees, wrong.agrees)
+
+
+def test_a_hybrid_goes_on_from_the_junction_at_its_second_branch() -> None:
+    found = simulated("hybrid-delta", 640, prompts())
+
+    assert [0, 1280, 1280, 0, 640] == list(found.values())
+
+
+def test_where_the_release_raises_the_simulator_is_asked_to_end_too() -> None:
+    raised = {"error": "AssertionError: of the release's own words"}
+    ended = {"error": "evict_host: the real process aborts here"}
+    ends = Record(index=0, name="a", step=Step(prompt=(1, 2, 3)))
+    answers = replace(ends, reply=replace(Reply.empty(), cached=Count(0)))
+
+    assert step_played(ends, raised, ended).agrees
+    assert not step_played(answers, raised, {"cached": 0}).agrees
+    assert not step_played(ends, {"cached": 0}, ended).agrees

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Ledger, Loss
 from cachesim.errors import ContractError
+from cachesim.play import run
+from cachesim.scenario import full_profile, load
+from cachesim.scenario.shipped import shipped_file
 from cachesim.units import Count, Pos, Tokens, as_tokens
 from cachesim.verify.explain import Divergence, IdealCache, Part, adds_up, explain, sentence
 
@@ -229,3 +232,20 @@ def test_every_ledger_adds_up(equal: int, numbers: list[int]) -> None:
 
 def test_an_entry_of_why_says_what_happened_and_what_it_cost() -> None:
     assert "A branch decided so: 5 to 3." == sentence(loss(SOME, 5, 3))
+
+
+# A run with details, and the same run without: details are the only difference.
+
+
+@pytest.mark.parametrize("name", ["llama.cpp-chunk-reuse-dense", "llama.cpp-three-requests"])
+def test_details_change_no_explanation(name: str) -> None:
+    scenario = load(shipped_file(name))
+    profile = full_profile("llama.cpp", "b11549")
+    plain, detailed = (
+        run(scenario, profile, arithmetic="ring", detail=each) for each in (False, True)
+    )
+
+    assert any(step.answer != "same" for step in plain.steps)
+    assert [each.explanation for each in detailed.steps] == [
+        each.explanation for each in plain.steps
+    ]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines import Reply, Request
+from cachesim.engines import Engine, Reply, Request
+from cachesim.engines.chat import FIRST_BYTE
+from cachesim.engines.ik_llama import slot as matching
+from cachesim.engines.ik_llama.server import IkLlama
+from cachesim.engines.ik_llama.slot import Slot, common_prefix, texts, without_reasoning
+from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.errors import OptionError
 from cachesim.lab.real.vectors.servers import mismatch, play
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.units import Tokens, as_tokens
+from cachesim.units import Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
 
@@ -131,3 +137,86 @@ def test_a_prompt_after_a_refused_one_resumes_from_no_older_checkpoint(
     answer = server.full(a[:100] + run_of(25_000, 20), run_of(4000, 2))
 
     assert right == is_cold(server, answer)
+
+
+# Batches that both contexts decode: a drafting head is fed in pieces as at once.
+
+
+def drafted(ubatch_size: int) -> list[list[Token]]:
+    """Drafts of a head whose context is fed in pieces; in floats, where rows decide on them."""
+    played = Engine.create(
+        SEED_ERA,
+        model=preset("hybrid-mtp"),
+        options={
+            "companion": "attn",
+            "draft_p_min": 0.0,
+            "recurrent_ckpt_mode": "cpu",  # states by step are those of the last ubatch
+            "ubatch_size": ubatch_size,
+        },
+    )
+    assert isinstance(played, IkLlama)
+    draft, found = played.speculation.draft, list[list[Token]]()
+
+    def drafting(slot: Slot) -> list[Token]:
+        found.append(draft(slot))
+        return found[-1]
+
+    played.speculation.draft = drafting  # type: ignore[method-assign]
+    played.submit(Request(prompt=run_of(300, 9), predict=8))
+    played.run()
+    return found
+
+
+def test_a_head_that_is_fed_in_pieces_drafts_as_one_that_is_fed_at_once() -> None:
+    whole = drafted(512)
+
+    assert any(whole)
+    assert [whole, whole] == [drafted(1), drafted(3)]
+
+
+# Two lists are compared by text the long way only where that can find something.
+
+TEXT_OF = texts("chatml")
+NUMBER = 1_023_456_789
+TAGS = (("<t>", "</t>"), (f"[{NUMBER}]", "]"))
+"""The second opens with the text of an unknown token: a numeral, and every digit of one."""
+
+PIECES = ("a", "b", " ", "\n", "<t>", "</t>", f"[{LONGEST}]", "[")
+BEYOND = (LONGEST, LONGEST + 1, 5 * LONGEST, 1 << 40, NUMBER)
+
+
+def drawn(draw: random.Random) -> list[Token]:
+    found: list[Token] = []
+    for _ in range(draw.randrange(7)):
+        if draw.random() < 0.4:
+            found.append(Token(draw.choice(BEYOND)))
+        else:
+            found += [Token(FIRST_BYTE + ord(each)) for each in draw.choice(PIECES)]
+    return found
+
+
+def test_the_short_way_finds_what_the_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(3)
+    pairs = [(drawn(draw), drawn(draw), draw.random() < 0.3) for _ in range(6000)]
+
+    def both() -> list[object]:
+        return [
+            (
+                common_prefix(one, other, TEXT_OF, exact=exact),
+                [list(without_reasoning(one, tags, TEXT_OF)) for tags in TAGS],
+            )
+            for one, other, exact in pairs
+        ]
+
+    short = both()
+    monkeypatch.setattr(matching, "_apart", lambda *_: False)
+    monkeypatch.setattr(matching, "_all_unknown", lambda _: False)
+
+    assert both() == short
+
+
+def test_prompts_of_a_trace_have_no_reasoning_and_stay_as_they_are() -> None:
+    prompt = Rope([(7, 0, 100), (9, 3, 20)])
+
+    assert without_reasoning(prompt, TAGS[0], TEXT_OF) is prompt  # type: ignore[arg-type, comparison-overlap]
+    assert [0, 1] == list(without_reasoning(Rope.of(0, 2), TAGS[0], TEXT_OF))  # type: ignore[arg-type]

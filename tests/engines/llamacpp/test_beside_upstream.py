@@ -1,14 +1,17 @@
 """The port can be laid beside upstream: the table is true, functions name what they follow."""
 
 import ast
+import gzip
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 import cachesim
+from cachesim.lab.real.vectors.servers import mismatch
 
 ROOM: Final = Path(cachesim.__file__).parent / "engines" / "llamacpp"
 PAGE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
@@ -126,3 +129,36 @@ def test_oddities_are_marked_one_way() -> None:
     other = re.compile(r"\(traps?\b|Traps? of|# trap")
     found = [path.name for path in ROOM.rglob("*.py") if other.search(path.read_text())]
     assert found == []
+
+
+# Workloads that were played on the real servers replay with equal counts, slot by slot.
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+
+
+def workloads(release: str) -> list[dict[str, Any]]:
+    with gzip.open(VECTORS / f"server-{release}.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in ("b9093", "b9538")), "b11549"],
+)
+def test_every_request_of_the_real_server_replays(release: str) -> None:
+    lines = workloads(release)
+    different = {line["id"]: found for line in lines if (found := mismatch(line)) is not None}
+
+    assert different == {}
+    assert sum(len(line["steps"]) for line in lines) == 1133
+
+
+def test_a_workload_of_another_release_is_told_apart() -> None:
+    """The files differ between releases, so a port that ignored its rules would be seen."""
+    june, october = workloads("b9538"), workloads("b11549")
+    crossed = [
+        dict(line, profile=other["profile"])
+        for line, other in zip(june[::5], october[::5], strict=True)
+    ]
+
+    assert sum(mismatch(line) is not None for line in crossed) >= 5

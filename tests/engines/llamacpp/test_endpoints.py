@@ -10,10 +10,11 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.causes import Candidates, Cause
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.checkpoints import BEFORE_21510, THRESHOLD, accept_tests
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import ContractError, InputError, OptionError, TokenError, UpstreamAbort
 from cachesim.model.adapters import Adapted, adapted_in, deltas
 from cachesim.model.build import build
 from cachesim.model.network import FloatNetwork
@@ -21,6 +22,7 @@ from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
 from cachesim.play.session import SlotFiles
 from cachesim.units import Count, as_tokens
+from tests.engines.llamacpp.play import Play, run
 
 
 def test_before_21510_a_checkpoint_from_position_0_passes_no_threshold_of_0() -> None:
@@ -183,3 +185,77 @@ def test_every_release_and_preset_was_measured() -> None:
     assert {"dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "hybrid-mtp"} == {
         model for _, model in measured
     }
+
+
+# What the server or the simulator refuses, and that a refusal leaves everything as it was.
+
+MAY, JUNE, OCTOBER = ALL = ("llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549")
+
+
+def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engine:
+    return Engine.create(profile, model=preset(model), options=options, arithmetic="ring")
+
+
+def test_older_names_of_a_release_are_the_release() -> None:
+    assert Profile.parse("llama.cpp@b11434") == Profile.parse(OCTOBER)
+    assert create("llama.cpp@b9509").profile.release == "b9538"
+    assert create("llama.cpp@b9094").profile.release == "b9093"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"prompt": as_tokens([1, 512])}, TokenError),
+        ({"prompt": as_tokens([-1])}, TokenError),
+        ({"prompt": as_tokens([1]), "reply": as_tokens([600])}, TokenError),
+        ({"prompt": as_tokens([1]), "drafts": (as_tokens([600]),)}, TokenError),
+        ({"prompt": as_tokens([1]), "predict": -2}, OptionError),
+        ({"prompt": as_tokens([1]), "completions": 0}, OptionError),
+        ({"prompt": as_tokens([1]), "slot": -3}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"n_kep": 1}}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"n_keep": "x"}}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"ignore_eos": 1}}, OptionError),
+        ({"prompt": (), "options": {"prompt_string": "yes"}}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"n_discard": -5}}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"message_spans": [{"role": "user"}]}}, OptionError),
+        (
+            {
+                "prompt": as_tokens([1]),
+                "options": {"message_spans": [{"role": "user", "start": 9}]},
+            },
+            OptionError,
+        ),
+        (
+            {"prompt": as_tokens([1]), "options": {"message_delimiters": [{"role": "user"}]}},
+            OptionError,
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_and_changes_nothing(
+    fields: dict[str, Any], error: type[InputError]
+) -> None:
+    engine = create()
+    before = engine.snapshot()
+    with pytest.raises(error):
+        engine.submit(Request(**fields))
+    assert engine.snapshot() == before
+    assert not engine.step()
+
+
+def test_a_refused_cut_ends_the_process_since_june() -> None:
+    """#24891 keeps what only its warning tolerates; without it such a cut is fatal."""
+    play = Play("llama.cpp@b9538", "recurrent", ctx_checkpoints=0)
+    play.ask(run(range(100)), 4)
+    server = play.engine.server
+    slot = server.slots[0]
+    slot.prompt.keep_first(50)
+    with pytest.raises(UpstreamAbort, match="common_memory::seq_rm"):
+        server.contexts.seq_rm(slot.id, 50, -1)
+
+
+def test_books_that_disagree_are_a_broken_contract() -> None:
+    play = Play(OCTOBER, "dense")
+    play.ask(run(range(100)))
+    play.engine.server.slots[0].prompt.tokens.pop()
+    with pytest.raises(ContractError, match="99 tokens"):
+        play.engine.check_integrity()

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
-from cache_kit import HYB
+from cache_kit import HYB, system, tool, user
 
+from cachesim.engines.base import Message
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamIndexError, UpstreamValueError
@@ -19,9 +20,16 @@ from cachesim.engines.mlx_lm.generate.shared import (
     TokenResponse,
 )
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.server.request import (
+    Checkpoint,
+    prompt_checkpoint,
+)
+from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.model.build import build
+from cachesim.model.presets import tiny
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Token, as_tokens
+from tests.upstream_generation import HEAD_SIZE, ToyModel, generate_step
 
 END = Token(3)
 REPLY = as_tokens((100, 101, 102, 3))
@@ -117,3 +125,54 @@ def test_an_empty_segment_dies_late_before_0_32_0() -> None:
 
     with pytest.raises(UpstreamIndexError):
         bench.call()
+
+
+# Positions, counted from the end of a prompt, at which #911 and #1006 keep a state.
+
+PLAIN, THINKS = WordTokenizer("chatml"), WordTokenizer("think")
+S = system()
+
+
+def checkpoint(
+    release: str, tokenizer: WordTokenizer, *messages: Message, trimmable: bool = False
+) -> Checkpoint:
+    base, _, patch = release.partition("+")
+    rules = FAMILY.rules(Profile.parse(f"mlx-lm@{base}+{patch}".rstrip("+"))).server
+    prompt = tokenizer.apply_chat_template(messages)
+    return prompt_checkpoint(rules, tokenizer, messages, prompt, trimmable=trimmable)
+
+
+def test_where_911_keeps_a_state() -> None:
+    last_is_tool = checkpoint("0.31.1", PLAIN, S, user(5, 20), tool(3, 30))
+
+    assert Checkpoint(store=True, position=-1) == checkpoint("0.31.1", PLAIN, S, user(5, 20))
+    assert Checkpoint(store=True, position=-3) == checkpoint("0.31.1", THINKS, S, user(5, 20))
+    assert Checkpoint(store=False, position=-1) == last_is_tool
+
+
+def test_where_1006_keeps_a_state() -> None:
+    release = "0.31.1-main+1006"
+    of_trimmable = checkpoint(release, PLAIN, S, user(5, 20), trimmable=True)
+
+    assert Checkpoint(store=True, position=-10) == checkpoint(release, PLAIN, S, user(5, 20))
+    assert Checkpoint(store=True, position=-1) == checkpoint(release, PLAIN, user(5, 20))
+    assert Checkpoint(store=True, position=-1) == of_trimmable
+
+
+# The stand-in for `mlx_lm.generate` on which upstream's own tests run.
+
+PROMPT = list(range(1, 9))
+
+
+@pytest.mark.parametrize("release", ["0.30.7", "0.32.2"])
+def test_a_cache_passed_on_continues_the_reply_of_a_run_without_one(release: str) -> None:
+    rules = FAMILY.release(release).rules
+    model = ToyModel(tiny("dense", vocabulary=512, head_size=HEAD_SIZE), rules, release)
+    expected = [token for token, _ in generate_step(PROMPT, model, max_tokens=4)]
+    cache = model.caches()
+    for _ in generate_step(PROMPT, model, max_tokens=2, prompt_cache=cache):
+        pass  # the last token returned is in the cache too: upstream computes one ahead
+    rest = [
+        token for token, _ in generate_step(expected[2:3], model, max_tokens=1, prompt_cache=cache)
+    ]
+    assert [expected[3]] == rest
