@@ -88,6 +88,16 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
     ] == [(cell.profile, cell.model, cell.settings) for cell in cells]
 
 
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [(12, ["made:12:0"]), ([3, 4], ["made:3:0", "made:4:0"]), ("agents:9", ["made:agents:9:0"])],
+)
+def test_a_plan_makes_up_requests_of_chats_or_of_agents(made: Any, names: list[str]) -> None:
+    cells = plan_of({**SMALL, "trace": [{"made": made}], "server": [{"profile": "bound"}]}).cells
+
+    assert names == [cell.source.name for cell in cells]
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "complaint"),
@@ -97,6 +107,7 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
         ({"trace": [{"made": 3, "file": "x"}]}, "one of the two"),
         ({"trace": [{"file": 3}]}, "trace 1: file is 3; write a path in quotes"),
         ({"trace": [{"made": "many"}]}, "trace 1: made is 'many'; write a whole number"),
+        ({"trace": [{"made": "agents:-1"}]}, "made is 'agents:-1'; write a whole number"),
         ({"trace": [{"made": 3, "scale": 3}]}, "divide the trace's blocks of 512"),
         ({"trace": [{"made": 3, "scale": 0}]}, "--scale is 0"),
         ({"trace": [{"made": 3, "speed": 3}]}, "trace 1: there is no key 'speed'"),

@@ -3,7 +3,7 @@
     format = 1
 
     [[trace]]
-    file  = "conversation_trace.jsonl"     # or: made = 100000
+    file  = "conversation_trace.jsonl"     # or: made = 100000, or made = "agents:100000"
     scale = 32
 
     [[server]]
@@ -149,9 +149,14 @@ def _sources(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Sou
             raise PlanError(msg)
         names = [str(folder / table["file"])]
     else:
-        made = _numbers(table, "made", place, None)
+        kind, made = "made", table["made"]
+        if isinstance(made, str) and made.startswith("agents:"):
+            kind, made = "made:agents", int(digits) if (digits := made[7:]).isdecimal() else made
+        counts = _numbers({"made": made}, "made", place, None)
         names = [
-            f"made:{count}:{seed}" for count in made for seed in _numbers(table, "seed", place, 0)
+            f"{kind}:{count}:{seed}"
+            for count in counts
+            for seed in _numbers(table, "seed", place, 0)
         ]
     axes: dict[str, list[Any]] = {
         key: _numbers(table, key, place, default) for key, default in READ.items()
