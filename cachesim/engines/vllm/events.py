@@ -145,3 +145,15 @@ class LoadFailed(Event):
     """the load from the store failed; {valid} tokens of the prompt are valid"""
 
     valid: Count
+
+
+@event("plain")
+class PrefilledElsewhere(Event):
+    """the prefill server has computed {tokens} tokens and holds their blocks"""
+
+    tokens: Count
+
+
+@event("warn")
+class LeaseEnded(Event):
+    """the prefill server frees the request's blocks, which have not been read"""

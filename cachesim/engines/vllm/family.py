@@ -289,8 +289,8 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
         request_field(
             "failed_block",
             "whole number",
-            "beside `store-async`: the block of this request's first load that does not arrive, "
-            "from 0; in a model of several groups nothing of the load does",
+            "beside `store-async` and `nixl`: the block of this request's first load that does not "
+            "arrive, from 0; of `nixl`, and in a model of several groups, nothing of the load does",
             low=0,
             high=MOST_BLOCKS,
         ),

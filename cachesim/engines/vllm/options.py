@@ -22,6 +22,8 @@ MAX_NUM_SEQS: Final = 256
 
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
+LATE: Final = frozenset({"store-async", "nixl"})
+"""Connectors whose loads arrive in later steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +205,29 @@ class VllmOptions:
     connector: str = option(
         "--kv-transfer-config",
         "an external store of blocks; `store-async` loads them in later steps, `store-attention` "
-        "promises every group and brings attention",
+        "promises every group and brings attention; `nixl` reads them from a server with the same "
+        "options that prefills each request",
         default="none",
-        choices=("none", "store", "store-async", "store-attention"),
-        arrived={"store-async": "0.33.0"},
+        choices=("none", "store", "store-async", "store-attention", "nixl"),
+        arrived={"store-async": "0.33.0", "nixl": "0.33.0"},
         tried=("none", "store"),
     )
     load_steps: int = option(
         "",
-        "steps after which a load of `store-async` has arrived",
+        "steps after which a load of `store-async` or `nixl` has arrived",
         default=1,
         low=1,
+        high=1000,
+        unit="steps",
+        since="0.33.0",
+        needs="connector",
+    )
+    kv_lease_steps: int = option(
+        "--kv-transfer-config.kv-connector-extra-config.kv-lease-duration",
+        "steps for which the prefill server of `nixl` holds blocks that nobody reads; 0: until "
+        "they are read, as heartbeats renew its lease",
+        default=0,
+        low=0,
         high=1000,
         unit="steps",
         since="0.33.0",
@@ -426,10 +440,15 @@ class VllmOptions:
                 f"room for max_num_batched_tokens, which is {budget}"
             )
             raise OptionError(msg)
-        if self.connector == "store-async" and self.async_scheduling:
+        if self.connector in LATE and self.async_scheduling:
             msg = (
-                "connector 'store-async' is not simulated beside async_scheduling, with which "
-                "blocks are freed a step later: leave one of them out"
+                f"connector {self.connector!r} is not simulated beside async_scheduling, with "
+                "which blocks are freed a step later: leave one of them out"
+            )
+            raise OptionError(msg)
+        if self.connector == "nixl" and self.drafts:
+            msg = (
+                "connector 'nixl' is not simulated beside speculative_method: leave one of them out"
             )
             raise OptionError(msg)
         if self.mamba_cache_mode not in rules.modes:

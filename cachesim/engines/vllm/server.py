@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -28,7 +29,8 @@ from cachesim.engines.vllm import causes, events
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
-from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.nixl import Nixl
+from cachesim.engines.vllm.options import LATE, VllmOptions
 from cachesim.engines.vllm.request import (
     NO_TRANSFERS,
     PLACEHOLDER,
@@ -417,12 +419,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         )
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
-        self.connector = Connector.open(self.options, self.manager, self.runner)
+        self.nixl = self._beside(requested) if options.connector == "nixl" else None
+        self.connector = self.nixl or Connector.open(self.options, self.manager, self.runner)
         self._pending: Step | None = None
         self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
         self._lost: set[int] = set()  # keys that were evicted
         self._most: int | None = None  # number of prefixes at which the records are cut
-        self._idle = 0
+        self.idle = 0
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
         if self.connector is not None:
@@ -430,6 +433,12 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.scheduler.on_external = self._from_store
         self.manager.pool.on_evict = self._evicted
         self.manager.on_published = self._was_published
+
+    def _beside(self, options: VllmOptions) -> Nixl:
+        """The connector to a prefill server with the same options."""
+        ahead = copy(self)
+        ahead._open(self.rules, replace(options, connector="none"), None)  # noqa: SLF001 - our own class
+        return Nixl.of(self.manager, self.runner, ahead, options)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -446,8 +455,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             drafts=request.drafts,
             strengths=lora.strengths,
         )
-        if fields.get("failed_block") is not None and self.options.connector != "store-async":
-            msg = "request field 'failed_block' is for servers with connector 'store-async'"
+        if fields.get("failed_block") is not None and self.options.connector not in LATE:
+            msg = (
+                "request field 'failed_block' is for servers with connector 'store-async' or 'nixl'"
+            )
             raise OptionError(msg)
         self._jobs.append(job)
         capacity = self.options.max_model_len - len(request.prompt)
@@ -472,7 +483,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         )
         if self.connector is not None and fields.get("failed_block") is not None:
             self.connector.failing[job.request.id] = fields["failed_block"]
-        self.scheduler.add_request(job.request)
+        if self.nixl is not None:
+            self.nixl.begin(job.request, request)
+        else:
+            self.scheduler.add_request(job.request)
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
@@ -488,11 +502,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         request = job.request
         if job.done or request is None:
             return
+        elsewhere = self.nixl is not None and self.nixl.withdraw(request)
         scheduled = self._pending is not None and self._pending.has(request)
         skipped = scheduled and self.rules.runner.skips_aborted
         if skipped and self._pending is not None:
             self._pending.drop(request)
-        self.scheduler.abort(request)
+        if not elsewhere:
+            self.scheduler.abort(request)
         if skipped or not scheduled:
             self.runner.forget(request.id)
         job.end("cancelled")
@@ -519,6 +535,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def step(self) -> bool:
         if self._pending is not None:
             self._execute(self._pending)
+            return True
+        if self.nixl is not None and self._prefill_elsewhere(self.nixl):
             return True
         if not self.scheduler.busy and not self._loading:
             return False
@@ -548,18 +566,30 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 )
             )
         if not step.chunks and not step.preempted and not self._loading:
-            self._idle += 1
-            if self._idle > MOST_IDLE:
+            self.idle += 1
+            if self.idle > MOST_IDLE:
                 where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
                 if step.cut_to_none:
                     why = "a chunk is cut to whole blocks, and a step has fewer tokens than one"
                 raise UpstreamEndless(where, why)
             return True
-        self._idle = 0
+        self.idle = 0
         self._pending = step
         if not self.options.async_scheduling:
             self._execute(step)
         return True
+
+    def _prefill_elsewhere(self, nixl: Nixl) -> bool:
+        """Let the prefill server step, and add what it is done with; True if nothing else is."""
+        done, ended = nixl.advance()
+        for each in ended:
+            self._emit(events.LeaseEnded(task=each.request.id))
+        for each in done:
+            tokens = each.made.num_prompt
+            self.computed.learn(each.request, tokens)
+            self._emit(events.PrefilledElsewhere(task=each.request.id, tokens=Count(tokens)))
+            self.scheduler.add_request(each.request)
+        return nixl.busy and not self.scheduler.busy and not self._loading
 
     def _execute(self, step: Step) -> None:
         self._pending = None
@@ -664,6 +694,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.connector.promise(request, local, tokens)
         if job.cached is None:
             job.ledger.apply(causes.FROM_STORE, local + tokens, tokens=tokens)
+            if local + tokens == (known := request.num_tokens):
+                job.ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
 
     def _deferred(self, request: Request, hit: Hit) -> None:
         same_step = self.manager.waits_for_step(hit.blocks)

@@ -89,8 +89,8 @@ class Player(Groups):
 
     def _stored(self, request: Request, local: int) -> Stored:
         size, wanted = self.manager.sizes.scheduler_block, self.wanted[request.id]
-        most: int = min(wanted.get("stored", 0), request.num_tokens - 1)
-        found = max(0, most // size * size - local)
+        most: int = min(wanted.get("stored", 0), request.num_tokens - wanted.get("leaves", 1))
+        found = max(0, (most if "leaves" in wanted else most // size * size) - local)
         return found, bool(found) and "loads" in wanted
 
     def _load(self, request: Request, local: int, tokens: int) -> None:

@@ -357,6 +357,10 @@ class Runs(Server):
         return done if "requests" not in done else {"steps": self.steps}
 
     def hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
+        if not step.num_scheduled_tokens:  # all requests wait for a load
+            self.steps.append({"rows": {}, "copies": {}})
+            super().hand_over(step, sampled)
+            return
         rows = self.runner.step(step)
         drafted = {name: len(each) for name, each in step.scheduled_spec_decode_tokens.items()}
         with self.runner.torch.inference_mode():

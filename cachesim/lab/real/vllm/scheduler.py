@@ -9,6 +9,7 @@ from typing import Any, Final
 from cachesim.engines.base import Engine
 from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
@@ -67,6 +68,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "its steps are never left half done": bool(options.get("async_scheduling"))
         or any(step.do == "cancel" for step in scenario.step),
         "it computes under no adapter": bool(options.get("lora")),
+        "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "it reads the cache for every request": any(
             not step.cache_prompt for step in scenario.step
         ),
@@ -82,6 +84,8 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
     connector = of_kind(Vllm, server).connector
     stored = {} if connector is None else connector.reach
     loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
+    if isinstance(connector, Nixl):
+        loads["leaves"] = connector.leaves
     searches = of_kind(Vllm, server).options.speculative_method == "ngram"
     turn, found = 0, list[dict[str, Any]]()
     for record in records:

@@ -49,6 +49,8 @@ class Store:
     def reached(self, request: Real) -> int:
         """End of the tokens that the store has of a request."""
         size, wanted = self.server.sizes[0], self.server.wanted[request.request_id]
+        if "leaves" in wanted:  # a prefill server's: not cut to whole blocks
+            return int(min(wanted["stored"], request.num_tokens - wanted["leaves"]))
         return int(min(wanted.get("stored", 0), request.num_tokens - 1) // size * size)
 
     def request_finished_all_groups(self, request: Real, *_: Real) -> tuple[bool, None]:

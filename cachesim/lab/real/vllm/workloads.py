@@ -79,7 +79,10 @@ def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 
 def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """A workload beside a store whose loads come steps later, or fail, and which reads on."""
+    """A workload beside a store whose loads come steps later, or fail, and which reads on.
+
+    `leaves` is of a prefill server, whose tokens end inside a block.
+    """
     rng = Random(f"vllm loads {seed} {number}")
     kind = ("store", "alone", "priority", "eagle", "pressure")[number % 5]
     config = config_of(rng, kind, rules) | {"store": True, "recomputes": rng.random() < 0.5}
@@ -98,6 +101,9 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
             wanted["stored"] = rng.choice((0, rng.randint(1, 2 * longest), 2 * longest))
             if rng.random() < 0.7:
                 wanted["loads"] = rng.choice((1, 1, 2, 3, 6))
+            if "loads" in wanted and rng.random() < 0.3:
+                states = any(each["kind"] == "mamba" for each in config["groups"])
+                wanted["leaves"] = int(states)
             if rng.random() < 0.3:
                 wanted["sends"] = rng.choice((1, 2, 5))
             if rng.random() < 0.3 and may_fail and ("loads" in wanted or not by_request):

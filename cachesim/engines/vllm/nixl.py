@@ -1,0 +1,192 @@
+"""Prefill on another server, whose blocks and states this one reads (`NixlConnector`).
+
+    prefill server    | tokens 0 .. N - b |    held until they are read, or the lease ends
+    this server          waiting    loading    | b tokens, decode
+
+b is 1 in models with states, else 0. A proxy sends each request to the prefill server first, for
+one token; both servers have the same options, and step in turns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from cachesim.engines import base
+from cachesim.engines.base import Ticket
+from cachesim.engines.vllm.block_pool import NULL, cdiv
+from cachesim.engines.vllm.coordinator import KVCacheManager
+from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.request import Request, Transfers
+from cachesim.engines.vllm.runner import Connector, Runner
+from cachesim.engines.vllm.scheduler import NOTHING_STORED, Scheduler
+
+Tables: TypeAlias = tuple[Sequence[int], ...]
+"""A request's blocks, by group."""
+
+
+class PrefillServer(Protocol):
+    """What the decode server needs of the server before it."""
+
+    manager: KVCacheManager
+    runner: Runner
+    scheduler: Scheduler
+    idle: int
+
+    def submit(self, request: base.Request) -> Ticket: ...
+    def step(self) -> bool: ...
+    def forget(self, ticket: Ticket) -> None: ...
+    def cancel(self, ticket: Ticket) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefill:
+    """A request on the prefill server, and the blocks that it holds for this one."""
+
+    ticket: Ticket
+    request: Request
+    made: Request  # on the prefill server
+    blocks: Tables | None = None  # remote_block_ids, of a finished request
+    left: int = 0  # steps of the lease
+    holds: bool = True
+    asked: bool = False  # one transfer for each request
+
+
+@dataclass(slots=True)
+class Nixl(Connector):
+    """Both servers' sides (`NixlPullConnectorScheduler`, `NixlPullConnectorWorker`)."""
+
+    ahead: PrefillServer = field(kw_only=True)
+    lease: int = field(kw_only=True)  # steps; 0: heartbeats renew it
+    prefills: dict[int, Prefill] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, manager: KVCacheManager, runner: Runner, ahead: PrefillServer, options: VllmOptions
+    ) -> "Nixl":
+        """The connector of the options."""
+        lease, steps = options.kv_lease_steps, options.load_steps
+        return cls(manager, runner.pages, frozenset(), steps, ahead=ahead, lease=lease)
+
+    def __post_init__(self) -> None:
+        self.ahead.scheduler.external = lambda *_: NOTHING_STORED
+        self.ahead.scheduler.delays_free = lambda request: request.status == "finished"
+
+    @property
+    def busy(self) -> bool:
+        """True if a request is still on the prefill server."""
+        return any(each.blocks is None for each in self.prefills.values())
+
+    @property
+    def leaves(self) -> int:
+        """Tokens at the end of a prompt that are computed here. Follows `_prefill_backoff`."""
+        return int(any(group.kind == "mamba" for group in self.manager.groups))
+
+    def begin(self, request: Request, asked: base.Request) -> None:
+        """Send a request to the prefill server. Follows `_truncate_request_for_prefill`."""
+        given = dict(asked.options or {})
+        given.pop("failed_block", None)
+        prompt = asked.prompt[: self._to_load(request)] if request.reads_cache else asked.prompt
+        ticket = self.ahead.submit(
+            replace(asked, prompt=prompt, predict=1, reply=None, drafts=None, options=given)
+        )
+        made = next(each for each in self.ahead.scheduler.waiting if each.id == int(ticket))
+        self.prefills[request.id] = Prefill(ticket=ticket, request=request, made=made)
+
+    def advance(self) -> tuple[list[Prefill], list[Prefill]]:
+        """Let the prefill server step: the requests that it is done with, and the ended leases."""
+        busy, done, ended = self.busy, [], []
+        for each in self.prefills.values():
+            each.left -= each.blocks is not None and each.holds
+            if each.blocks is not None and each.holds and not each.left:
+                self._free(each)
+                ended.append(each)
+        if busy:
+            if any(each.holds for each in self.prefills.values() if each.blocks is not None):
+                self.ahead.idle = 0  # reads will free blocks
+            self.ahead.step()
+        for each in self.prefills.values():
+            if each.blocks is None and each.made.status == "finished":
+                tables = self.ahead.manager.tables_of(each.made)
+                each.blocks, each.left = self._clipped(tables), self.lease
+                self.ahead.forget(each.ticket)
+                done.append(each)
+        return done, ended
+
+    def withdraw(self, request: Request) -> bool:
+        """Cancel a request; True if it was still on the prefill server."""
+        held = self.prefills.get(request.id)
+        if held is None or held.asked:  # a read under way ends by itself
+            return False
+        del self.prefills[request.id]
+        if held.blocks is None:
+            self.ahead.cancel(held.ticket)
+            return True
+        self._free(held)
+        return False
+
+    def find(self, request: Request, local: int) -> tuple[int, bool]:
+        """The prefilled tokens beyond the hit. Follows `get_num_new_matched_tokens`."""
+        held = self.prefills.get(request.id)
+        if held is None or held.asked or not request.reads_cache:
+            return 0, False
+        count = self._to_load(request) - local
+        if count > 0:
+            self.reach[request.id] = local + count
+            return count, True
+        held.asked = True  # a full hit: the prefill server is notified at once
+        self._free(held)
+        return 0, False
+
+    def promise(self, request: Request, local: int, tokens: int) -> None:
+        Connector.promise(self, request, local, tokens)
+        self.prefills[request.id].asked = True
+
+    def get_finished(self) -> Transfers:
+        """The reads that end with this step; one that fails brings nothing."""
+        transfers = Connector.get_finished(self)
+        for request in transfers.received:
+            self._free(self.prefills.pop(request.id))
+        return transfers
+
+    def save(self, request: Request) -> None:
+        """Forget a finished request."""
+        held = self.prefills.pop(request.id, None)
+        if held is not None:
+            self._free(held)
+
+    def _to_load(self, request: Request) -> int:
+        """Prompt tokens of the prefill server. Follows `_get_remote_prefill_token_count`."""
+        return request.num_prompt - (self.leaves if request.num_prompt > 1 else 0)
+
+    def _bring(
+        self, request: Request, span: tuple[int, int], tables: Sequence[Sequence[int]]
+    ) -> None:
+        """Read into the blocks without ids; of the other server's, the last ones.
+
+        Follows `update_state_after_alloc` and `_read_blocks`.
+        """
+        if span[0] == span[1]:
+            return
+        theirs = self.prefills[request.id].blocks or ()
+        pool, pages = self.manager.pool, self.ahead.runner.pages
+        new = [
+            [each for each in table if each != NULL and pool.key[each] is None] for table in tables
+        ]
+        for group, (mine, read) in enumerate(zip(self._clipped(new), theirs, strict=True)):
+            for block, source in zip(reversed(mine), reversed(read), strict=False):
+                self.pages.reach(block)
+                pages.reach(source)
+                self.pages.fill(group, block, pages.content(group, source))
+
+    def _clipped(self, tables: Sequence[Sequence[int]]) -> Tables:
+        """The blocks that are exchanged. Follows `get_exchange_clipped_blocks`."""
+        kept = []
+        for group, table in zip(self.manager.groups, tables, strict=True):
+            most = cdiv(group.window, group.block) + 1 if group.kind == "window" else len(table)
+            kept.append(tuple(table)[-1:] if group.kind == "mamba" else tuple(table)[-most:])
+        return tuple(kept)
+
+    def _free(self, held: Prefill) -> None:
+        if held.holds and held.blocks is not None:
+            self.ahead.manager.free(held.made)
+        held.holds = False

@@ -1,0 +1,171 @@
+"""Prefill on another server: what arrives of it, late or not at all."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from cachesim.engines import base
+from cachesim.engines.vllm.events import LeaseEnded, LoadFailed, PrefilledElsewhere
+from cachesim.engines.vllm.nixl import Nixl
+from cachesim.engines.vllm.server import Vllm
+from cachesim.errors import OptionError
+from cachesim.model.presets import preset
+from cachesim.typed import of_kind
+from cachesim.units import Count, Token, Tokens
+
+PROMPT = tuple(map(Token, range(200, 400)))
+OTHER = tuple(map(Token, range(420, 500)))
+WINDOW, BLOCK = 32, 16  # of the preset swa
+
+
+def server(model: str = "hybrid", **options: Any) -> Vllm:
+    wanted = {"connector": "nixl", "load_steps": 2} | options
+    return of_kind(
+        Vllm,
+        base.Engine.create("vllm@0.33.0", model=preset(model), options=wanted, arithmetic="ring"),
+    )
+
+
+def connector(engine: Vllm) -> Nixl:
+    assert engine.nixl is not None
+    return engine.nixl
+
+
+def answer(engine: Vllm, prompt: Tokens, **fields: Any) -> base.Reply:
+    ticket = engine.submit(base.Request(prompt=prompt, predict=4, options=fields))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    engine.check_integrity()
+    return reply
+
+
+def is_cold(reply: base.Reply, model: str) -> bool:
+    cold = answer(server(model, connector="none"), reply.prompt)
+    return cold.generated == reply.generated and bool((cold.logits == reply.logits).all())
+
+
+def frees_all(engine: Vllm) -> bool:
+    pools = engine.manager.pool, connector(engine).ahead.manager.pool
+    return all(pool.num_free == pool.size - 1 for pool in pools) and not connector(engine).prefills
+
+
+@pytest.mark.parametrize("model", ["dense", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa"])
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 33, 95, 96, 97, 200])
+def test_a_prompt_prefilled_on_another_server_gives_the_cold_answer(
+    model: str, length: int
+) -> None:
+    engine = server(model)
+    for prompt in (PROMPT[:length], PROMPT[:length], PROMPT[:length] + OTHER):
+        reply = answer(engine, prompt)
+
+        assert is_cold(reply, model)
+        assert (len(prompt) - 1 if length > 1 else reply.cached) == reply.cached
+    assert frees_all(engine)
+
+
+@pytest.mark.parametrize(("model", "left"), [("dense", 0), ("swa", 0), ("hybrid", 1)])
+def test_the_prefill_server_leaves_the_last_token_of_a_model_with_states(
+    model: str, left: int
+) -> None:
+    engine = server(model)
+
+    answer(engine, PROMPT)
+
+    told = [each.tokens for each in engine.events if isinstance(each, PrefilledElsewhere)]
+    assert [Count(200 - left)] == told
+
+
+@pytest.mark.parametrize("length", range(64, 64 + 2 * BLOCK))
+def test_the_last_token_misses_one_of_its_window_where_the_rest_is_whole_blocks(
+    length: int,
+) -> None:
+    """The window is laid out for token N, and token N - 1 is computed again."""
+    short = (length - WINDOW + 1) % BLOCK == 0
+
+    reply = answer(server("swa"), PROMPT[:length])
+
+    assert (not short) == is_cold(reply, "swa")
+
+
+def test_what_this_server_has_is_not_read_again() -> None:
+    engine = server("dense")
+    answer(engine, PROMPT[:96])
+    contents = Counter[int]()
+    pages = connector(engine).ahead.runner.pages
+    read = pages.content
+
+    def counted(group: int, block: int) -> Any:
+        contents[block] += 1
+        return read(group, block)
+
+    pages.content = counted  # type: ignore[method-assign]
+
+    answer(engine, PROMPT[:150])
+
+    assert 4 == contents.total()  # blocks 6 to 9
+
+
+def test_a_request_that_reads_no_cache_is_computed_here() -> None:
+    engine = server()
+    ticket = engine.submit(base.Request(prompt=PROMPT, predict=4, cache_prompt=False))
+    engine.run()
+
+    reply = engine.reply(ticket)
+
+    assert reply is not None
+    assert 0 == reply.cached
+    assert is_cold(reply, "hybrid")
+    assert frees_all(engine)
+
+
+@pytest.mark.parametrize("model", ["dense", "hybrid"])
+def test_a_failed_read_ends_the_request_or_is_computed_here(model: str) -> None:
+    engine = server(model)
+    assert "InternalServerError" == answer(engine, PROMPT, failed_block=0).error
+    assert frees_all(engine)
+
+    engine = server(model, kv_load_failure_policy="recompute")
+    reply = answer(engine, PROMPT, failed_block=0)
+
+    assert any(isinstance(each, LoadFailed) for each in engine.events)
+    assert is_cold(reply, model)
+    assert frees_all(engine)
+
+
+@pytest.mark.parametrize(("lease", "same"), [(0, True), (7, True), (3, False)])
+def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same: bool) -> None:
+    """The prefill server's pool has room for one of the two prompts beside the first."""
+    room = {"num_gpu_blocks_override": 14, "max_num_seqs": 1}
+    engine = server("dense", kv_lease_steps=lease, load_steps=6, **room)
+    ticket = engine.submit(base.Request(prompt=PROMPT[:100], predict=4))
+    engine.submit(base.Request(prompt=OTHER, predict=1))
+    engine.submit(base.Request(prompt=OTHER[::-1], predict=1))
+    engine.run()
+
+    reply = engine.reply(ticket)
+
+    assert reply is not None
+    assert same == is_cold(reply, "dense")
+    ended = [each.task for each in engine.events if isinstance(each, LeaseEnded)]
+    assert same == (int(ticket) not in ended)
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_cancelled_request_frees_the_blocks_of_both_servers(steps: int) -> None:
+    engine = server(load_steps=4)
+    ticket = engine.submit(base.Request(prompt=PROMPT, predict=8))
+    for _ in range(steps):
+        engine.step()
+
+    engine.cancel(ticket)
+    engine.run()
+
+    assert frees_all(engine)
+
+
+@pytest.mark.parametrize("more", [{"async_scheduling": True}, {"speculative_method": "ngram"}])
+def test_what_is_not_simulated_beside_it_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="'nixl' is not simulated beside"):
+        server(**more)
