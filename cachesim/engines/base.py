@@ -12,6 +12,7 @@ from cachesim.engines.chat import Message
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, Profile, Rules, family_of
 from cachesim.engines.held import Amounts, Held, Texts
+from cachesim.engines.images import Image
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -39,6 +40,7 @@ class Request:
     completions: int = 1
     options: Mapping[str, Any] | None = None  # per-request fields under upstream's names
     messages: tuple[Message, ...] = ()
+    images: tuple[Image, ...] = ()  # in order of their places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,6 +255,7 @@ class Family(Generic[R, S]):
     may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
     keeps_replies: bool = False  # its cache holds the last token of a reply too
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
+    takes_images: bool = False  # its requests may have images
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
     plays_chunks: bool = False  # a layer's window may be the chunk of a token
     groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared

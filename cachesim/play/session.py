@@ -9,6 +9,7 @@ from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.chat import Message
 from cachesim.engines.events import Event
 from cachesim.engines.family import Family, Profile, family_of
+from cachesim.engines.images import Image
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.model.adapters import adapted
 from cachesim.model.arithmetic import ArithmeticName, Network
@@ -71,6 +72,7 @@ class Record:
     name: str
     step: Step
     prompt: Tokens = ()
+    images: tuple[Image, ...] = ()
     parts: tuple[Part, ...] = ()
     ticket: Ticket | None = None
     reply: Reply | None = None
@@ -256,6 +258,7 @@ class Session(Loop):
     def _submit(self, record: Record, group: Sequence[Record]) -> None:
         try:
             record.prompt = self.vocabulary.prompt(record.step)
+            record.images = self.vocabulary.images(record.step)
             if self.reads_state:
                 record.parts = self.vocabulary.parts(record.step, record.prompt)
             request = self.request(record)
@@ -295,6 +298,7 @@ class Session(Loop):
             completions=step.completions,
             options=options or None,
             messages=self.vocabulary.messages(step.messages) if self._renders else (),
+            images=record.images,
         )
 
     @property

@@ -371,6 +371,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     yield from _top(scenario)
     yield from _model(scenario)
     yield from _engine(scenario)
+    yield from _images(scenario)
     yield from _steps(scenario)
     yield from _sizes(scenario)
     yield from promises(scenario)
@@ -494,6 +495,28 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(("step", index, "drafts"), f"{text} {' or '.join(COMPANIONS)}")
         yield from _cancel(scenario, index, group - {names[index]})
         yield from _references(scenario, index, names, group)
+        yield from _pictures(scenario, index)
+
+
+def _images(scenario: Scenario) -> Iterator[Problem]:
+    """Images are drawn spans, for an engine with a key for them."""
+    for index, name in enumerate(scenario.images):
+        if not isinstance(scenario.spans.get(name), int):
+            text = f"{short(name)} is no drawn span; write its number of tokens under [spans]"
+            yield Problem(("images", index), text)
+    family = FAMILIES.get(scenario.engine.name)
+    if scenario.images and family is not None and not family.takes_images:
+        yield Problem(("images",), f"have no place here: {family.name} takes text alone")
+
+
+def _pictures(scenario: Scenario, index: int) -> Iterator[Problem]:
+    """An image is sent whole, and in a prompt."""
+    for key, words in pieces(scenario.step[index]).items():
+        for word in words:
+            name, piece = piece_of(word)
+            if name in scenario.images and (key != "prompt" or piece != slice(None)):
+                text = f"{word!r} is an image; write all of it, in a prompt"
+                yield Problem(("step", index, key), text)
 
 
 def _turns(step: Step, path: Place) -> Iterator[Problem]:

@@ -310,6 +310,11 @@ class Scenario:
         "Named runs of tokens: a length (drawn from the seed; no two begin with the same token),"
         " a text, or ids.",
     ] = field(default_factory=dict)
+    images: Annotated[
+        tuple[str, ...],
+        Each(_word, limits.SPANS),
+        "Spans that are images: the server's keys have a hash of each and not its tokens.",
+    ] = ()
     step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
     expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
 

@@ -9,12 +9,13 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from cachesim.engines.chat import FIRST_WORD, THINK_MARKS, ByteTokenizer, Message
+from cachesim.engines.images import Image
 from cachesim.errors import ScenarioError, SpecError
 from cachesim.model import recall
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.typed import there_is
-from cachesim.units import Array, Token, Tokens, as_tokens
+from cachesim.units import Array, Count, Pos, Token, Tokens, as_tokens
 from cachesim.verify.explain import Part
 
 Rendered: TypeAlias = tuple[Tokens, Sequence[tuple[str, int]]]
@@ -40,6 +41,7 @@ class Vocabulary:
 
     tokenizer: ByteTokenizer
     spans: dict[str, Tokens]
+    pictures: tuple[str, ...] = ()  # spans that are images
     replies: dict[str, Tokens] = field(default_factory=dict)
     server: Renderer | None = None  # where the server renders chats in a way of its own
     gap: Gap | None = None  # where the server fills gaps
@@ -56,7 +58,7 @@ class Vocabulary:
             vocabulary=spec.vocabulary,
             recalls=spec.recall,
         )
-        return cls(tokenizer=tokenizer, spans=spans)
+        return cls(tokenizer=tokenizer, spans=spans, pictures=scenario.images)
 
     def look_up(self, word: str) -> Tokens:
         """The tokens of a span or of a reply; a refused step has an empty reply."""
@@ -92,6 +94,16 @@ class Vocabulary:
         if self.gap is not None and step.options.get("endpoint") == "infill":
             return self.gap(prompt, self.tokens(step.suffix or ""))[0]
         return prompt
+
+    def images(self, step: Step) -> tuple[Image, ...]:
+        """The images of a step's prompt."""
+        if not self.pictures:
+            return ()
+        return tuple(
+            Image(each.name, Pos(each.start), Count(each.end - each.start))
+            for each in self._named(step.prompt, "prompt")
+            if each.name in self.pictures
+        )
 
     def _rendered(self, step: Step) -> Rendered:
         messages = self.messages(step.messages)

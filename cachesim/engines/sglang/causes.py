@@ -14,6 +14,15 @@ PAIRS: Final = Cause(
     ),
     fields=("tokens", "pairs"),
 )
+IMAGE_IDS: Final = Cause(
+    id="ids-of-all-images",
+    sentence="an image's ids come from all images of its request, and are equal up to {found}",
+    about=(
+        "A key has ids of a hash for the tokens of images; before #21899 it was one hash of all "
+        "images of the request, and another image changed the ids of the first."
+    ),
+    fields=("found",),
+)
 WHOLE_PAGES: Final = Cause(
     id="whole-pages",
     sentence="a match is a multiple of {page} tokens",

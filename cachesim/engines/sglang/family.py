@@ -211,6 +211,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     about="SGLang: a radix tree whose nodes may hold states and window slots",
     repository="sgl-project/sglang",
     vocabulary="sglang radix hicache himamba tombstoned tombstone bigram swa tier node nodes page",
+    takes_images=True,
     package=__package__,
     engine=f"{__package__}.server:Sglang",
     releases=RELEASES,

@@ -1,14 +1,40 @@
 """Requests as the scheduler sees them, and batches of them. Follows `schedule_batch.py`."""
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from cachesim.engines import job
+from cachesim.engines.images import Image
 from cachesim.engines.sglang.node import NO_SLOTS, Node
 from cachesim.units import Integers, Token, Tokens
+
+FIRST_PAD: Final = 1_000_000
+"""MM_PAD_SHIFT_VALUE: no token of a text has such an id."""
+
+PADS: Final = 4
+"""Ids that an image's tokens have in turn."""
+
+
+def pad_values(names: str) -> list[int]:
+    """The ids of an image's tokens, of its hash (`_compute_pad_values`).
+
+    Upstream's have 62 bits since 0.5.23; here 30, as before, for pairs of ids in one number.
+    """
+    digest = hashlib.sha256(names.encode()).digest()
+    words = (digest[at : at + 8] for at in range(0, 8 * PADS, 8))
+    return [FIRST_PAD + int.from_bytes(word) % (1 << 30) for word in words]
+
+
+def pad_input_tokens(tokens: Integers, images: Sequence[Image], *, apart: bool) -> None:
+    """Write the ids of images. Follows `pad_mm_tokens`."""
+    together = " ".join(image.name for image in images)
+    for image in images:
+        values = pad_values(image.name) if apart else pad_values(together)[:1]
+        tokens[image.start : image.end] = np.resize(values, image.count)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +51,7 @@ class Req:
     max_new_tokens: int
     extra_key: Hashable = None
     priority: int = 0
+    contents: Integers | None = None  # the prompt, with the tokens that stand for its images
 
     num_tokens: int = 0
     row: Integers = field(default_factory=lambda: NO_SLOTS)
@@ -72,12 +99,17 @@ class Req:
         *,
         extra_key: Hashable = None,
         priority: int = 0,
+        images: tuple[Image, ...] = (),
+        pads_apart: bool = True,
     ) -> "Req":
         """A waiting request."""
         tokens = np.zeros(len(prompt) + max_new_tokens, np.int64)
         tokens[: len(prompt)] = prompt
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
         made.num_tokens = len(prompt)
+        if images:
+            made.contents = prompt
+            pad_input_tokens(tokens, images, apart=pads_apart)
         return made
 
     @property
@@ -89,6 +121,12 @@ class Req:
     def fill(self) -> int:
         """The end of the chunk."""
         return self.prefix + self.extend
+
+    def read(self, start: int, end: int) -> Integers:
+        """The tokens that the network computes; the model replaces an image's by its embeddings."""
+        if self.contents is None or start >= self.num_prompt:
+            return self.tokens[start:end]
+        return np.concatenate((self.contents[start:end], self.tokens[self.num_prompt : end]))
 
     def append(self, token: int) -> bool:
         """Append a sampled token; True if it was the last."""

@@ -188,6 +188,9 @@ class SchedulerRules:
     drafts_need_buffer: bool = False
     """0.5.9: with drafts and `no_buffer` there is no radix cache."""
 
+    pads_images_apart: bool = True
+    """#21899: each image has ids of its own; before, all of a request have those of one hash."""
+
     reserves_states_for_the_queue: bool = True
     """0.5.22: states for the waiting requests are taken from the pool at once."""
 
@@ -269,6 +272,7 @@ RULES_059 = Rules(
         two_tokens_per_running=False,
         drafts_track_in_one_slot=True,
         drafts_need_buffer=True,
+        pads_images_apart=False,
         reserves_states_for_the_queue=False,
     ),
     runner=RunnerRules(mixing_drops_tracks=True, first_chunk_reads_slot=True),

@@ -292,7 +292,7 @@ class Runner:
     def _word(self, req: Req) -> Array:
         last = req.num_tokens - 1
         ubatch = Ubatch(
-            tokens=np.asarray(req.tokens[last : last + 1], np.int64), positions=np.array([last])
+            tokens=np.asarray(req.read(last, last + 1), np.int64), positions=np.array([last])
         )
         row: Array = self.network.run(ubatch, NOWHERE).logits[0]
         return row
@@ -363,7 +363,7 @@ class Runner:
         store = ChunkStore(self.contents, req.row, start, end - start)
         store.initial, store.target = initial, target
         ubatch = Ubatch(
-            tokens=req.tokens[start:end],
+            tokens=req.read(start, end),
             positions=np.arange(start, end, dtype=np.int64),
             outputs=np.array([end - start - 1] if wanted else [], np.int64),
         )

@@ -1,15 +1,13 @@
 """SGLang's engine core: requests go in, batches are formed and run, replies and events come out."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
-from cachesim.engines.causes import Ledger
 from cachesim.engines.held import (
     ROOT,
     UNKNOWN,
@@ -29,6 +27,7 @@ from cachesim.engines.held import (
 )
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.sglang import causes, events
+from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import FULL, PART, STATE, Node
 from cachesim.engines.sglang.options import SglangOptions
@@ -38,132 +37,14 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Array, Count, Integers, Tokens, as_tokens
 
-# Why not more was reused: the rule that lowered the number, part by part.
-#
-# computed before  -last token->  -pairs->  -whole pages->  -never kept->  -evicted->
-#                  -not fetched->  -window->  -state->  -not loaded back->
-
-NOTHING: Final = "nothing"
-
 MAMBA_FULL_MEMORY_RATIO: Final = 0.9
 """Bytes of states for each byte of keys and values."""
-
-Ends: TypeAlias = dict[int, set[tuple[Hashable, bytes]]]
-"""By their length: the sequences after which a state was saved."""
-
-
-class States:
-    """Positions at which states were saved, evicted ones too."""
-
-    def __init__(self) -> None:
-        self._ends: Ends = {}
-        self._old: Ends = {}
-        self._learned = 0
-        self._most: int | None = None
-
-    def remember(self, most: int) -> None:
-        """Limit the record to the last states."""
-        self._most = most
-
-    def learn(self, tokens: Integers, extra: Hashable) -> None:
-        """Record a state after these tokens."""
-        if self._most is not None and self._learned >= self._most:
-            self._old, self._ends, self._learned = self._ends, {}, 0
-        self._ends.setdefault(len(tokens), set()).add((extra, tokens.tobytes()))
-        self._learned += 1
-
-    def deepest(self, tokens: Integers, extra: Hashable, most: int) -> int:
-        """The last position up to `most` at which a state was saved; 0 if none was."""
-        return max(_deepest(ends, tokens, extra, most) for ends in (self._ends, self._old))
-
-
-def _deepest(ends: Ends, tokens: Integers, extra: Hashable, most: int) -> int:
-    for end in sorted(ends, reverse=True):
-        if end <= most and (extra, tokens[:end].tobytes()) in ends[end]:
-            return end
-    return 0
-
-
-@dataclass(slots=True)
-class Account:
-    """Tokens computed, tokens kept in the tree, and positions of saved states."""
-
-    tree: Tree
-    computed: PrefixTree = field(default_factory=PrefixTree)
-    kept: PrefixTree = field(default_factory=PrefixTree)
-    states: States = field(default_factory=States)
-
-    def remember(self, most: int) -> None:
-        """Limit the record to recent requests."""
-        for books in (self.computed, self.kept, self.states):
-            books.remember(most)
-
-    def of(self, req: Req, match: Match) -> Ledger:
-        """The steps from the tokens computed before down to the match, each with its cause."""
-        prompt = req.tokens[: req.num_tokens]
-        equal, by = self.computed.find(prompt, req.extra_key)
-        held = max(match.usable, match.attention)
-        if held > equal:  # computed so long ago that nobody remembers
-            equal, by = held, match.node.request
-        name, shape = f"request {by}" if equal else NOTHING, self.tree.shape
-        stored = self.tree.stored(self.tree.key_of(prompt), req.extra_key)
-        in_storage = stored + int(shape.bigrams) if stored else 0
-        if in_storage > equal:  # it outlives the tree; 0.5.9's knows no extra keys
-            equal, name = in_storage, "the storage"
-        ledger = Ledger(Count(equal), name)
-        known = req.num_tokens
-        if equal > known - 1:
-            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
-        if shape.bigrams and ledger.usable:
-            pairs = ledger.usable - 1
-            ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
-        page = shape.page
-        ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
-        self._attention(ledger, req, match, stored)
-        found = match.usable
-        if found < ledger.usable:
-            self._parts(ledger, req, found, prompt)
-        return ledger
-
-    def _attention(self, ledger: Ledger, req: Req, match: Match, stored: int) -> None:
-        prompt = req.tokens[: req.num_tokens]
-        kept, _ = self.kept.find(prompt, req.extra_key)
-        kept = kept - int(self.tree.shape.bigrams) if kept else 0
-        page = self.tree.shape.page
-        kept = max(kept // page * page, match.attention, stored)
-        if kept < ledger.usable:
-            ledger.apply(causes.NOT_KEPT, kept, kept=kept)
-        wanted = ledger.usable
-        if match.attention < wanted:
-            found = match.attention
-            left = max(min(stored, wanted), found)
-            ledger.apply(causes.ATTENTION_EVICTED, left, wanted=wanted, found=left)
-            ledger.apply(causes.NOT_FETCHED, found, stored=left, found=found)
-
-    def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
-        tree, wanted = self.tree, ledger.usable
-        if not tree.has_states:
-            ledger.apply(
-                causes.WINDOW_GONE, found, wanted=wanted, found=found, window=tree.shape.window
-            )
-            return
-        saved = self.states.deepest(prompt, req.extra_key, wanted)
-        if saved > found and not tree.has_windows:
-            ledger.apply(causes.STATE_EVICTED, found, wanted=wanted, found=found, saved=saved)
-        elif saved > found:
-            ledger.apply(causes.STATE_MISSING, saved, wanted=wanted, found=saved)
-            ledger.apply(
-                causes.WINDOW_GONE, found, wanted=saved, found=found, window=tree.shape.window
-            )
-        else:
-            ledger.apply(causes.STATE_MISSING, found, wanted=wanted, found=found)
 
 
 def leaks(tree: Tree) -> bool:
@@ -581,6 +462,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=fields.get("priority", 0),
+            images=request.images,
+            pads_apart=self.rules.scheduler.pads_images_apart,
         )
         self._of_req[int(ticket)] = job
         self.scheduler.add(job.req)
@@ -634,7 +517,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._begin(batch)
         tokens = self.runner.run(batch, self._sample)
         for req in batch.reqs:
-            self.account.computed.learn(req.tokens[: req.committed], req.extra_key, req.id)
+            self.account.learn(req)
         for req in self.scheduler.take(batch, tokens):
             if self._of_req[req.id].done:  # its client is gone
                 continue

@@ -265,6 +265,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
     repository="vllm-project/vllm",
     vocabulary="vllm gdn connector align block eagle dflash schedule retention",
+    takes_images=True,
     package=__package__,
     engine=f"{__package__}.server:Vllm",
     releases=RELEASES,

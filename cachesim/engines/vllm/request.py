@@ -1,10 +1,11 @@
 """Requests, the ids of their blocks, and steps. Follows `vllm/v1/request.py`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import job
+from cachesim.engines.images import Image, within
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token, Tokens
 
@@ -17,12 +18,34 @@ from cachesim.units import Token, Tokens
 # collisions. With a drafter an id may also cover tokens after its block, because the drafter
 # computes the entry of a block's last token from the next token.
 #
+# The tokens of an image are the same placeholder for every image; its hash and its offset in the
+# block are in the id of each block that it is part of:
+#
+#     tokens   | s s i i | i i q q |
+#     ids        h0 = (root, s s . ., (i, 2))   h1 = (h0, . . q q, (i, -2))
+#
 # A long replay drops prefixes that are neither held nor used (`cut`):
 #
 #     recent   h0 h1 h2        used since the last cut
 #     earlier  h0 h3 h4        used before it; the next cut keeps the held ones
 
 ROOT: Final = -1
+
+Content: TypeAlias = tuple[Hashable, ...]
+"""The tokens of an id, and what else it covers."""
+
+IMAGE: Final = -1
+"""The token of every image."""
+
+
+def keyed(tokens: Content, images: Sequence[Image], start: int) -> Content:
+    """The content of a block with images (`_gen_mm_extra_hash_keys`)."""
+    row, end = list(tokens), start + len(tokens)
+    for image in within(images, start, end):
+        first, last = max(image.start - start, 0), min(image.end, end) - start
+        row[first:last] = [IMAGE] * (last - first)
+        row.append((image.name, image.start - start))
+    return tuple(row)
 
 
 class Prefixes:
@@ -34,8 +57,8 @@ class Prefixes:
         """`lookahead`: tokens after a unit that its number also covers."""
         self.unit = unit
         self.lookahead = lookahead
-        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._earlier: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._numbers: dict[tuple[int, Content], int] = {}
+        self._earlier: dict[tuple[int, Content], int] = {}
         self._given = 0
         self._roots: dict[Any, int] = {None: ROOT}
 
@@ -43,7 +66,13 @@ class Prefixes:
         """The parent id of a first block, by `cache_salt` and adapter."""
         return self._roots.setdefault(extra, ROOT - len(self._roots))
 
-    def extend(self, hashes: list[int], tokens: Sequence[int], root: int = ROOT) -> None:
+    def extend(
+        self,
+        hashes: list[int],
+        tokens: Sequence[int],
+        root: int = ROOT,
+        images: Sequence[Image] = (),
+    ) -> None:
         """Append the ids of the new whole units of `tokens` to `hashes`."""
         unit, numbers = self.unit, self._numbers
         known, give = numbers.get, hashes.append
@@ -52,7 +81,8 @@ class Prefixes:
         parent = hashes[-1] if hashes else root
         ahead = self.lookahead
         for end in range(start + unit, len(tokens) + 1 - ahead, unit):
-            key = (parent, tuple(tokens[end - unit : end + ahead]))  # no copy of a tuple
+            content: Content = tuple(tokens[end - unit : end + ahead])  # no copy of a tuple
+            key = (parent, keyed(content, images, end - unit) if images else content)
             number = known(key)
             if number is None:
                 number = numbers[key] = self._number(key)
@@ -80,7 +110,7 @@ class Prefixes:
         both = (*self._earlier.items(), *self._numbers.items())
         return {number: parent for (parent, _), number in both}
 
-    def _number(self, key: tuple[int, tuple[int, ...]]) -> int:
+    def _number(self, key: tuple[int, Content]) -> int:
         number = self._earlier.pop(key, None)
         if number is None:
             number, self._given = self._given, self._given + 1
@@ -135,6 +165,7 @@ class Request:
     placeholders: int = 0  # output tokens of those steps
     stale: int = 0  # tokens in flight from before a preemption
     strengths: Strengths = ()  # of the adapters
+    images: tuple[Image, ...] = ()  # mm_features
 
     @classmethod
     def make(
@@ -148,6 +179,7 @@ class Request:
         strengths: Strengths = (),
         reads_cache: bool = True,
         priority: int = 0,
+        images: tuple[Image, ...] = (),
     ) -> "Request":
         """A request with the ids of its prompt's blocks."""
         request = cls(
@@ -160,8 +192,9 @@ class Request:
             reads_cache=reads_cache,
             priority=priority,
             strengths=strengths,
+            images=images,
         )
-        prefixes.extend(request.hashes, tuple(prompt), request.root)
+        prefixes.extend(request.hashes, tuple(prompt), request.root, images)
         return request
 
     @property
@@ -183,7 +216,7 @@ class Request:
         """Append a sampled token; it may complete the tokens of an id."""
         self.tokens.append(token)
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
-            self.prefixes.extend(self.hashes, self.tokens, self.root)
+            self.prefixes.extend(self.hashes, self.tokens, self.root, self.images)
 
 
 @dataclass(slots=True, kw_only=True)

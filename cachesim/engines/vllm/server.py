@@ -480,6 +480,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             strengths=lora.strengths,
             reads_cache=request.cache_prompt,
             priority=fields.get("priority") or 0,
+            images=request.images,
         )
         if self.connector is not None and fields.get("failed_block") is not None:
             self.connector.failing[job.request.id] = fields["failed_block"]

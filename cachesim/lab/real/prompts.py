@@ -326,6 +326,34 @@ def spell(tokens: Sequence[int]) -> str:
     return " ".join(out)
 
 
+WITH_IMAGES: Final = 0.1
+"""Share of the workloads whose requests have images."""
+
+
+def with_images(drawn: dict[str, Any], seed: int, number: int) -> dict[str, Any]:
+    """Some drawn workloads, their prompts with one of two images at each of one or two places."""
+    rng = Random(f"images {seed} {number}")
+    if rng.random() >= WITH_IMAGES:
+        return drawn
+    places, at = [], 0
+    for _ in range(rng.randint(1, 2)):
+        start = at + rng.randint(0, 50)
+        places.append((start, rng.randint(1, 60)))
+        at = sum(places[-1])
+    for wanted in (each for group in drawn["steps"] for each in group if "prompt" in each):
+        length = len(read_row(wanted["prompt"]))
+        wanted["images"] = [
+            [f"{rng.choice('pq')}{count}", start, count]
+            for start, count in places
+            if start + count <= length and rng.random() < IN_A_PROMPT
+        ]
+    return {**drawn, "id": f"images-{drawn['id']}"}
+
+
+IN_A_PROMPT: Final = 0.8
+"""Share of the prompts of such a workload that have the image of a place."""
+
+
 def read_row(text: str) -> list[int]:
     """Tokens of a row that `spell` or `write_row` wrote."""
     tokens: list[int] = []

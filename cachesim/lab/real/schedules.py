@@ -12,15 +12,17 @@ from typing import Any, Final, Generic, TypeVar
 
 from cachesim.engines.base import Engine
 from cachesim.engines.family import Family, Profile
+from cachesim.engines.images import Image
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
 from cachesim.lab.real.fit import Played, explain
 from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
-from cachesim.lab.real.prompts import spell
+from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario
+from cachesim.units import Count, Pos
 
 Result = Mapping[str, Any]
 
@@ -140,7 +142,7 @@ class RealScheduler(Generic[R]):
         found = Agreement(title=title, kinds="groups")
         with nullcontext(started) if started else self.start(known.name, version) as real:
             for number in watched(numbers):
-                workload = self.draw(seed, number, known.rules)
+                workload = with_images(self.draw(seed, number, known.rules), seed, number)
                 real_groups = self.visible(workload, real.play(workload))
                 record(self._played(workload, real_groups))
                 simulated = self.visible(workload, self.play(workload, known.rules))
@@ -267,7 +269,15 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
         "generate": max(1, (record.error and record.step.predict) or len(generated)),
         "reply": spell(generated),
     }
+    if record.images:
+        request["images"] = [[each.name, each.start, each.count] for each in record.images]
     return request | dict(more)
+
+
+def images_of(wanted: Mapping[str, Any]) -> tuple[Image, ...]:
+    """The images of a workload's request."""
+    found = wanted.get("images", ())
+    return tuple(Image(name, Pos(start), Count(count)) for name, start, count in found)
 
 
 def _entry(results: Sequence[Result], group: int, number: int, shared: tuple[str, ...]) -> Result:

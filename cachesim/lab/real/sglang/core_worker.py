@@ -3,6 +3,7 @@
 Runs in the worker, and is imported after the stand-ins: what it imports is the unpacked release's.
 """
 
+import hashlib
 import importlib
 from array import array
 from pathlib import Path
@@ -18,6 +19,9 @@ Real = Any
 CHUNK: Final = 64
 """Chunk size of a linear-attention kernel."""
 
+
+PATCH: Final = 999_999
+"""The token that stands for a piece of any image; no text has it."""
 
 RANKS: Final = tuple(
     f"{name}_rank"
@@ -299,7 +303,7 @@ class Core:
             find("Req", "managers.schedule_batch"),
             rid=name,
             origin_input_text="",
-            origin_input_ids=self.ids(prompt),
+            origin_input_ids=self.padded(self.ids(prompt), wanted.get("images", [])),
             sampling_params=sampling,
             extra_key=wanted.get("salt"),
             priority=wanted.get("priority"),
@@ -308,6 +312,41 @@ class Core:
         )
         request.tokenizer = None
         return request
+
+    def padded(self, ids: Real, images: Json) -> Real:
+        """The ids with the release's own pad values in place of images.
+
+        A request has one item of all images until #21899 (unless split by a variable), then one
+        of each.
+        """
+        if not images:
+            return ids
+        kind = find("Modality", "managers.schedule_batch").IMAGE
+        make = find("MultimodalDataItem", "managers.schedule_batch")
+        spans = [(start, start + count - 1) for _, start, count in images]
+        groups = [(images, spans)]
+        splitting = getattr(find("envs", "environ"), "SGLANG_ENABLE_MM_SPLITTING", None)
+        if splitting is None or splitting.get():
+            groups = [([each], [span]) for each, span in zip(images, spans, strict=True)]
+        items = []
+        for group, places in groups:
+            names = " ".join(name for name, *_ in group)
+            number = int.from_bytes(hashlib.sha256(names.encode()).digest()[:8])
+            items.append(make(modality=kind, hash=number, offsets=places, feature=0))
+            if hasattr(items[-1], "set_hash"):
+                items[-1].set_hash(number)
+            else:
+                items[-1].set_pad_value()
+        for _, start, count in images:
+            ids[start : start + count] = self.ids([PATCH] * count)
+        inputs = fitting(
+            find("MultimodalInputs", "managers.schedule_batch"),
+            mm_items=items,
+            im_token_id=PATCH,
+            video_token_id=PATCH,  # every kind of 0.5.23 is the same stand-in
+        )
+        pattern = find("MultiModalityDataPaddingPatternMultimodalTokens", "managers.mm_utils")
+        return pattern().pad_input_tokens(ids, inputs)
 
     def abort(self, name: str) -> None:
         self.scheduler.abort_request(Stub(rid=name, abort_all=False))

@@ -208,7 +208,7 @@ def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | 
     rows = [raw[at * stride : at * stride + width] for at in range(count)]
     step, found = page or max(count, 1), list[str]()
     for start in range(0, count, step):
-        words = array("I", [word for row in rows[start : start + step] for word in row])
+        words = array("Q", [word for row in rows[start : start + step] for word in row])
         prior = hashlib.sha256((prior or b"") + words.tobytes()).digest()
         found.append(prior.hex())
     return found if page else found[-1]

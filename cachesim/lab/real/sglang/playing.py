@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.images import Image
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import HostShape, Storage, StorageShape, WindowPool, host_size
@@ -19,6 +20,7 @@ from cachesim.engines.sglang.server import check_books, leaks
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.schedules import images_of
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40
@@ -133,23 +135,34 @@ class Player:
         *,
         extra_key: str | None = None,
         priority: int = 0,
+        images: Sequence[Image] = (),
     ) -> Req:
         self._count += 1
-        tokens = np.array(prompt, np.int64)
-        req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)
+        req = Req.make(
+            self._count - 1,
+            np.array(prompt, np.int64),
+            most,
+            extra_key=extra_key,
+            priority=priority,
+            images=tuple(images),
+            pads_apart=self.rules.scheduler.pads_images_apart,
+        )
         self.scheduler.add(req)
         return req
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
         prompt = read_row(wanted["prompt"])
-        text = np.array(prompt + read_row(wanted.get("reply", "")), np.int64)
-        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
-        return self.add(
+        req = self.add(
             prompt,
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
             priority=wanted.get("priority") or 0,
+            images=images_of(wanted),
         )
+        reply = np.array(read_row(wanted.get("reply", "")), np.int64)
+        text = np.concatenate((req.tokens[: len(prompt)], reply))
+        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
+        return req
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Requests that arrive together or one after another; until all are done."""

@@ -100,11 +100,12 @@ class Playing:
 
     def _add(self, wanted: Json) -> Real:
         prompt = read_row(wanted["prompt"])
+        request = self.core.request(f"{len(self.known):06}", prompt, wanted)
+        prompt = list(request.origin_input_ids)  # with the ids of its images
         self.known.append(prompt + read_row(wanted.get("reply", "")))
         self.salts.append(wanted.get("salt"))
         if self.core.rust is not None:
             self.core.rust.learn(self.known[-1], self.salts[-1])
-        request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
         self.core.scheduler._add_request_to_queue(request)
         return request
 

@@ -10,6 +10,7 @@ from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Scheduler, Stored
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row, spell
+from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.vllm.groups import Groups, Spans, Wanted
 
 
@@ -128,6 +129,7 @@ class Player(Groups):
             max_tokens=max(1, wanted["generate"]),
             extra=wanted.get("salt"),
             priority=wanted.get("priority", 0),
+            images=images_of(wanted),
         )
         return made
 

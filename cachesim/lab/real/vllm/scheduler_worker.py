@@ -29,6 +29,11 @@ Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
 LOOKUPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
+PATCH = 1_000_000
+"""The token of every image."""
+
+EMBEDDINGS = 1 << 40
+
 DIGEST = 32
 """Bytes of a SHA-256."""
 
@@ -53,6 +58,8 @@ class Release:
         self.ended = requests.RequestStatus.FINISHED_LENGTH_CAPPED
         self.outputs = importlib.import_module("vllm.v1.outputs")
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
+        self.images: Real = importlib.import_module("vllm.multimodal.inputs")
+        self.encoders = importlib.import_module("vllm.v1.core.encoder_cache_manager")
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
@@ -73,6 +80,7 @@ class Server(Groups):
         self.caches, self.sizes = release.caches.of(self.settings, config)
         self.unit = self.sizes[1]
         self.scheduler = self._scheduler(config)
+        self._encode_at_once()
         self.hasher = fitting(
             release.utils.get_request_block_hasher,
             hash_block_size=self.unit,
@@ -108,6 +116,12 @@ class Server(Groups):
             hash_block_size=unit,
             log_stats=False,
         )
+
+    def _encode_at_once(self) -> None:
+        """Give images an encoder that never limits a step; the toy configuration has none."""
+        self.scheduler.max_num_encoder_input_tokens = EMBEDDINGS
+        manager = self.release.encoders.EncoderCacheManager(cache_size=EMBEDDINGS)
+        self.scheduler.encoder_cache_manager = manager
 
     def _has_lookup_per_group(self, config: Json) -> bool:
         """True if this release has a lookup for each group beside a store (#44243)."""
@@ -161,10 +175,14 @@ class Server(Groups):
 
     def request(self, number: int, wanted: Json) -> Real:
         most = max(1, wanted["generate"])
+        prompt = read_row(wanted["prompt"])
+        for _, start, count in wanted.get("images", ()):
+            prompt[start : start + count] = [PATCH] * count
         return fitting(
             self.release.request,
             request_id=str(number),
-            prompt_token_ids=read_row(wanted["prompt"]),
+            prompt_token_ids=prompt,
+            mm_features=[self._feature(*each) for each in wanted.get("images", ())] or None,
             sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
             pooling_params=None,
             eos_token_id=None,
@@ -172,6 +190,17 @@ class Server(Groups):
             block_hasher=self.hasher,
             priority=wanted.get("priority", 0),
             arrival_time=float(number),
+        )
+
+    def _feature(self, name: str, start: int, count: int) -> Real:
+        place = self.release.images.PlaceholderRange(offset=start, length=count)
+        return fitting(
+            self.release.images.MultiModalFeatureSpec,
+            data=None,
+            modality="image",
+            identifier=name,
+            mm_position=place,
+            mm_hash=name,
         )
 
     def abort(self, request: Real) -> None:

@@ -1,0 +1,35 @@
+"""Images in a prompt: the tokens that stand for one, and their place in the engines' keys.
+
+A toy network has no image encoder: an image is a run of drawn tokens, and its embeddings are
+theirs. No engine compares these tokens. Each has a key of its own for them, as upstream does:
+
+    prompt      [ s s s s ][ i i i i i ][ q q ]
+    vllm        the same placeholder five times, and (hash, offset in the block) in the block's key
+    sglang      one id of the image's hash, five times
+    llama.cpp   no token five times, and a media chunk with an id
+    mlx-lm      one negative id of the hash of the image's address, five times
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cachesim.units import Count, Pos
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a prompt; its name stands for its hash."""
+
+    name: str
+    start: Pos
+    count: Count
+
+    @property
+    def end(self) -> int:
+        """Index after its last token."""
+        return self.start + self.count
+
+
+def within(images: Sequence[Image], start: int, end: int) -> list[Image]:
+    """The images with a token in `[start, end)`."""
+    return [each for each in images if each.start < end and start < each.end]

@@ -1,0 +1,87 @@
+"""Images in keys: another image ends a match, the same one at the same place does not."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachesim.engines.images import Image
+from cachesim.engines.sglang.request import FIRST_PAD, Req
+from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
+from cachesim.errors import ScenarioError
+from cachesim.play.runner import run_scenario
+from cachesim.units import Count, Pos, as_tokens
+
+
+def image(name: str, start: int, count: int) -> Image:
+    return Image(name, Pos(start), Count(count))
+
+
+def prompts(engine: str, *given: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "name": "images",
+        "images": ["photo", "other"],
+        "model": {"preset": "dense"},
+        "engine": {"name": engine.partition("@")[0], "profiles": [engine.partition("@")[2]]},
+        "spans": {"S": 32, "photo": 32, "other": 32, "q": 16},
+        "step": [{"prompt": each, "predict": 1} for each in given],
+    }
+
+
+@pytest.mark.parametrize("engine", ["vllm@0.33.0", "sglang@0.5.23"])
+def test_an_image_is_reused_where_it_is_the_same(engine: str) -> None:
+    run = run_scenario(prompts(engine, "S photo q", "S photo q S", "S other q", "S photo photo"))
+
+    assert [0, 80, 32, 64] == [step.cached for step in run.steps]
+    assert {"same"} == {step.answer for step in run.steps}
+
+
+def test_a_block_has_the_hash_and_the_offset_of_each_of_its_images() -> None:
+    images = (image("a", 2, 5), image("b", 9, 3))
+
+    assert (1, 2, IMAGE, IMAGE, ("a", 2)) == keyed((1, 2, 3, 4), images, 0)
+    assert (IMAGE, IMAGE, IMAGE, 8, ("a", -2)) == keyed((5, 6, 7, 8), images, 4)
+    assert (9, IMAGE, IMAGE, IMAGE, ("b", 1)) == keyed((9, 1, 1, 1), images, 8)
+
+
+def test_tokens_after_a_block_are_keyed_too() -> None:
+    ids: dict[str, list[int]] = {"a": [], "b": []}
+    prefixes = Prefixes(4, lookahead=1)
+    for name, found in ids.items():
+        prefixes.extend(found, as_tokens(range(6)), images=(image(name, 4, 2),))
+
+    assert [0] == ids["a"]
+    assert [1] == ids["b"]
+
+
+def test_the_ids_of_an_image_come_from_it_alone_or_from_all_of_a_request() -> None:
+    prompt = np.arange(20)
+    one, two = (image("a", 2, 5),), (image("a", 2, 5), image("b", 9, 3))
+
+    def ids(images: tuple[Image, ...], *, apart: bool) -> list[int]:
+        req = Req.make(0, prompt, 1, images=images, pads_apart=apart)
+        assert prompt.tolist() == req.read(0, 20).tolist()
+        return req.tokens[:20].tolist()
+
+    assert ids(one, apart=True)[2:7] == ids(two, apart=True)[2:7]
+    assert ids(one, apart=False)[2:7] != ids(two, apart=False)[2:7]
+    assert {FIRST_PAD} == {min(each, FIRST_PAD) for each in ids(two, apart=True)[9:12]}
+    assert prompt[12:].tolist() == ids(two, apart=True)[12:]
+
+
+@pytest.mark.parametrize(
+    ("engine", "changed", "words"),
+    [
+        ("marconi@paper", {}, "have no place here: marconi takes text alone"),
+        ("vllm@0.33.0", {"images": ["photo", "nothing"]}, "'nothing' is no drawn span"),
+        ("vllm@0.33.0", {"step": [{"prompt": "photo[:5]"}]}, "'photo[:5]' is an image"),
+        ("vllm@0.33.0", {"step": [{"prompt": "S", "reply": "photo"}]}, "'photo' is an image"),
+    ],
+)
+def test_what_cannot_be_an_image_is_refused(
+    engine: str, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(words)):
+        run_scenario(prompts(engine, "S photo q") | changed)
