@@ -316,7 +316,8 @@ def _serve(fake: Fake, body: Any) -> Any:
 
 def serve(dialect: str, profile: str, port: str, bug: str = "", *_: str) -> None:
     """A server of its own process, for `--start`; of a text server the caller names the bug."""
-    model = Model(profile, "dense", stale if bug == "bug" else sound, 1e-3)
+    contexts = {"bug": stale, "every": dict(bugs())["first token"]}
+    model = Model(profile, "dense", contexts.get(bug, sound), 1e-3)
 
     def drifts(fake: Fake, number: int) -> str:
         fake.model.weights = int(bug == "drift" and number > 100)

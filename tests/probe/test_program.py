@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.lab.probe import loop
+from cachesim.lab.probe.command import Settings, run
 from tests.probe.fakes import fake
 
 PROGRAM = [sys.executable, "-m", "cachesim", "probe"]
@@ -77,6 +79,21 @@ def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: P
     assert any("b11549 dense" in each for each in found["fingerprint"]["left"])
     assert (3 if status else 0) == len(found["files"])
     assert not listening(int(found["server"]["url"].rpartition(":")[2]))
+
+
+@pytest.mark.thorough
+def test_a_broken_plain_law_is_proven_with_the_requests_before_the_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "SAMPLES", 12)
+    monkeypatch.setattr(loop, "TRIALS", 10)
+    monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))
+    settings = Settings(start=f"{SERVER} every", requests=900, longest=60, minutes=1.0, alarms=2)
+    outcome = run(settings).result.outcome
+    assert outcome.proven_cold  # the server was started again before the law was held to
+    assert outcome.finding is not None
+    assert ("reuse", (5, 5)) == (outcome.finding.kind, outcome.finding.proofs)
+    assert 0 < outcome.finding.wrong < len(outcome.finding.queries)
 
 
 @pytest.mark.thorough
