@@ -321,10 +321,12 @@ def serve(dialect: str, profile: str, port: str, bug: str = "", *_: str) -> None
 
     def drifts(fake: Fake, number: int) -> str:
         fake.model.weights = int(bug == "drift" and number > 100)
+        if bug == "dies" and number > 100:
+            os._exit(3)
         return ""
 
     one = Fake(dialect, model, drifts, port=int(port))
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: None if bug == "stays" else os._exit(0))
     threading.Event().wait()
     one.close()
 

@@ -237,6 +237,19 @@ def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     assert "the server answers no request any more: " in next(result.verdict())
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("what", ["hang", "drop", "broken", "nonsense", "refuse"])
+def test_a_server_that_never_answers_is_not_said_to_have_answered(what: str) -> None:
+    with fake("llama", PROFILES["llama"], fault=lambda *_: what) as server:
+        said = next(probed(server.url, patience=0.2).verdict())
+    assert said.startswith("WRONG: the server answers no request: ")
+    with (
+        fake("vllm", PROFILES["vllm"], fault=lambda *_: what) as server,
+        pytest.raises(InputError, match="no prompt of token ids is answered: "),
+    ):
+        probed(server.url, patience=0.2)
+
+
 @pytest.mark.thorough
 def test_a_count_that_cannot_be_true_is_named() -> None:
     def lies(server: Fake, number: int) -> str:

@@ -66,6 +66,7 @@ class Dialect(ABC):
         self.chat = chat  # prompts are sent as messages
         self.facts = Facts()
         self.first: list[tuple[Query, Answer]] | None = []  # requests sent by `detect`
+        self.answered = False  # a request, so far
 
     @abstractmethod
     def detect(self) -> bool:
@@ -82,6 +83,7 @@ class Dialect(ABC):
     def answer(self, query: Query, *, cold: bool = False) -> Answer:
         """Send a request and read its answer."""
         answer = self._answer(query, cold=cold)
+        self.answered = self.answered or not answer.error
         if self.first is not None:
             self.first.append((replace(query, cache_prompt=not cold), answer))
         return answer
@@ -130,10 +132,13 @@ class Dialect(ABC):
 
     def _vocabulary(self) -> int:
         """The largest of some sizes whose last token is accepted."""
+        error = ""
         for size in VOCABULARIES:
-            if not self.answer(Query(prompt=(size // 2, size - 1), reply=(0,))).error:
+            error = self.answer(Query(prompt=(size // 2, size - 1), reply=(0,))).error
+            if not error:
                 return size
-        return 0
+        msg = f"no prompt of token ids is answered: {error}"
+        raise InputError(msg)
 
 
 def _message(found: Json) -> str:

@@ -236,6 +236,10 @@ class Probe:
                     part()
         except BudgetError as error:
             self.outcome.ended = str(error)
+        except InputError as error:  # a server that cannot be started again
+            if not self.outcome.findings:
+                raise
+            self.outcome.ended = str(error)
         for each in self._open if not self._over else ():
             self.outcome.note(
                 f"a suspicion was not decided: {each.test.hits} of {each.test.replays} replays are "
@@ -243,6 +247,9 @@ class Probe:
             )
         for fault, times in self.target.faults.most_common(5):
             self.outcome.note(f"{fault} ({counted(times, 'request')})")
+        ends = Counter[str]() if self.target.process is None else self.target.process.told
+        for sentence, times in (+ends).items():
+            self.outcome.note(f"{sentence} ({counted(times, 'time')})")
         if not self.outcome.compared and self.outcome.finding is None:
             raise InputError(self._nothing())
         return self.outcome
@@ -546,11 +553,12 @@ class Probe:
             return True
         process = self.target.process
         how = (fatal or refused)[0]
-        if process is not None and process.ended is not None:
-            how = f"the process ended with status {process.ended}{process.last_line()}"
+        if process is not None and (status := process.death()) is not None:
+            how = f"the process ended with status {status}{process.last_line()}"
         elif process is not None and process.last_line():
             how = f"{how}; its last output{process.last_line()}"
-        sentence = f"the server answers no request any more: {how}"
+        more = " any more" if self.target.dialect.answered else ""
+        sentence = f"the server answers no request{more}: {how}"
         finding = self._found("no answer", sentence, scenario=scenario)
         finding.queries, finding.answers = played.queries, played.answers
         finding.wrong = len(played.queries) - 1

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
@@ -210,11 +211,19 @@ PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
 GUARD: Final = (
-    'trap "" HUP INT TERM; read -r _; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
+    'trap "" HUP INT TERM; read -r _; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"; '
+    'for each in $(grep -ls "$1" /proc/[0-9]*/environ); do '
+    'each=${each#/proc/}; kill -s KILL "${each%/environ}"; done'
 )
-"""A shell that ends a group of processes when its input is closed, as at the end of the program
-that holds it, SIGKILL included.
+"""A shell that ends a group of processes and those marked when its input is closed, as at the end
+of the program that holds it, SIGKILL included.
 """
+
+MARK: Final = "CACHESIM_PROBE"
+"""A variable of the server's environment; by its value a process that left the group is known."""
+
+KILLED: Final = f"the server did not end within {PATIENCE:g} seconds of SIGTERM, and was killed"
+STRAYS: Final = "processes of the server that had left its group were killed"
 
 PORT_FLAG: Final = re.compile(r"(?:^|\s)--port[ =](\d+)\b")
 PATHS: Final = ("/health", "/v1/models")
@@ -237,6 +246,8 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._began = self._ready = 0.0
+        self._mark = f"{os.getpid()}-{id(self)}"
+        self.told: Counter[str] = Counter()  # sentences of how it ended
 
     @property
     def url(self) -> str:
@@ -248,6 +259,12 @@ class ServerProcess:
         """The exit status of a process that ended by itself."""
         return None if self._process is None else self._process.poll()
 
+    def death(self) -> int | None:
+        """The exit status of a process that ends by itself within a second."""
+        with suppress(subprocess.TimeoutExpired):
+            return None if self._process is None else self._process.wait(1)
+        return None
+
     @property
     def served(self) -> bool:
         """True once it has been up for longer than it took to start."""
@@ -256,7 +273,10 @@ class ServerProcess:
     def start(self) -> None:
         """Start it, and wait until it listens and answers."""
         self._began = time.monotonic()
+        ends = self._began + (PATIENCE if self._process is not None else 0.0)
         self.end()
+        while _listens(self.port) and time.monotonic() < ends:
+            time.sleep(0.02)  # a child is killed, and not yet gone
         if _listens(self.port):
             msg = f"--start: port {self.port} is taken; write {PORT} for a free one"
             raise InputError(msg)
@@ -268,12 +288,13 @@ class ServerProcess:
                 stdout=self._log,
                 stderr=self._log,
                 start_new_session=True,
+                env=os.environ | {MARK: self._mark},
             )
         except OSError as error:
             msg = f"--start: {words[0] if words else self.command}: {error.strerror or error}"
             raise InputError(msg) from None
         self._guard = subprocess.Popen(  # noqa: S603 - a text of this module
-            ["/bin/sh", "-c", GUARD, str(self._process.pid)],
+            ["/bin/sh", "-c", GUARD, str(self._process.pid), f"{MARK}={self._mark}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -319,15 +340,30 @@ class ServerProcess:
             try:
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
+                self.told[KILLED] += 1
                 continue
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children
             break
+        strays = list(_marked(f"{MARK}={self._mark}".encode(), process.pid))
+        for pid in strays:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.told[STRAYS] += bool(strays)
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
             guard.kill()
             guard.wait()
             guard.stdin.close()
+
+
+def _marked(variable: bytes, group: int) -> Iterator[int]:
+    """Processes outside a group whose environment has a variable, where the system shows it."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            marked = variable in (folder / "environ").read_bytes().split(b"\0")
+            if marked and os.getpgid(int(folder.name)) != group:
+                yield int(folder.name)
 
 
 def _free_port() -> int:
