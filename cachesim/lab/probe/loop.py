@@ -29,6 +29,7 @@ from cachesim.lab.probe.playing import (
     one_at_a_time,
     opened_together,
     play,
+    play_with_leaver,
     query_of,
     up_to,
     without_repeats,
@@ -271,7 +272,8 @@ class Probe:
         first, target.dialect.first = target.dialect.first or [], None
         found.fresh = target.restart()
         for query, answer in () if found.fresh else first:
-            found.add(query, answer)
+            if query.cache_prompt or target.dialect.declines:  # else it was kept apart, by a key
+                found.add(query, answer)
         while len(found.left) > 1 and found.requests < self.plan.identifying:
             named = words_for(self.facts.words, self._chance)
             drawn = [self._draw(together=False) for _ in range(DRAWN)]
@@ -283,8 +285,19 @@ class Probe:
             for query, answer in zip(played.queries, played.answers, strict=True):
                 found.add(query, answer)
             self._watch(self.outcome)
+        if found.left and self.plan.repeats and not self._over:
+            self._leave(found)
         models = dict.fromkeys(each.model for each in found.ranked)
         self._guided = [next(e for e in found.ranked if e.model == one) for one in models][:2]
+
+    def _leave(self, found: Fingerprint) -> None:
+        """Hold the count after a client that left to those of the simulated servers."""
+        named = words_for(self.facts.words, self._chance)
+        queries = [query_of(step, named) for step in self._draw(together=False).step]
+        played = play_with_leaver(self.target, queries, self._chance)
+        for query, answer in zip(played.queries, played.answers, strict=True):
+            found.add(query, answer)
+        self._check_alive(played, None)
 
     def _calibrate(self) -> None:
         """Measure rounding: cold and cold, cold in company, cold and a plain extension.

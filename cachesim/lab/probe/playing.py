@@ -1,5 +1,6 @@
 """A drawn workload on the live server, in words of its own, each answer beside the cold one."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -14,6 +15,9 @@ MESSAGE: Final = (3, 6, 12, 24)
 """One drawn token in so many ends a message of a chat; which of them by the first token."""
 
 WORDS: Final = range(FIRST_WORD, LAST_WORD + 1)
+
+SETTLED: Final = 1.2
+"""Seconds until a server knows that a client left: some look once a second."""
 
 TURN: Final = 0.004
 """Seconds after which a client leaves, for each turn of the server's loop in the workload."""
@@ -72,6 +76,27 @@ def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Playe
         played.steps += numbers
         if any(each.fatal for each in answers):
             break
+    return played
+
+
+def play_with_leaver(target: Target, queries: Sequence[Query], chance: Random) -> Played:
+    """Play requests one at a time until the client of the longest one leaves; it comes again.
+
+    sent     q0   q1 (left)   q1
+    """
+    at = max(range(len(queries)), key=lambda at: len(queries[at].prompt))
+    slowest, played = 0.0, Played()
+    reply = queries[at].reply[:2]
+    if not target.dialect.facts.forces:
+        reply = tuple(f"unknown {n}" for n in range(len(reply)))
+    left = replace(queries[at], reply=reply, leaves=TURN * chance.randint(1, 6))
+    for query in (*queries[:at], left, queries[at]):
+        began = time.monotonic()
+        played.answers += target.together([query])
+        played.queries.append(query)
+        slowest = max(slowest, time.monotonic() - began)
+        if query.leaves:
+            time.sleep(SETTLED + 2 * slowest)
     return played
 
 

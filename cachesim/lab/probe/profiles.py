@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.family import Profile, family_of
+from cachesim.engines.words import counted
 from cachesim.errors import CachesimError
 from cachesim.lab.probe.answers import Answer, Query, Word
 from cachesim.model.build import build
@@ -50,6 +51,9 @@ JUDGES: Final = 8
 RARER: Final = 8
 """After a finding so many times more workloads are drawn for each one that is sent."""
 
+STATES: Final = 60
+"""States of a simulated server that are kept after a client has left."""
+
 TURNS: Final = 50_000
 """Turns of a simulated server for one request."""
 
@@ -64,6 +68,7 @@ class Candidate:
     options: Options
     shown: Options  # flags that differ from the default
     engine: Engine
+    others: list[Engine] = field(default_factory=list)  # if clients left after another turn
 
     @property
     def profile(self) -> Profile:
@@ -84,15 +89,8 @@ class Candidate:
         self, query: Query, numbers: Mapping[Word, int], reply: Sequence[Word]
     ) -> int | str | None:
         """The count that it reports; the refusal where it refuses."""
-        request = Request(
-            prompt=as_tokens([numbers[each] for each in query.prompt]),
-            predict=len(query.reply),
-            reply=as_tokens([numbers[each] for each in reply]) or None,
-            slot=query.slot,
-            cache_prompt=query.cache_prompt,
-        )
         try:
-            ticket = self.engine.submit(request)
+            ticket = self.engine.submit(_request(query, numbers, reply))
             for _ in range(TURNS):
                 if not self.engine.step():
                     break
@@ -103,6 +101,47 @@ class Candidate:
             return type(error).__name__
         return "no answer" if answer is None else answer.error or answer.cached
 
+    def counts(
+        self, query: Query, numbers: Mapping[Word, int], answer: Answer
+    ) -> set[int | str | None]:
+        """The counts of all states; those states that explain the answer's are kept."""
+        states = [replace(self, engine=each, others=[]) for each in (self.engine, *self.others)]
+        found = [each.cached(query, numbers, answer.tokens) for each in states]
+        kept = [s.engine for s, each in zip(states, found, strict=True) if each == answer.cached]
+        if len(kept) > 1:
+            kept = list({repr(each.snapshot()): each for each in kept}.values())
+        self.engine, *self.others = kept or [self.engine]
+        return set(found)
+
+    def leave(self, query: Query, numbers: Mapping[Word, int]) -> None:
+        """Divide each state by the turn after which the client of a request leaves.
+
+        state    before   1 turn   2 turns ... answered
+        """
+        states = list[Engine]()
+        for engine in (self.engine, *self.others):
+            states.append(_copied(engine))
+            ticket = engine.submit(_request(query, numbers, query.reply))
+            while engine.reply(ticket) is None and len(states) < STATES:
+                left = _copied(engine)
+                left.cancel(ticket)
+                left.run()
+                states.append(left)
+                engine.step()
+            engine.run()
+            states.append(engine)
+        self.engine, *self.others = states
+
+
+def _request(query: Query, numbers: Mapping[Word, int], reply: Sequence[Word]) -> Request:
+    return Request(
+        prompt=as_tokens([numbers[each] for each in query.prompt]),
+        predict=len(query.reply),
+        reply=as_tokens([numbers[each] for each in reply]) or None,
+        slot=query.slot,
+        cache_prompt=query.cache_prompt,
+    )
+
 
 @dataclass(slots=True)
 class Fingerprint:
@@ -111,6 +150,7 @@ class Fingerprint:
     left: list[Candidate]
     first: int = 0
     requests: int = 0
+    leavers: int = 0  # clients that left
     unexplained: str = ""
     fresh: bool = True  # the server was started for this
     _numbers: dict[Word, int] = field(default_factory=dict)
@@ -123,17 +163,22 @@ class Fingerprint:
 
     def add(self, query: Query, answer: Answer) -> None:
         """Rule out candidates with another count."""
+        numbers = self.numbered(query.prompt, query.reply, answer.tokens)
+        if query.leaves:
+            self.leavers += 1
+            for each in self.left:
+                each.leave(query, numbers)
         if answer.error or answer.cached is None or not self.left:
             return
         self.requests += 1
-        numbers = self.numbered(query.prompt, answer.tokens)
-        counts = [each.cached(query, numbers, answer.tokens) for each in self.left]
-        agree = [c for c, count in zip(self.left, counts, strict=True) if count == answer.cached]
+        counts = [each.counts(query, numbers, answer) for each in self.left]
+        agree = [c for c, found in zip(self.left, counts, strict=True) if answer.cached in found]
         if not agree:
-            named = ", ".join(sorted({str(each) for each in counts})[:4])
+            named = ", ".join(sorted({str(each) for found in counts for each in found})[:4])
+            left = f", after {counted(self.leavers, 'client')} left," if self.leavers else ""
             self.unexplained = (
-                f"request {self.requests} reports {answer.cached} of {len(query.prompt)} tokens "
-                f"cached; the simulated servers that explained all before report {named}"
+                f"request {self.requests}{left} reports {answer.cached} of {len(query.prompt)} "
+                f"tokens cached; the simulated servers that explained all before report {named}"
             )
         self.left = agree
 
