@@ -1,11 +1,13 @@
 """Simulated releases that explain the counts of a server."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.command import Settings, run
+from cachesim.lab.probe.loop import Finding, Outcome, Probe
 from cachesim.lab.probe.profiles import Fingerprint, Guide
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import fake
@@ -64,3 +66,23 @@ def test_after_a_finding_more_workloads_are_drawn_until_another_fault_is_met() -
         drawn = iter([plain] * 19 + [wrong] * 100)
         assert chosen == Guide(true, 8, cured).choose(lambda source=drawn: next(source))
         assert 119 - count == len(list(drawn))
+
+
+def test_a_cause_that_needs_a_flag_is_found() -> None:
+    """With --swa-full a conversation that is loaded again lacks keys of its window."""
+    first, other = tuple(range(300, 332)), tuple(range(400, 416))
+    steps = tuple(
+        Step(name=f"r{at}", prompt=prompt, reply=(500, 501), cache_prompt=prompt is first)
+        for at, prompt in enumerate((first, other, first))
+    )
+    probe: Any = Probe.__new__(Probe)
+    probe.outcome, probe._explaining = Outcome(), None
+    every = Fingerprint.of("llama.cpp", 1, 4096)
+    every.left = [each for each in every.left if each.model in {"dense", "swa"}]
+    probe.outcome.fingerprint = every
+    workload = replace(EMPTY, engine=Server(name="llama.cpp"), step=steps)
+    finding = Finding(kind="answer", sentence="", requests=3, seconds=0.0, scenario=workload)
+    probe._explain(finding)
+    assert finding.server is not None
+    assert "swa_full=True" == finding.server.flags
+    assert ["(swa swa_full=True)" in each for each in finding.mechanism] == [True]

@@ -73,7 +73,8 @@ TRIALS: Final = 100
 """Simplifications that are tried on the live server."""
 
 EXPLAINING: Final = 4
-"""Simulated servers on which the cause is looked for."""
+"""Simulated servers on which the cause is looked for; then one with each flag, until one shows it.
+"""
 
 LONG_REPLIES, LONG_TEXT = 8, 16
 """Most tokens of drawn replies where texts alone are compared, and of the reply in a replay: each
@@ -135,6 +136,7 @@ class Finding:
     cold: Answer | None = None
     proofs: tuple[int, int] = (0, 0)  # wrong again, of so many plays after a restart
     mechanism: list[str] = field(default_factory=list)
+    server: Candidate | None = None  # a simulated one that shows it
     causes: frozenset[Cause] = frozenset()  # in the simulated servers of the mechanism
     repeats: int = 0  # later wrong answers of the same causes
 
@@ -718,14 +720,20 @@ class Probe:
             return
         found: dict[Cause, dict[str, None]] = {}
         known = self._known
-        for each in self.outcome.fingerprint.ranked[:EXPLAINING]:
+        ranked = self.outcome.fingerprint.ranked
+        flagged = {(each.model, each.flags): each for each in reversed(ranked)}
+        for number, each in enumerate([*ranked[:EXPLAINING], *reversed(flagged.values())]):
+            if number >= EXPLAINING and found:
+                break
             try:
                 steps = causes_by_step(_on(each, finding.scenario), each.profile, "ring")
             except CachesimError:
                 continue
             for cause in sorted(frozenset[Cause]().union(*steps.values()) - known):
-                found.setdefault(cause, {})[f"{each.profile} ({each.model})"] = None
+                model = f"{each.model} {each.flags}".strip()
+                found.setdefault(cause, {})[f"{each.profile} ({model})"] = None
                 self._explaining = self._explaining or each
+                finding.server = finding.server or each
         finding.causes = frozenset(found)
         finding.mechanism = [
             f"simulated {', '.join(who)}, not run on that release: {cause}"

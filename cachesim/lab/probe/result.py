@@ -192,13 +192,14 @@ class Result:
         """The workload of the finding, which expects the cold answer."""
         if finding.scenario is None:
             return None
-        ranked, one = self.outcome.fingerprint.ranked, finding.scenario
-        if ranked:
-            profile, options = ranked[0].profile, ranked[0].options
+        shows, one = finding.server, finding.scenario
+        shows = shows or next(iter(self.outcome.fingerprint.ranked), None)
+        if shows is not None:
+            profile, options = shows.profile, shows.options
             server = replace(
                 one.engine, name=profile.engine, profiles=(profile.release,), options=options
             )
-            model = replace(one.model, preset=ranked[0].model)
+            model = replace(one.model, preset=shows.model)
             one = replace(one, engine=server, model=model)
         about = f"Found on a live server, {self.name}: {finding.sentence}."
         return replace(one, about=about, expect=(Expect(answer="same"),))
