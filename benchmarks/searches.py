@@ -133,29 +133,30 @@ def guided(defect: Defect, seed: int, seconds: float) -> Search:
     """Workloads drawn while they are played."""
     judging = {"less": _Less, "lost": _Lost}.get(defect.effect, _Failing)
     spent, found = 0.0, None
-    drawer = Guided(
-        profile=defect.profile,
-        model=defect.model,
-        seed=seed,
-        shape=SHAPE,
-        arithmetic="counts" if defect.effect in {"less", "lost"} else "ring",
-        reads_state=defect.effect == "lost",
-    )
     number = 0
     for number in count(1):
         judge = judging(defect)
         begin = time.process_time()
+        client = Guided(
+            defect.profile,
+            defect.model,
+            number - 1,
+            seed=seed,
+            shape=SHAPE,
+            arithmetic="counts" if defect.effect in {"less", "lost"} else "ring",
+            reads_state=defect.effect == "lost",
+        )
         try:
-            scenario = drawer.play(number - 1, judge)
+            any(judge(client.scenario, client.session, records) for records in client.run())
+            if not client.session.ended:
+                client.session.engine.check_integrity()
         except ContractError:  # a broken book, which fails at the last step
-            if judge.seen is None:
-                continue
-            scenario = judge.seen
-            judge.found = judge.check(scenario, {len(scenario.step) - 1: 0})
-        if judge.found:  # as `check` confirms it: once more, on all layers
-            steps = defect.shown(scenario, 0)
-            if judge.check(scenario, steps):
-                found = scenario
+            steps = client.scenario.step
+            judge.found = bool(steps) and judge.check(client.scenario, {len(steps) - 1: 0})
+        scenario = client.scenario
+        # as `check` confirms it: once more, on all layers
+        if judge.found and judge.check(scenario, defect.shown(scenario, 0)):
+            found = scenario
         spent += time.process_time() - begin - judge.aside
         if found is not None or spent >= seconds:
             break
@@ -169,7 +170,6 @@ class _Judge:
     defect: Defect
     found: bool = False
     aside: float = 0.0
-    seen: Scenario | None = None  # what was played so far
 
     def check(self, scenario: Scenario, steps: Mapping[int, int]) -> bool:
         """Compare with the profile without the defect."""
@@ -192,7 +192,6 @@ class _Failing(_Judge):
 
     def __call__(self, scenario: Scenario, session: Session, records: list[Record]) -> bool:
         """True if these records show the defect."""
-        self.seen = scenario
         self.oracle = self.oracle or Oracle(session.engine.network)
         failed = {}
         for record in records:
@@ -215,7 +214,6 @@ class _Less(_Judge):
     def __call__(self, scenario: Scenario, session: Session, records: list[Record]) -> bool:
         """True if a request of these reused less than on the other profile."""
         del session
-        self.seen = scenario
         steps = [record.step for record in records]
         try:
             if self.control is None:
@@ -247,7 +245,6 @@ class _Lost(_Judge):
 
     def __call__(self, scenario: Scenario, session: Session, records: list[Record]) -> bool:
         """True if these records show the defect."""
-        self.seen = scenario
         self.verifier = self.verifier or Verifier(session)
         new = [step_of(record, self.verifier.judge(record)) for record in records]
         self.steps += new

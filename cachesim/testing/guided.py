@@ -13,37 +13,30 @@ those before it:
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from cachesim.engines.family import Corner, Profile, family_of
 from cachesim.engines.option import Option
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.play.session import Record, Session, SlotActions
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.play.session import Record, Session, SlotActions, groups_of
+from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import (
     DEFAULT,
-    Chats,
+    Client,
     Seeded,
     Shape,
     Tree,
-    batched,
     compatible,
     corners,
-    drafted,
     draw_flags,
     inside,
     is_thin,
-    longer,
-    placed,
-    trips,
+    scenario_of,
 )
-
-Judge: TypeAlias = Callable[[Scenario, Session, list[Record]], bool]
-"""Look at the records of requests sent together; True ends the workload."""
 
 MOST: Final = 14
 """Most requests to one server."""
@@ -137,7 +130,7 @@ class GuidedTree(Tree):
     def longer(self, step: Step, room: int) -> Step:
         """The request with a longer reply, up to the end of a small context or to a number."""
         if room and not self._draws.integer(0, 1):
-            return longer(self._draws, step, room)
+            return super().longer(step, room)
         so_far = len(step.ids) + len(step.reply or ())
         near = [n for n in self.numbers.latest() if so_far < n <= so_far + LONGER]
         more = self._near(near) - so_far if near else self._draws.integer(1, LONGER)
@@ -153,87 +146,127 @@ class GuidedTree(Tree):
         return self._draws.one_of((1, 1, 2, self._draws.integer(1, most)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guided:
-    """The workloads of a seed."""
+class Guided(Client):
+    """The client of one server, which sends each request after the replies to those before."""
 
-    profile: Profile
-    model: str
-    seed: int = 0
-    shape: Shape = DEFAULT
-    arithmetic: ArithmeticName = "ring"
-    reads_state: bool = False
+    _tree: GuidedTree
 
-    def play(self, number: int, judge: Judge) -> Scenario:
-        """Play a workload until it is judged to end, or is done; return what was played.
-
-        Raises ContractError for a broken invariant.
-        """
-        draws = Seeded(f"guided {self.profile.engine} {self.model} {self.seed} {number}")
-        corner, options = self._flags(draws, number)
-        shape = inside(self.shape, corner)
+    def __init__(
+        self,
+        profile: Profile,
+        model: str,
+        number: int,
+        *,
+        seed: int = 0,
+        shape: Shape = DEFAULT,
+        arithmetic: ArithmeticName = "ring",
+        reads_state: bool = False,
+    ) -> None:
+        """A server with the flags of a number."""
+        draws = Seeded(f"guided {profile.engine} {model} {seed} {number}")
+        known = (Corner(), *corners(profile, model))
+        corner = known[(number + seed) % len(known)]
+        options = draw_flags(draws, profile, model, shape.fixed, corner) | dict(shape.fixed)
+        if not draws.integer(0, 2):
+            further = _further(profile)
+            order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
+            for flag in (order * 2)[number % len(order) :][: draws.one_of((1, 1, 2, 3))]:
+                options = _with(draws, profile, model, options, flag)
+        shape = inside(shape, corner)
         if not draws.integer(0, LARGE):
             shape = replace(shape, longest=LONGEST)
-        if "window" in preset(self.model).layers and not (shape.window or draws.integer(0, 3)):
+        if "window" in preset(model).layers and not (shape.window or draws.integer(0, 3)):
             shape = replace(shape, window=draws.one_of(WINDOWS))
-        scenario = self._scenario(number, options, shape)
-        thin = is_thin(number, scenario, self.profile)
-        session = Session(
-            scenario,
-            self.profile,
-            arithmetic=self.arithmetic,
-            reads_state=self.reads_state,
-            thin=thin,
+        name = f"{model}-guided-{seed}-{number}"
+        self.scenario: Scenario = scenario_of(profile, model, shape, options, name=name)
+        self.thin = is_thin(number, self.scenario, profile)
+        self.session = Session(
+            self.scenario, profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
         )
-        client = _Client(draws, session, shape, corner)
-        steps: list[Step] = []
-        for group in client.groups():
-            steps += group
-            scenario = replace(scenario, step=tuple(steps))
-            records = session.send(group)
-            client.learn(records)
-            if judge(scenario, session, records) or session.ended:
-                break
-        if not session.ended:
-            session.engine.check_integrity()
-        return scenario
-
-    def _scenario(self, number: int, options: dict[str, Any], shape: Shape) -> Scenario:
-        release = str(self.profile).partition("@")[2]
-        return Scenario(
-            format=FORMAT,
-            name=f"{self.model}-guided-{self.seed}-{number}",
-            about=f"Drawn for {self.profile} on {self.model}.",
-            model=Model(preset=self.model, window=shape.window or None),
-            engine=Server(name=self.profile.engine, profiles=(release,), options=options),
-            step=(),
+        drafter = next(iter(self.session.family.drafting), "")
+        super().__init__(
+            draws,
+            profile,
+            model,
+            shape,
+            options,
+            crowd=corner.crowd,
+            drafter=drafter,
+            tree=GuidedTree,
         )
+        self._tree.numbers = Numbers(2 * shape.longest)
+        defaults = (each.default for each in _further(profile))
+        for value in (*defaults, self.session.network.spec.window, *options.values()):
+            self._tree.numbers.add(value)
+        self._acts = ("long reply", *self.incidents) if shape.incidents else ()
+        if self._acts and isinstance(self.session.engine, SlotActions):
+            self._acts += ("erase",)
+        self._together = shape.together and (self._places or not self._family.has_slots)
+        self._index = self._idle = 0
+        self._known = set[object]()
 
-    def _flags(self, draws: Seeded, number: int) -> tuple[Corner, dict[str, Any]]:
-        """A corner in turn, and in a third of the workloads up to three further flags."""
-        known = (Corner(), *corners(self.profile, self.model))
-        corner = known[(number + self.seed) % len(known)]
-        options = draw_flags(draws, self.profile, self.model, self.shape.fixed, corner)
-        options |= self.shape.fixed
-        if not draws.integer(0, 2):
-            further = _further(self.profile)
-            order = Seeded(f"{self.seed} {number // len(further)}").shuffled(further)
-            for flag in (order * 2)[number % len(order) :][: draws.one_of((1, 1, 2, 3))]:
-                options = self._with(draws, options, flag)
-        return corner, options
+    def run(self) -> Iterator[list[Record]]:
+        """Send requests until the server does nothing new; yield the records of each group."""
+        for group in self._groups():
+            self.scenario = replace(self.scenario, step=(*self.scenario.step, *group))
+            records = self.session.send(group)
+            self._learn(records)
+            yield records
+            if self.session.ended:
+                return
 
-    def _with(self, draws: Seeded, options: dict[str, Any], flag: Option) -> dict[str, Any]:
-        """The options with a flag, and with the one that it needs, where a server accepts them."""
-        more = dict(options)
-        while flag.name not in more:
-            values = [each for each in _values(flag, options) if each != flag.default]
-            if not values:
-                break
-            more[flag.name] = draws.one_of(values)
-            if not flag.needs:
-                break
-            flag = family_of(self.profile.engine).option(flag.needs)
-        return more if compatible(self.profile, self.model, tuple(more.items())) else options
+    def _groups(self) -> Iterator[list[Step]]:
+        """Requests that are sent together."""
+        draws, patience, saved = self._draws, self._draws.integer(*IDLE), False
+        while self._index < MOST and self._idle < patience:
+            act = draws.one_of(self._acts) if self._acts and draws.integer(0, 4) == 4 else ""
+            name, slot = f"{self._index}", draws.integer(0, self._slots - 1)
+            if act == "erase" and draws.integer(0, 1):
+                yield [Step(name=f"e{name}", do="slot-erase", slot=slot)]
+            elif act == "slot file":
+                saved = True
+                yield [Step(name=f"s{name}", do="slot-save", slot=slot, file="slot")]
+            elif saved and draws.integer(0, 2) == 2:
+                saved = bool(draws.integer(0, 1))
+                yield [Step(name=f"l{name}", do="slot-restore", slot=slot, file="slot")]
+            first, *others = self._requests()
+            steps = [*self.having(first, act, f"g{name}"), *others]
+            for group in groups_of(replace(self.scenario, step=tuple(steps))):
+                yield [steps[number] for number in group]
+
+    def _requests(self) -> Iterator[Step]:
+        """One request, or several that come while it is served."""
+        fields: dict[str, Any] = {"with_previous": False}
+        while fields:
+            yield replace(self.request(self._index, alone=True), **fields)
+            self._index += 1
+            goes_on = self._together and self._index < MOST
+            fields = self.beside(crowd=self._crowd, arrivals=self._arrivals) if goes_on else {}
+        yield from self.interrupt(self._index)
+
+    def _learn(self, records: Iterable[Record]) -> None:
+        """Add the numbers of events and replies; count requests that brought nothing new."""
+        before = len(self._known)
+        for record in records:
+            self._known.update(self._tree.numbers.learn(record))
+        if any(record.step.do == "complete" for record in records):
+            self._idle = 0 if len(self._known) > before else self._idle + 1
+
+
+def _with(
+    draws: Seeded, profile: Profile, model: str, options: dict[str, Any], flag: Option
+) -> dict[str, Any]:
+    """The options with a flag, and with the one that it needs, where a server accepts them."""
+    more = dict(options)
+    while flag.name not in more:
+        values = [each for each in _values(flag, options) if each != flag.default]
+        if not values:
+            break
+        more[flag.name] = draws.one_of(values)
+        if not flag.needs:
+            break
+        flag = family_of(profile.engine).option(flag.needs)
+    return more if compatible(profile, model, tuple(more.items())) else options
 
 
 @cache
@@ -257,122 +290,3 @@ def _values(flag: Option, options: dict[str, Any]) -> list[Any]:
     near = [value + more for value in others for more in (-1, 0, 1)]
     low, high = flag.low or 0, flag.high or 1 << 20
     return [each for each in (*SMALL, *near) if low <= each <= high]
-
-
-class _Client:
-    """The client of one server."""
-
-    def __init__(self, draws: Seeded, session: Session, shape: Shape, corner: Corner) -> None:
-        family, options = session.family, session.scenario.engine.options
-        self._draws, self._session, self._family = draws, session, family
-        self._options = options
-        self._slots = max(1, int(options.get("parallel", 1)))
-        drafter = family.draft_flag or next(iter(family.drafting), "")
-        self._drafts = options.get(drafter, "none") != "none"
-        if self._drafts:
-            shape = replace(shape, replies=2 * shape.replies)
-        self._shape = shape
-        crowd = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
-        self._crowd = crowd or corner.crowd
-        self._arrivals = shape.incidents and "arrival" in (shape.kinds or family.incidents)
-        speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
-        chats = Chats(draws, strangers=self._crowd) if speaks else None
-        self._tree = GuidedTree(draws, shape, family, chats=chats)
-        self._tree.numbers = Numbers(2 * shape.longest)
-        defaults = (each.default for each in _further(session.profile))
-        for value in (*defaults, session.network.spec.window, *options.values()):
-            self._tree.numbers.add(value)
-        self._room = int(options.get("ctx_size", 0)) // self._slots
-        self._acts = tuple(shape.kinds or family.incidents) if shape.incidents else ()
-        if shape.incidents and isinstance(session.engine, SlotActions):
-            self._acts += ("erase",)
-        self._saved = False
-        self._known: set[object] = set()
-        self._idle = 0
-        self._index = 0
-
-    def groups(self) -> Iterator[list[Step]]:
-        """Requests that are sent together, until the server does nothing new."""
-        draws, patience = self._draws, self._draws.integer(*IDLE)
-        while self._index < MOST and self._idle < patience:
-            act = ""
-            if self._acts and draws.integer(0, 4) == 4:
-                act = draws.one_of(("long reply", *self._acts))
-            name, slot = f"{self._index}", draws.integer(0, self._slots - 1)
-            if act == "erase" and draws.integer(0, 1):
-                yield [Step(name=f"e{name}", do="slot-erase", slot=slot)]
-            elif act == "slot file":
-                self._saved = True
-                yield [Step(name=f"s{name}", do="slot-save", slot=slot, file="slot")]
-            elif self._saved and draws.integer(0, 2) == 2:
-                self._saved = bool(draws.integer(0, 1))
-                yield [Step(name=f"l{name}", do="slot-restore", slot=slot, file="slot")]
-            yield from _sent(self._acted(self._together(), act))
-
-    def _acted(self, group: list[Step], act: str) -> list[Step]:
-        """Requests with an incident."""
-        draws, first, rest = self._draws, group[0], group[1:]
-        if act == "long reply" and isinstance(first.reply, tuple):
-            return [self._tree.longer(first, self._room), *rest]
-        if act == "cancel":
-            gone = Step(
-                name=f"g{self._index}", do="cancel", of=first.name, turns=draws.integer(1, 4)
-            )
-            return [*group, gone]
-        if act == "trips" and first.prompt and not rest:
-            return [first, *trips(draws, first)]
-        if act == "completions" and self._slots > 1 and first.drafts is None:
-            return [replace(first, completions=2), *rest]
-        return group
-
-    def learn(self, records: Iterable[Record]) -> None:
-        """Add the numbers of events and replies; count requests that brought nothing new."""
-        before = len(self._known)
-        for record in records:
-            self._known.update(self._tree.numbers.learn(record))
-        if any(record.step.do == "complete" for record in records):
-            self._idle = 0 if len(self._known) > before else self._idle + 1
-
-    def _together(self) -> list[Step]:
-        """One request, or several that arrive while it is served."""
-        draws, family, shape = self._draws, self._family, self._shape
-        group = [self._next()]
-        several = shape.together and (not family.has_slots or self._slots > 1 or shape.incidents)
-        while several and draws.integer(0, 4) >= (1 if self._crowd else 4):
-            turns = None
-            if family.interrupts:
-                turns = draws.integer(0, 3)
-            elif self._arrivals and draws.integer(0, 1):
-                turns = draws.integer(1, 6)
-            group.append(replace(self._next(), with_previous=True, turns=turns))
-            if self._index >= MOST:
-                break
-        if family.interrupts and draws.integer(0, 7) == 7:
-            group.append(Step(name=f"c{self._index}", do="cancel", turns=draws.integer(1, 3)))
-        return group
-
-    def _next(self) -> Step:
-        draws, family = self._draws, self._family
-        step = self._tree.next_step(self._index)
-        self._index += 1
-        if self._drafts and draws.integer(0, 1):
-            step = drafted(draws, step)
-        if self._options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
-            step = replace(step, options={family.adapter_flag: ({"id": 0, "scale": 0.0},)})
-        if self._slots > 1 or (family.has_slots and self._shape.incidents):
-            return placed(draws, step, self._slots, first=True)
-        if not family.has_slots:
-            return batched(draws, step, family, first=True, crowd=False, arrivals=False)
-        return step
-
-
-def _sent(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """The steps, those together that are sent together."""
-    group: list[Step] = []
-    for step in steps:
-        if group and not (step.with_previous or step.do == "cancel"):
-            yield group
-            group = []
-        group.append(step)
-    if group:
-        yield group

@@ -28,13 +28,12 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.search import Report, search_among
-from cachesim.testing.survey import CHUNK, Survey, search_joined, survey_among, survey_joined
+from cachesim.testing.search import Numbered, Report, search
+from cachesim.testing.survey import CHUNK, Survey, search_joined, survey, survey_joined
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, try_flags
 from cachesim.typed import Json
 
 Ids: TypeAlias = tuple[int, ...]
-Numbered: TypeAlias = tuple[int, Scenario]
 Going: TypeAlias = Callable[[Report], bool]
 
 REQUESTS: Final = (2, 4)
@@ -104,24 +103,20 @@ class WholeScope:
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
     ) -> Report:
         """Play them until one fails."""
-        play = partial(
-            search_among, profile=self.profile, model=self.model, arithmetic=arithmetic, thin=False
-        )
+        play = partial(search, self.profile, self.model, arithmetic=arithmetic)
         if pool is None:
-            return play(self.workloads(), going=going)
-        tasks = (partial(play, chunk) for chunk in self._chunks())
+            return play(among=self.workloads(), going=going)
+        tasks = (partial(play, among=chunk) for chunk in self._chunks())
         return search_joined(pool, ahead, self._report(), tasks, going)
 
     def survey(
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
     ) -> Survey:
         """Play all of them, past the failing ones."""
-        play = partial(
-            survey_among, profile=self.profile, model=self.model, arithmetic=arithmetic, thin=False
-        )
+        play = partial(survey, self.profile, self.model, arithmetic=arithmetic)
         if pool is None:
-            return play(self.workloads(), going=going)
-        tasks = (partial(play, chunk) for chunk in self._chunks())
+            return play(among=self.workloads(), going=going)
+        tasks = (partial(play, among=chunk) for chunk in self._chunks())
         return survey_joined(pool, ahead, Survey(report=self._report()), tasks, going)
 
     def _report(self) -> Report:

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
@@ -342,14 +342,27 @@ def play(
     Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
     With `thin` the network has one layer of each kind that the model has.
     """
-    trial = Trial()
     session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
+    oracles = oracles or Oracles()
+    return _judged(session, session.run(), oracles, stop_early=stop_early, only=only)
+
+
+def _judged(
+    session: Session,
+    records: Iterable[Record],
+    oracles: Oracles,
+    *,
+    stop_early: bool,
+    only: Kind | None,
+) -> Trial:
+    """The outcome of what a session plays."""
+    trial, options = Trial(), session.scenario.engine.options
     if session.recalls:
         trial.texts = []
-    oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
+    oracle = oracles.of(session.engine.network)
     try:
-        for record in session.run():
-            finding = finding_of(record, oracle, trial, scenario.engine.options)
+        for record in records:
+            finding = finding_of(record, oracle, trial, options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
@@ -360,7 +373,7 @@ def play(
         if only in {None, "broken invariant"}:
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
             trial.findings.insert(0, broken)
-    _count(session.engine.events, trial.exercised, family.exercised)
+    _count(session.engine.events, trial.exercised, session.family.exercised)
     return trial
 
 
@@ -502,75 +515,38 @@ def workloads(
         yield drawn
 
 
+Numbered: TypeAlias = tuple[int, Scenario]
+Tried: TypeAlias = tuple[int, Scenario, Trial]
+
+
 def search(
     profile: Profile,
     model: str,
     *,
-    examples: int,
+    examples: int | None = None,
     seed: int = 0,
     first: int = 0,
     arithmetic: ArithmeticName = "ring",
     shape: Shape = DEFAULT,
+    among: Iterable[Numbered] | None = None,
     only: Kind | None = None,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Play workloads until one fails, all are played, or `going` is false."""
-    if shape.guided:
-        guided = Guided(profile=profile, model=model, seed=seed, shape=shape, arithmetic=arithmetic)
-        tried = islice(guided_trials(guided, first=first, only=only), examples)
-        return _search_tried(tried, profile, model, arithmetic=arithmetic, going=going)
-    drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    return search_among(
-        enumerate(drawn, first), profile, model, arithmetic=arithmetic, only=only, going=going
-    )
-
-
-def search_among(
-    numbered: Iterable[tuple[int, Scenario]],
-    profile: Profile,
-    model: str,
-    *,
-    arithmetic: ArithmeticName = "ring",
-    only: Kind | None = None,
-    thin: bool = True,
-    going: Callable[[Report], bool] = lambda _: True,
-) -> Report:
-    """Play these workloads until one fails; without `thin` each is played on all layers."""
-    oracles = Oracles()
-    tried = (
-        (
-            number,
-            scenario,
-            trial_of(
-                number if thin else 0,
-                scenario,
-                profile,
-                arithmetic=arithmetic,
-                oracles=oracles,
-                only=only,
-            ),
-        )
-        for number, scenario in numbered
-    )
-    return _search_tried(tried, profile, model, arithmetic=arithmetic, going=going)
-
-
-Tried: TypeAlias = tuple[int, Scenario, Trial]
-
-
-def _search_tried(
-    tried: Iterator[Tried],
-    profile: Profile,
-    model: str,
-    *,
-    arithmetic: ArithmeticName,
-    going: Callable[[Report], bool],
-) -> Report:
     report = Report(profile=profile, model=model)
-    while going(report):
-        number, scenario, trial = next(tried, (0, None, None))
-        if scenario is None or trial is None:
-            break
+    tried = trials(
+        profile,
+        model,
+        seed=seed,
+        first=first,
+        arithmetic=arithmetic,
+        shape=shape,
+        among=among,
+        only=only,
+    )
+    left = islice(tried, examples)
+    while going(report) and (one := next(left, None)) is not None:
+        number, scenario, trial = one
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
@@ -578,55 +554,36 @@ def _search_tried(
     return report
 
 
-def guided_trials(
-    guided: Guided, *, first: int = 0, stop_early: bool = True, only: Kind | None = None
+def trials(
+    profile: Profile,
+    model: str,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    arithmetic: ArithmeticName = "ring",
+    shape: Shape = DEFAULT,
+    among: Iterable[Numbered] | None = None,
+    stop_early: bool = True,
+    only: Kind | None = None,
 ) -> Iterator[Tried]:
-    """Workloads drawn while they are played, each with its outcome."""
-    words = family_of(guided.profile.engine).exercised
-    for number in count(first):
-        judge = _Judge(stop_early=stop_early, only=only)
-        try:
-            guided.play(number, judge)
-        except ContractError as error:
-            if only in {None, "broken invariant"}:
-                at = judge.trial.requests
-                broken = Finding(kind="broken invariant", step=at, detail=str(error))
-                judge.trial.findings.insert(0, broken)
-        if judge.scenario is None or judge.session is None:
-            continue
-        trial = judge.trial
-        _count(judge.session.engine.events, trial.exercised, words)
-        if trial.findings and is_thin(number, judge.scenario, guided.profile):
-            trial = play(
-                judge.scenario,
-                guided.profile,
-                arithmetic=guided.arithmetic,
-                stop_early=stop_early,
-                only=only,
-            )
-        yield number, judge.scenario, trial
+    """Workloads with their outcomes: those of a seed from an index on, without end, or these.
 
-
-@dataclass(slots=True, kw_only=True)
-class _Judge:
-    """What was played of a workload, and its outcome."""
-
-    stop_early: bool
-    only: Kind | None
-    trial: Trial = field(default_factory=Trial)
-    scenario: Scenario | None = None
-    session: Session | None = None
-    oracle: Oracle | None = None
-
-    def __call__(self, scenario: Scenario, session: Session, records: Sequence[Record]) -> bool:
-        """Judge records; True if they end the workload."""
-        self.scenario, self.session = scenario, session
-        self.oracle = self.oracle or Oracle(session.engine.network)
-        for record in records:
-            finding = finding_of(record, self.oracle, self.trial, scenario.engine.options)
-            if finding is not None and self.only in {None, finding.kind}:
-                self.trial.findings.append(finding)
-        return self.stop_early and bool(self.trial.findings)
+    The latter are played on all layers.
+    """
+    how: dict[str, Any] = {"arithmetic": arithmetic, "stop_early": stop_early, "only": only}
+    oracles = Oracles()
+    if shape.guided and among is None:
+        for number in count(first):
+            client = Guided(profile, model, number, seed=seed, shape=shape, arithmetic=arithmetic)
+            records = chain.from_iterable(client.run())
+            trial = _judged(client.session, records, oracles, stop_early=stop_early, only=only)
+            if trial.findings and client.thin:
+                trial = play(client.scenario, profile, oracles=oracles, **how)
+            yield number, client.scenario, trial
+    drawn = workloads(profile, model, seed=seed, first=first, shape=shape)
+    for number, scenario in enumerate(drawn, first) if among is None else among:
+        at = number if among is None else 0
+        yield number, scenario, trial_of(at, scenario, profile, oracles=oracles, **how)
 
 
 def trial_of(

@@ -28,21 +28,18 @@ from cachesim.play.result import Culprit, Run, Step
 from cachesim.play.runner import run
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
-from cachesim.testing.guided import Guided
 from cachesim.testing.search import (
     Counterexample,
     Finding,
     Kind,
+    Numbered,
     Report,
     Trial,
-    Tried,
     expected_of,
-    guided_trials,
     play,
     search,
     shrink,
-    trial_of,
-    workloads,
+    trials,
 )
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
@@ -121,71 +118,31 @@ def survey(
     profile: Profile,
     model: str,
     *,
-    examples: int,
+    examples: int | None = None,
     seed: int = 0,
     first: int = 0,
     arithmetic: ArithmeticName = "ring",
     shape: Shape = DEFAULT,
+    among: Iterable[Numbered] | None = None,
     find: Find = "wrong",
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
     """Play workloads until all are played or `going` is false; none is shrunk yet."""
-    if shape.guided:
-        guided = Guided(profile=profile, model=model, seed=seed, shape=shape, arithmetic=arithmetic)
-        tried = guided_trials(guided, first=first, stop_early=False, only=_only(find))
-        found = Survey(report=Report(profile=profile, model=model))
-        return _survey_tried(islice(tried, examples), found, arithmetic, find, going=going)
-    drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    return survey_among(
-        enumerate(drawn, first), profile, model, arithmetic=arithmetic, find=find, going=going
-    )
-
-
-def survey_among(
-    numbered: Iterable[tuple[int, Scenario]],
-    profile: Profile,
-    model: str,
-    *,
-    arithmetic: ArithmeticName = "ring",
-    find: Find = "wrong",
-    thin: bool = True,
-    going: Callable[[Report], bool] = lambda _: True,
-) -> Survey:
-    """Play all of these workloads; without `thin` each is played on all layers."""
     found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
-    tried = (
-        (
-            number,
-            scenario,
-            trial_of(
-                number if thin else 0,
-                scenario,
-                profile,
-                arithmetic=arithmetic,
-                stop_early=False,
-                oracles=oracles,
-                only=_only(find),
-            ),
-        )
-        for number, scenario in numbered
+    tried = trials(
+        profile,
+        model,
+        seed=seed,
+        first=first,
+        arithmetic=arithmetic,
+        shape=shape,
+        among=among,
+        stop_early=False,
+        only=_only(find),
     )
-    return _survey_tried(tried, found, arithmetic, find, going=going, oracles=oracles)
-
-
-def _survey_tried(
-    tried: Iterator[Tried],
-    found: Survey,
-    arithmetic: ArithmeticName,
-    find: Find,
-    *,
-    going: Callable[[Report], bool],
-    oracles: Oracles | None = None,
-) -> Survey:
-    profile = found.report.profile
-    while going(found.report):
-        number, scenario, trial = next(tried, (0, None, None))
-        if scenario is None or trial is None:
-            break
+    left = islice(tried, examples)
+    while going(found.report) and (one := next(left, None)) is not None:
+        number, scenario, trial = one
         found.report.add(scenario, trial)
         if find != "lost" and trial.finding is None:
             continue

@@ -303,58 +303,43 @@ def draw_workload(
     draws: Draws, profile: Profile, model: str, shape: Shape = DEFAULT, name: str = "workload"
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
-    family = family_of(profile.engine)
-    options: dict[str, Any] = {}
-    corner = draw_corner(draws, profile, model) if shape.flags else Corner()
+    family, options, corner = family_of(profile.engine), dict[str, Any](), Corner()
     if shape.flags:
+        corner = draw_corner(draws, profile, model)
         options = draw_flags(draws, profile, model, shape.fixed, corner)
         shape = inside(shape, corner)
     options |= shape.fixed
-    slots = options.get("parallel", 1)
-    recalls = preset(model).recall
-    drafting = options.get(family.draft_flag, "none") != "none" and not recalls
-    if recalls:
-        shape = replace(shape, chats=False)
-    if drafting:
-        shape = replace(shape, replies=2 * shape.replies)
-    speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
-    crowd = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
-    crowd = crowd or corner.crowd
-    arrivals = shape.incidents and "arrival" in (shape.kinds or family.incidents)
-    chats = Chats(draws, strangers=crowd) if speaks else None
-    tree = Tree(draws, shape, family, chats=chats)
+    client = Client(draws, profile, model, shape, options, crowd=corner.crowd)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
-        step = tree.next_step(index)
-        if drafting and draws.integer(0, 1):
-            step = drafted(draws, step)
-        if options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
-            off = ({"id": 0, "scale": 0.0},)
-            step = replace(step, options={family.adapter_flag: off})
-        alone = index == 0 or not shape.together
-        if slots > 1 or (family.has_slots and shape.incidents):
-            step = placed(draws, step, slots, first=alone)
-        elif not family.has_slots:
-            step = batched(draws, step, family, first=alone, crowd=crowd, arrivals=arrivals)
-        steps.append(step)
-        if family.interrupts and draws.integer(0, 7) == 7:
-            steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
+        steps.append(client.request(index, alone=index == 0 or not shape.together))
+        steps += client.interrupt(index)
     if shape.incidents and draws.integer(0, 1):
-        kind = draws.one_of(("long reply", *(shape.kinds or family.incidents)))
-        room = options.get("ctx_size", 0) // slots
-        steps = with_incident(draws, steps, kind, slots, family, room=room)
+        steps = client.with_incident(steps, draws.one_of(("long reply", *client.incidents)))
     elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
-        steps = with_incident(draws, steps, "cancel", slots, family)
+        steps = client.with_incident(steps, "cancel")
     if shape.alike:
         steps = _alike(steps)
+    return scenario_of(profile, model, shape, options, name=name, steps=steps)
+
+
+def scenario_of(
+    profile: Profile,
+    model: str,
+    shape: Shape,
+    options: Mapping[str, Any],
+    *,
+    name: str,
+    steps: Sequence[Step] = (),
+) -> Scenario:
+    """The scenario of drawn steps."""
+    release = str(profile).partition("@")[2]
     return Scenario(
         format=FORMAT,
         name=name,
         about=f"Drawn for {profile} on {model}.",
         model=Model(preset=model, window=shape.window or None),
-        engine=Server(
-            name=profile.engine, profiles=(str(profile).partition("@")[2],), options=options
-        ),
+        engine=Server(name=profile.engine, profiles=(release,), options=options),
         step=tuple(steps),
     )
 
@@ -385,51 +370,113 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def with_incident(
-    draws: Draws,
-    steps: Sequence[Step],
-    kind: str,
-    slots: int,
-    family: Family[Any, Any],
-    *,
-    room: int = 0,
-) -> list[Step]:
-    """The steps with an incident: a save, a restart, a cancel or the like.
+class Client:
+    """The requests to one server, and what happens to them."""
 
-    In a small context (`room` tokens for a slot) a long reply ends at its end, give or take one.
-    """
-    at = draws.integer(0, len(steps) - 1)
-    step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
-    here = [step]
-    if step.do != "complete" or not isinstance(step.reply, tuple):
-        return list(steps)
-    if kind == "long reply":
-        here = [longer(draws, step, room)]
-    elif kind == "cancel":
-        here += [Step(name="gone", do="cancel", of=step.name, turns=draws.integer(1, 4))]
-    elif kind == "slot file":
-        slot = draws.integer(0, max(0, slots - 1))
-        here += [Step(name="save", do="slot-save", slot=slot, file="slot")]
-        later = draws.integer(0, len(after))
-        after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
-    elif kind == "trips":
-        here += list(trips(draws, step)) if step.prompt else []
-    elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
-        here = [replace(step, completions=2)]
-    elif kind == "arrival" and before and before[-1].do == "complete":
-        slot = draws.one_of((step.slot, 0, slots - 1)) if family.has_slots else step.slot
-        here = [replace(step, with_previous=True, turns=draws.integer(1, 6), slot=slot)]
-    return [*before, *here, *after]
+    def __init__(
+        self,
+        draws: Draws,
+        profile: Profile,
+        model: str,
+        shape: Shape,
+        options: Mapping[str, Any],
+        *,
+        crowd: bool,
+        drafter: str = "",
+        tree: "type[Tree] | None" = None,
+    ) -> None:
+        """In a `crowd` most requests come together: more than one batch takes.
 
+        Requests have drafts where the flag `drafter`, or the family's own one, is set.
+        """
+        family, recalls = family_of(profile.engine), preset(model).recall
+        self._draws, self._family, self._options = draws, family, options
+        self._slots = max(1, options.get("parallel", 1))
+        self._room = options.get("ctx_size", 0) // self._slots
+        self._places = self._slots > 1 or (family.has_slots and shape.incidents)
+        drafter = drafter or family.draft_flag
+        self._drafts = options.get(drafter, "none") != "none" and not recalls
+        if self._drafts:
+            shape = replace(shape, replies=2 * shape.replies)
+        speaks = shape.chats and not recalls and family.renders_chats and draws.integer(0, 1)
+        crowded = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
+        self._crowd = crowded or crowd
+        self.incidents = shape.kinds or family.incidents
+        self._arrivals = shape.incidents and "arrival" in self.incidents
+        chats = Chats(draws, strangers=self._crowd) if speaks else None
+        self._tree = (tree or Tree)(draws, shape, family, chats=chats)
 
-def longer(draws: Draws, step: Step, room: int) -> Step:
-    """The request with a longer reply; in a small context it ends near its end."""
-    more = draws.tokens(draws.integer(10, MOST_MORE), FIRST_WORD, LAST_WORD)
-    reply = (step.reply if isinstance(step.reply, tuple) else ()) + more
-    missing = room + draws.integer(-1, 1) - len(step.ids) - len(reply) if room else 0
-    if missing > 0 and step.ids:  # a longer prompt costs less time than a longer reply
-        step = replace(step, prompt=step.ids + draws.tokens(missing, FIRST_WORD, LAST_WORD))
-    return replace(step, reply=reply)
+    def request(self, index: int, *, alone: bool) -> Step:
+        """The next request; not `alone` it may come beside the one before.
+
+        It may name a slot, or have fields that take another code path.
+        """
+        draws, family, changes = self._draws, self._family, dict[str, Any]()
+        step = self._tree.next_step(index)
+        if self._drafts and draws.integer(0, 1):
+            step = drafted(draws, step)
+        if self._options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
+            changes["options"] = {family.adapter_flag: ({"id": 0, "scale": 0.0},)}
+        if self._places:
+            if draws.integer(0, 7) == 7:
+                changes["slot"] = draws.integer(0, self._slots - 1)
+            changes |= {} if alone else self.beside(crowd=False, arrivals=False)
+        elif not family.has_slots:
+            changes |= {} if alone else self.beside(crowd=self._crowd, arrivals=self._arrivals)
+            if family.asks and draws.integer(0, 4) == 4:
+                changes["options"] = dict(family.asks)
+        return replace(step, **changes)
+
+    def beside(self, *, crowd: bool, arrivals: bool) -> dict[str, Any]:
+        """Fields of a request that comes with the one before, or while that is served; or none."""
+        draws = self._draws
+        if draws.integer(0, 4) < (1 if crowd else 4):
+            return {}
+        if self._family.interrupts:
+            return {"with_previous": True, "turns": draws.integer(0, 3)}
+        if arrivals and draws.integer(0, 1):
+            return {"with_previous": True, "turns": draws.integer(1, 6)}
+        return {"with_previous": True}
+
+    def interrupt(self, index: int) -> list[Step]:
+        """A cancel of any request that is served; often none."""
+        if self._family.interrupts and self._draws.integer(0, 7) == 7:
+            return [Step(name=f"c{index}", do="cancel", turns=self._draws.integer(1, 3))]
+        return []
+
+    def with_incident(self, steps: Sequence[Step], kind: str) -> list[Step]:
+        """The steps with an incident: a save, a restart, a cancel or the like."""
+        draws, slots = self._draws, self._slots
+        at = draws.integer(0, len(steps) - 1)
+        step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
+        if step.do != "complete" or not isinstance(step.reply, tuple):
+            return list(steps)
+        here = self.having(step, kind, "gone")
+        if kind == "slot file":
+            slot = draws.integer(0, slots - 1)
+            here += [Step(name="save", do="slot-save", slot=slot, file="slot")]
+            later = draws.integer(0, len(after))
+            after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
+        elif kind == "arrival" and before and before[-1].do == "complete":
+            slot = step.slot
+            if self._family.has_slots:
+                slot = draws.one_of((step.slot, 0, slots - 1))
+            here = [replace(step, with_previous=True, turns=draws.integer(1, 6), slot=slot)]
+        return [*before, *here, *after]
+
+    def having(self, step: Step, kind: str, gone: str) -> list[Step]:
+        """The request with an incident of its own; `gone` names a cancel."""
+        draws = self._draws
+        if kind == "long reply":
+            return [self._tree.longer(step, self._room)]
+        if kind == "cancel":
+            return [step, Step(name=gone, do="cancel", of=step.name, turns=draws.integer(1, 4))]
+        if kind == "trips" and step.prompt:
+            return [step, *trips(draws, step)]
+        alone = not step.with_previous and step.drafts is None
+        if kind == "completions" and self._slots > 1 and alone:
+            return [replace(step, completions=2)]
+        return [step]
 
 
 def trips(draws: Draws, step: Step) -> Iterator[Step]:
@@ -455,41 +502,6 @@ def drafted(draws: Draws, step: Step) -> Step:
         drafts.append(right + draws.tokens(draws.integer(0, 1), FIRST_WORD, LAST_WORD))
         done += len(right) + 1
     return replace(step, drafts=tuple(drafts) or None)
-
-
-def placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
-    """A step that may name a slot, or come together with the one before."""
-    changes: dict[str, Any] = {}
-    if draws.integer(0, 7) == 7:
-        changes["slot"] = draws.integer(0, slots - 1)
-    if not first and draws.integer(0, 4) == 4:
-        changes["with_previous"] = True
-    return replace(step, **changes)
-
-
-def batched(
-    draws: Draws,
-    step: Step,
-    family: Family[Any, Any],
-    *,
-    first: bool,
-    crowd: bool,
-    arrivals: bool,
-) -> Step:
-    """A step beside the previous request, or with fields that take another code path.
-
-    In a crowd most come together: more than one batch takes.
-    """
-    changes: dict[str, Any] = {}
-    if not first and draws.integer(0, 4) >= (1 if crowd else 4):
-        changes["with_previous"] = True
-        if family.interrupts:
-            changes["turns"] = draws.integer(0, 3)
-        elif arrivals and draws.integer(0, 1):
-            changes["turns"] = draws.integer(1, 6)
-    if family.asks and draws.integer(0, 4) == 4:
-        changes["options"] = dict(family.asks)
-    return replace(step, **changes)
 
 
 class Tree:
@@ -519,6 +531,19 @@ class Tree:
         return Step(
             name=f"r{index}", prompt=prompt, messages=chat, reply=reply, cache_prompt=cache_prompt
         )
+
+    def longer(self, step: Step, room: int) -> Step:
+        """The request with a longer reply; in a small context it ends at its end, give or take one.
+
+        `room` are the tokens of a slot.
+        """
+        draws = self._draws
+        more = self._words(draws.integer(10, MOST_MORE))
+        reply = (step.reply if isinstance(step.reply, tuple) else ()) + more
+        missing = room + draws.integer(-1, 1) - len(step.ids) - len(reply) if room else 0
+        if missing > 0 and step.ids:  # a longer prompt costs less time than a longer reply
+            step = replace(step, prompt=step.ids + self._words(missing))
+        return replace(step, reply=reply)
 
     def _prompt(self) -> tuple[int, ...]:
         draws = self._draws

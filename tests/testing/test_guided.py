@@ -8,10 +8,10 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ContractError
-from cachesim.play.session import Record, Session, groups_of
+from cachesim.play.session import groups_of
 from cachesim.scenario.format import Scenario
 from cachesim.testing.guided import MOST, Guided, Numbers
-from cachesim.testing.search import guided_trials, search, trial_of
+from cachesim.testing.search import search, trial_of, trials
 from cachesim.testing.survey import survey
 from cachesim.testing.workloads import Shape
 
@@ -19,35 +19,28 @@ SHAPE = Shape(incidents=True, chats=True, guided=True)
 PROFILES = ("llama.cpp@b11549", "mlx-lm@0.32.2", "vllm@0.33.0", "sglang@0.5.23")
 
 
-def guided(profile: str, model: str = "hybrid", seed: int = 0) -> Guided:
-    return Guided(profile=Profile.parse(profile), model=model, seed=seed, shape=SHAPE)
-
-
-def played(drawer: Guided, number: int) -> tuple[Scenario, list[int]]:
+def played(
+    profile: str, number: int, model: str = "hybrid", *, seed: int = 0, shape: Shape = SHAPE
+) -> tuple[Scenario, list[int]]:
     """A workload, and how many of its steps were sent together each time."""
-    sent: list[int] = []
-
-    def look(_scenario: Scenario, _session: Session, records: list[Record]) -> bool:
-        sent.append(len(records))
-        return False
-
-    return drawer.play(number, look), sent
+    client = Guided(Profile.parse(profile), model, number, seed=seed, shape=shape)
+    sent = [len(records) for records in client.run()]
+    return client.scenario, sent
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_workload_depends_on_its_seed_and_number_alone(profile: str) -> None:
-    drawer = guided(profile)
-    forwards = [played(drawer, number) for number in range(6)]
-    backwards = [played(drawer, number) for number in reversed(range(6))]
+    forwards = [played(profile, number) for number in range(6)]
+    backwards = [played(profile, number) for number in reversed(range(6))]
 
     assert forwards == backwards[::-1]
-    assert forwards[1] != played(guided(profile, seed=1), 1)
+    assert forwards[1] != played(profile, 1, seed=1)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_was_sent_together_is_together_in_the_scenario(profile: str) -> None:
     for number in range(12):
-        scenario, sent = played(guided(profile), number)
+        scenario, sent = played(profile, number)
         requests = [step for step in scenario.step if step.do == "complete"]
 
         assert sent == [len(group) for group in groups_of(scenario)]
@@ -56,7 +49,7 @@ def test_what_was_sent_together_is_together_in_the_scenario(profile: str) -> Non
 
 
 def test_a_server_that_does_nothing_new_gets_no_more_requests() -> None:
-    lengths = [len(played(guided("sglang@0.5.23", "dense"), n)[0].step) for n in range(40)]
+    lengths = [len(played("sglang@0.5.23", n, "dense")[0].step) for n in range(40)]
 
     assert min(lengths) < MOST // 2 < max(lengths)
 
@@ -73,7 +66,7 @@ def test_prompts_end_near_the_numbers_of_the_servers_flags() -> None:
     """A prompt of one checkpoint's distance, one ubatch, one token more or less."""
     near = far = 0
     for number in range(30):
-        scenario, _ = played(guided("llama.cpp@b11549"), number)
+        scenario, _ = played("llama.cpp@b11549", number)
         size = scenario.engine.options.get("ubatch_size", 512)
         lengths = [len(step.ids) for step in scenario.step if step.do == "complete"]
         near += sum(abs(length - size) <= 1 for length in lengths)
@@ -84,10 +77,11 @@ def test_prompts_end_near_the_numbers_of_the_servers_flags() -> None:
 
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_what_fails_fails_again_when_its_scenario_is_played(*, stop_early: bool) -> None:
-    drawer = guided("mlx-lm@0.31.2", "swa")
-    found = 0
-    for _, scenario, trial in islice(guided_trials(drawer, stop_early=stop_early), 30):
-        again = trial_of(0, scenario, drawer.profile, arithmetic="ring", stop_early=stop_early)
+    profile, found = Profile.parse("mlx-lm@0.31.2"), 0
+    for _, scenario, trial in islice(
+        trials(profile, "swa", shape=SHAPE, stop_early=stop_early), 30
+    ):
+        again = trial_of(0, scenario, profile, arithmetic="ring", stop_early=stop_early)
         found += bool(trial.findings)
         if trial.findings:
             assert trial.findings == again.findings
@@ -102,7 +96,7 @@ def test_a_broken_book_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("cachesim.engines.vllm.server.Vllm.check_integrity", broken)
 
-    _, _, trial = next(guided_trials(guided("vllm@0.33.0")))
+    _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), "hybrid", shape=SHAPE))
 
     assert [("broken invariant", "a block is nobody's")] == [
         (each.kind, each.detail) for each in trial.findings
@@ -127,10 +121,10 @@ def test_a_right_cache_is_quiet() -> None:
 
 def test_a_guided_search_keeps_given_flags() -> None:
     fixed = {"block_size": 8, "max_num_seqs": 2, "connector": "none", "async_scheduling": False}
-    drawer = replace(guided("vllm@0.33.0"), shape=replace(SHAPE, fixed=fixed))
+    shape = replace(SHAPE, fixed=fixed)
 
     for number in range(80):
-        options = played(drawer, number)[0].engine.options
+        options = played("vllm@0.33.0", number, shape=shape)[0].engine.options
         assert fixed == {name: options[name] for name in fixed}
 
 
@@ -138,7 +132,7 @@ def test_check_takes_it_as_an_option(capsys: pytest.CaptureFixture[str]) -> None
     status = main(["check", "mlx-lm@0.31.2", "--model", "swa", "--guided", "--jobs", "1"])
 
     assert status == 1
-    assert "CRASH in workload 0" in capsys.readouterr().out
+    assert "CRASH in workload" in capsys.readouterr().out
 
 
 def test_it_draws_no_small_scope(capsys: pytest.CaptureFixture[str]) -> None:
