@@ -262,6 +262,7 @@ class Family(Generic[R, S]):
     interrupts: bool = False  # publishes blocks before it writes them: searches abort requests
     records_provenance: str = ""  # option that disables its record of state contents
     drafting: Mapping[str, Any] = field(default_factory=dict)  # options that enable an MTP head
+    reuse_flags: tuple[str, ...] = ()  # that switch reuse off where false
     draft_flag: str = ""  # flag that names the drafter: searches then force drafts
     adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set

@@ -342,6 +342,9 @@ def _nature(fault: Culprit) -> str:
 
 def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
     """Steps that reprocessed matched tokens although a state to resume from was available."""
+    options, flags = scenario.engine.options, family_of(scenario.engine.name).reuse_flags
+    if any(options.get(each) is False for each in flags):
+        return
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
         rules = [each for each in step.why if each.after < each.before]

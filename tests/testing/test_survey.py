@@ -162,10 +162,11 @@ def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
     assert profiles
 
 
-def flagged(profile: str, model: str, *prompts: Sequence[int]) -> list[int]:
+def flagged(profile: str, model: str, *prompts: Sequence[int], **options: Any) -> list[int]:
     """The steps that lost reuse."""
     parsed = Profile.parse(profile)
-    drawn = next(workloads(parsed, model, shape=Shape(flags=False, min_steps=1, max_steps=1)))
+    shape = Shape(flags=False, min_steps=1, max_steps=1, fixed=options)
+    drawn = next(workloads(parsed, model, shape=shape))
     steps = (Step(name=f"r{i}", prompt=tuple(each), predict=8) for i, each in enumerate(prompts))
     scenario = replace(drawn, step=tuple(steps))
     played = run(scenario, parsed, arithmetic="ring")
@@ -184,3 +185,15 @@ def test_a_long_prompt_of_which_nothing_is_reused_at_once_is_lost_reuse() -> Non
 
     assert [1] == flagged("vllm@0.33.0", "hybrid-delta", *prompts)
     assert [] == flagged("vllm@0.33.0", "hybrid-delta", prompts[0], prompts[0])
+
+
+@pytest.mark.parametrize(
+    ("profile", "flag"),
+    [
+        ("llama.cpp@b11549", "cache_prompt"),
+        ("transformers@5.24.0", "allow_block_sharing"),
+        ("vllm@0.33.0", "enable_prefix_caching"),
+    ],
+)
+def test_reuse_that_a_flag_switches_off_is_not_lost(profile: str, flag: str) -> None:
+    assert [] == flagged(profile, "dense", range(300, 400), range(300, 400), **{flag: False})

@@ -678,6 +678,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     patches=PATCHES,
     options=Options,
     fields=FIELDS,
+    reuse_flags=("cache_prompt",),
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
     adapter_flag="lora",

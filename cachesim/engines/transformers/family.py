@@ -67,6 +67,7 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     releases=RELEASES,
     patches=PATCHES,
     options=TransformersOptions,
+    reuse_flags=("allow_block_sharing",),
     has_slots=False,
     may_decline=False,
     check_model=check_model,

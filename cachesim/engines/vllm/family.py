@@ -297,6 +297,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
         ),
     ),
     asks={"priority": -1},
+    reuse_flags=("enable_prefix_caching",),
     has_slots=False,
     plays_chunks=True,
     groups_layers=True,
