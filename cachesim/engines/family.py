@@ -257,6 +257,7 @@ class Family(Generic[R, S]):
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     takes_images: bool = False  # its requests may have images
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
+    model_classes: Callable[["ModelSpec"], tuple[str, ...]] = lambda _: ()  # with these layers
     plays_chunks: bool = False  # a layer's window may be the chunk of a token
     groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared
     interrupts: bool = False  # publishes blocks before it writes them: searches abort requests

@@ -7,23 +7,28 @@ those before it:
               (matched, reused, kept, lost, evicted tokens; its flags), or one beside it
     turns     any earlier conversation, the latest more often
     length    requests go on while the server does what it has not done before, up to MOST
-    flags     corners in turn; a third of the workloads have one to three further flags, each
-              flag of the release in turn, with a small value or one near another flag's
+    flags     corners in turn; half of the workloads have one to three further flags, each
+              flag of the release in turn, with a small value or one near another flag's; those
+              that have a word of their name in common meet more often
+    model     any class of these layers for which the server has rules of its own
+    after     an eviction or an erased slot an earlier prompt is sent again in half of the cases
 
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from cachesim.engines.family import Corner, Profile, family_of
 from cachesim.engines.option import Option
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.session import Record, Session, SlotActions, groups_of
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Step
 from cachesim.testing.workloads import (
     DEFAULT,
     Client,
@@ -109,6 +114,14 @@ class GuidedTree(Tree):
     """Conversations whose lengths are near the server's numbers."""
 
     numbers: Numbers
+    again: bool = False  # the next prompt is likely to be one of the earlier ones
+
+    def _prompt(self) -> tuple[int, ...]:
+        again, self.again = self.again and bool(self._turns), False
+        if not (again and self._draws.integer(0, 1)):
+            return super()._prompt()
+        prompt, held = self._turn()
+        return self._draws.one_of((prompt, held + self._new(len(held))))
 
     def _turn(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self._draws.integer(0, 3):
@@ -129,7 +142,7 @@ class GuidedTree(Tree):
 
     def longer(self, step: Step, room: int) -> Step:
         """The request with a longer reply, up to the end of a small context or to a number."""
-        if room and not self._draws.integer(0, 1):
+        if not self._draws.integer(0, 1):
             return super().longer(step, room)
         so_far = len(step.ids) + len(step.reply or ())
         near = [n for n in self.numbers.latest() if so_far < n <= so_far + LONGER]
@@ -167,10 +180,14 @@ class Guided(Client):
         known = (Corner(), *corners(profile, model))
         corner = known[(number + seed) % len(known)]
         options = draw_flags(draws, profile, model, shape.fixed, corner) | dict(shape.fixed)
-        if not draws.integer(0, 2):
+        if not draws.integer(0, 1):
             further = _further(profile)
             order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
-            for flag in (order * 2)[number % len(order) :][: draws.one_of((1, 1, 2, 3))]:
+            flag = order.pop(number % len(order))
+            akin = [each for each in order if _words(each) & _words(flag)] or order
+            options = _with(draws, profile, model, options, flag)
+            for _ in range(draws.integer(0, 2)):
+                flag = draws.one_of(akin if draws.integer(0, 2) else order)
                 options = _with(draws, profile, model, options, flag)
         shape = inside(shape, corner)
         if not draws.integer(0, LARGE):
@@ -178,11 +195,19 @@ class Guided(Client):
         if "window" in preset(model).layers and not (shape.window or draws.integer(0, 3)):
             shape = replace(shape, window=draws.one_of(WINDOWS))
         name = f"{model}-guided-{seed}-{number}"
-        self.scenario: Scenario = scenario_of(profile, model, shape, options, name=name)
+        self.scenario = scenario_of(profile, model, shape, options, name=name)
         self.thin = is_thin(number, self.scenario, profile)
-        self.session = Session(
-            self.scenario, profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
+        start = partial(
+            Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
         )
+        classes = family_of(profile.engine).model_classes(preset(model))
+        if classes and draws.integer(0, 1):
+            drawn = replace(self.scenario.model, family=draws.one_of(classes))
+            with suppress(InputError):  # flags that this class does not take
+                self.session = start(replace(self.scenario, model=drawn))
+                self.scenario = self.session.scenario
+        if not self.scenario.model.family:
+            self.session = start(self.scenario)
         drafter = next(iter(self.session.family.drafting), "")
         super().__init__(
             draws,
@@ -222,6 +247,7 @@ class Guided(Client):
             act = draws.one_of(self._acts) if self._acts and draws.integer(0, 4) == 4 else ""
             name, slot = f"{self._index}", draws.integer(0, self._slots - 1)
             if act == "erase" and draws.integer(0, 1):
+                self._tree.again = True
                 yield [Step(name=f"e{name}", do="slot-erase", slot=slot)]
             elif act == "slot file":
                 saved = True
@@ -247,8 +273,11 @@ class Guided(Client):
     def _learn(self, records: Iterable[Record]) -> None:
         """Add the numbers of events and replies; count requests that brought nothing new."""
         before = len(self._known)
+        exercised = self._family.exercised
         for record in records:
             self._known.update(self._tree.numbers.learn(record))
+            if any(exercised.get(each.name()) == "eviction" for each in record.events):
+                self._tree.again = True
         if any(record.step.do == "complete" for record in records):
             self._idle = 0 if len(self._known) > before else self._idle + 1
 
@@ -267,6 +296,10 @@ def _with(
             break
         flag = family_of(profile.engine).option(flag.needs)
     return more if compatible(profile, model, tuple(more.items())) else options
+
+
+def _words(flag: Option) -> set[str]:
+    return set(flag.name.split("_"))
 
 
 @cache

@@ -132,6 +132,8 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
         yield fewer
     if scenario.model.window:
         yield replace(scenario, model=replace(scenario.model, window=None))
+    if scenario.model.family:
+        yield replace(scenario, model=replace(scenario.model, family=None))
 
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:

@@ -226,6 +226,19 @@ DEFAULTS: Final[Mapping[LayerKind, str]] = {
 """Kind of layer -> the class of a model with it; the first kind counts."""
 
 
+def model_classes(spec: ModelSpec) -> tuple[str, ...]:
+    """The names of the classes that a model with these layers may have."""
+
+    def fits(name: str) -> bool:
+        try:
+            family_of(replace(spec, family=name))
+        except OptionError:
+            return False
+        return True
+
+    return tuple(filter(fits, FAMILIES))
+
+
 def family_of(spec: ModelSpec) -> ModelFamily:
     """The class that a model names, or the default of its layers."""
     family = FAMILIES.get(spec.family or _default(spec))

@@ -15,7 +15,13 @@ from cachesim.engines.family import (
     laying,
     switching,
 )
-from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
+from cachesim.engines.mlx_lm.families import (
+    FAMILIES,
+    ModelFamily,
+    RecurrentRules,
+    family_of,
+    model_classes,
+)
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     UNLISTED,
@@ -601,6 +607,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     keeps_replies=True,
     renders_chats=True,
     check_model=family_of,
+    model_classes=model_classes,
     records_provenance="provenance",
     asks={"seed": 0},
     draft_flag="draft_model",
