@@ -438,10 +438,6 @@ SmallScope: TypeAlias = Annotated[
     int | None,
     Parameter(help="Run all workloads of up to this many requests (2 to 4) to tiny servers."),
 ]
-ByGuide: TypeAlias = Annotated[
-    bool,
-    Parameter(help="Draw each request from what the server has done."),
-]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
 ]
@@ -463,7 +459,6 @@ def check_command(
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
     ] = None,
     scope: SmallScope = None,
-    guided: ByGuide = False,
     find: Annotated[
         Find,
         Parameter(
@@ -517,9 +512,6 @@ def check_command(
     if scope is not None:
         _refuse_beside("--scope", drawn | {"--seed": seed})
         examples = WITHOUT_END
-    if guided:
-        unguided = {"--against": against, "--scope": scope, "--find leak": find == "leak"}
-        _refuse_beside("--guided", unguided)
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in model or [_default_model(chosen)]:
         plan = Plan(
@@ -530,7 +522,7 @@ def check_command(
             minutes=minutes,
             seed=seed,
             arithmetic=arithmetic,
-            shape=shape_for(settings or (), goes_on=everything or find != "wrong", guided=guided),
+            shape=shape_for(settings or (), compared=against is not None, leak=find == "leak"),
             jobs=workers_for(jobs),
             emit=emit,
             require=frozenset(require or ()),
@@ -620,10 +612,19 @@ def check_minutes(minutes: float | None) -> None:
         raise InputError(msg)
 
 
-def shape_for(settings: Sequence[str], *, goes_on: bool, guided: bool = False) -> Shape:
-    """Shape of workloads; searches that continue past findings or are guided draw every feature."""
-    fixed, every = dict(map(setting, settings)), goes_on or guided
-    return Shape(fixed=fixed, incidents=every, chats=every, cancels=not every, guided=guided)
+def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:
+    """Shape of workloads with every feature; `compared` ones are those of two profiles.
+
+    Workloads of a comparison, and facts that may leak, are drawn before they are played.
+    """
+    every = not compared
+    return Shape(
+        fixed=dict(map(setting, settings)),
+        incidents=every,
+        chats=every,
+        cancels=compared,
+        guided=every and not leak,
+    )
 
 
 def _carried_out(plan: Plan) -> int:

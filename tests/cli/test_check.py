@@ -15,6 +15,8 @@ from cachesim.testing.search import Comparison, Side, workloads
 from cachesim.testing.workloads import Shape
 
 SOUND = "llama.cpp@b11549+erase-equal"
+WITHOUT = ("--set", 'lora=""')
+"""Adapters of a request show a defect of this release."""
 
 
 def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +25,7 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     drawn = islice(workloads(Profile.parse(SOUND), "hybrid", shape=shape), 9)
 
     assert all(shape.fixed.items() <= each.engine.options.items() for each in drawn)
-    assert main(["check", SOUND, "--examples", "40", "--set", "cache_reuse=0"]) == 0
+    assert main(["check", SOUND, "--examples", "40", "--set", "cache_reuse=0", *WITHOUT]) == 0
     said = capsys.readouterr().out
     assert "nothing wrong was found" in said
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
@@ -33,7 +35,8 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
 def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for jobs in ("1", "2"):
-        assert main(["check", SOUND, "--examples", "60", "--model", "dense", "--jobs", jobs]) == 0
+        command = ["check", SOUND, "--examples", "60", "--model", "dense", "--jobs", jobs]
+        assert main([*command, *WITHOUT]) == 0
         said.append(capsys.readouterr().out.splitlines()[1:])
 
     assert said[0] == said[1]
@@ -72,7 +75,8 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
 
 
 def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]) == 0
+    command = ["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]
+    assert main([*command, *WITHOUT]) == 0
     assert "cancel" in capsys.readouterr().out.partition("never exercised")[0]
 
 
@@ -80,6 +84,6 @@ def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str
 def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["check", "transformers@5.23.0", "--examples", "200"]
+    command = ["check", "transformers@5.23.0", "--examples", "80"]
     assert main([*command, "--require", "reuse", "--require", "eviction"]) == 0
     assert "dense" in capsys.readouterr().out.splitlines()[0]
