@@ -38,9 +38,7 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 BEYOND: Final = {
     "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
-    "mlx-lm-1673-chunk-dropped": "no preset has chunks",
     "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
-    "mlx-lm-1699-gemma3n-in-batches": "no preset is of this model family",
 }
 """Defects that no drawn workload can show, and the reason."""
 

@@ -4,7 +4,8 @@
 those before it:
 
     lengths   of prompts and of kept beginnings: a number that the server tested or reported
-              (matched, reused, kept, lost, evicted tokens; its flags), or one beside it
+              (matched, reused, kept, lost, evicted tokens; its flags, the product of two), or
+              one beside it
     turns     any earlier conversation, the latest more often
     length    requests go on while the server does what it has not done before, up to MOST
     flags     corners in turn; half of the workloads have one to three further flags, each
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import combinations
 from typing import Any, Final
 
 from cachesim.engines.family import Corner, Profile, family_of
@@ -74,9 +76,12 @@ SMALL: Final = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 class Numbers:
     """Numbers of tokens that a server tested or reported, the latest last."""
 
-    def __init__(self, highest: int) -> None:
+    def __init__(self, highest: int, sizes: Sequence[int] = ()) -> None:
+        """`sizes` are those of the server: each, and the product of two, is always among them."""
         self._highest = highest
         self._found: dict[int, None] = {}
+        products = (one * other for one, other in combinations((1, *sizes), 2))
+        self._fixed = [each for each in products if 1 < each <= highest]
 
     def add(self, value: object) -> None:
         """Add a number, or the last ones of several; ignore anything else."""
@@ -88,8 +93,8 @@ class Numbers:
             self._found[int(value)] = None
 
     def latest(self) -> list[int]:
-        """The latest ones."""
-        return list(self._found)[-REMEMBERED:]
+        """The latest ones, and those of the server."""
+        return self._fixed + list(self._found)[-REMEMBERED:]
 
     def learn(self, record: Record) -> Iterator[object]:
         """Add the numbers of a step; yield its events and losses."""
@@ -154,6 +159,8 @@ class GuidedTree(Tree):
 
     def _reply_length(self) -> int:
         most = self._shape.replies
+        if not self._draws.integer(0, 7):
+            return self._draws.integer(4, LONGER)
         if most > 8 and self._draws.integer(0, 2):
             most = 4
         return self._draws.one_of((1, 1, 2, self._draws.integer(1, most)))
@@ -201,7 +208,7 @@ class Guided(Client):
             Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
         )
         classes = family_of(profile.engine).model_classes(preset(model))
-        if classes and draws.integer(0, 1):
+        if classes and not draws.integer(0, 2):
             drawn = replace(self.scenario.model, family=draws.one_of(classes))
             with suppress(InputError):  # flags that this class does not take
                 self.session = start(replace(self.scenario, model=drawn))
@@ -219,10 +226,11 @@ class Guided(Client):
             drafter=drafter,
             tree=GuidedTree,
         )
-        self._tree.numbers = Numbers(2 * shape.longest)
-        defaults = (each.default for each in _further(profile))
-        for value in (*defaults, self.session.network.spec.window, *options.values()):
-            self._tree.numbers.add(value)
+        window = self.session.network.spec.window
+        sizes = [each for each in (window, *options.values()) if type(each) is int]
+        self._tree.numbers = Numbers(2 * shape.longest, sizes)
+        for flag in _further(profile):
+            self._tree.numbers.add(flag.default)
         self._acts = ("long reply", *self.incidents) if shape.incidents else ()
         if self._acts and isinstance(self.session.engine, SlotActions):
             self._acts += ("erase",)
