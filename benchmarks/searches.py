@@ -1,7 +1,7 @@
 """Searches that `python -m benchmarks bugs` measures: each looks for one defect from one seed.
 
-    random      draws as `cachesim check --all` does
-    guided      draws each request from what the server has done (`cachesim.testing.guided`)
+    random      draws each workload as a whole, with the same corners and incidents
+    guided      draws each request from what the server has done, as `cachesim check` does
     hypothesis  Hypothesis draws the workloads of `random`
     scope       all small workloads in their order (`cachesim check --scope`)
 
