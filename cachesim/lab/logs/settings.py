@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -177,6 +177,16 @@ def _release(
             return Setting(style.release, "bounded"), ()  # or a release before or after it
     silent = JUNE if "verbosity" in log.facts else MAY  # June was the first to print its level
     return Setting(silent.release, "assumed"), ()
+
+
+def alike(release: str) -> Iterator[str]:
+    """Other releases whose logs may have the words of this one's style, the newest first."""
+    own = [RELEASES[each.release] for each in STYLES if each.release]
+    at = own.index(RELEASES[release])
+    for name, build in sorted(RELEASES.items(), key=lambda each: -each[1]):
+        before = at + 1 == len(own) or own[at + 1] < build
+        if before and name != release and (at == 0 or build < own[at - 1]):
+            yield name
 
 
 def kind_of(name: str) -> str | None:

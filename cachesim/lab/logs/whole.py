@@ -14,7 +14,7 @@ from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
 from cachesim.lab.logs.report import report_of
-from cachesim.lab.logs.settings import LIMITED, UNKNOWN_MODEL, Setting, Settings, settings_of
+from cachesim.lab.logs.settings import LIMITED, UNKNOWN_MODEL, Setting, Settings, alike, settings_of
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.packed import HEAD_BYTES, unpacked
 
@@ -102,16 +102,11 @@ def replays_of(
     for server in read.servers:
         if user.chats:
             server.holds_chats()
-        settings = settings_of(
-            server,
-            profile=user.profile,
-            model=user.model,
-            window=user.window,
-            given=user.options,
-        )
+        settings = _settings(server, user, user.profile)
         if settings.is_played:
             try:
-                replays.append(with_likeliest_model(rebuild(server, settings, progress=progress)))
+                replay = with_likeliest_model(rebuild(server, settings, progress=progress))
+                replays.append(_with_likeliest_release(replay, user))
             except (OptionError, UpstreamAbort) as error:
                 given = " and ".join(
                     f"--set {name}={value}" for name, value in user.options.items()
@@ -239,6 +234,40 @@ def with_likeliest_model(replay: Replay) -> Replay:
         return replay
     other = rebuild(replay.log, likely)
     return other if is_likelier(other, replay) else replay
+
+
+def _with_likeliest_release(replay: Replay, user: UserSettings) -> Replay:
+    """The replay, or that of another release with such lines, which reproduces more of the log.
+
+    Of releases that reproduce as much, the newest.
+    """
+    own = replay.settings
+    if own.release.how != "bounded" or replay.agreeing == len(replay.comparable):
+        return replay
+    best = replay
+    for name in alike(str(own.release.value)):
+        settings = _settings(replay.log, user, name)
+        settings.release, settings.preset = Setting(name, "bounded"), own.preset
+        settings.sizes = own.sizes
+        other = rebuild(replay.log, settings, passes=1)
+        best = max(best, other, key=lambda each: each.agreeing)
+    if best is not replay:
+        best = rebuild(replay.log, best.settings)
+    more = 1 if best.agreeing == len(best.comparable) else LEAST_MORE
+    if best.agreeing < replay.agreeing + more:
+        return replay
+    best.settings.inferred = (
+        f"{own.inferred} The log does not name its build. As {own.release.value} the replay "
+        f"reproduces {replay.agreeing} of {len(replay.comparable)} requests, as "
+        f"{best.settings.release.value} {best.agreeing}. Name the release with `--profile`."
+    ).lstrip()
+    return best
+
+
+def _settings(server: ServerLog, user: UserSettings, profile: str | None) -> Settings:
+    return settings_of(
+        server, profile=profile, model=user.model, window=user.window, given=user.options
+    )
 
 
 def with_states(replay: Replay) -> Settings | None:
