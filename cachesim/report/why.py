@@ -507,6 +507,10 @@ class _Plot:
         return grid, {sign: words for sign, words in SIGNS.items() if sign in marks.values()}
 
 
+CLEARLY: Final = 1
+"""Percent of the prefilled tokens that a recommended setting saves, or another reason is given."""
+
+
 def verdict(
     own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
 ) -> str:
@@ -517,17 +521,20 @@ def verdict(
     if best["failed"] < own["failed"]:
         answered = counted(own["failed"] - best["failed"], "request")
         return f"{answered} more would be answered, with {_cost(cost)}: {words_of(best)}."
-    if saved <= 0:
+    part = 100 * saved / max(1, own["processed"])
+    if part < CLEARLY:
         fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
         clearly = "clearly " if fewest < own["processed"] else ""
-        tokens = "The same number of tokens is" if saved == 0 else f"{-saved:,} more tokens are"
+        tokens = "The same number of tokens is"
+        if saved:
+            kind = "fewer token" if saved > 0 else "more token"
+            tokens = f"{counted(abs(saved), kind)} {'is' if abs(saved) == 1 else 'are'}"
         return (
             f"None of the settings tried prefills {clearly}fewer tokens. {tokens} prefilled with "
             f"{_cost(cost)}: {words_of(best)}."
         )
-    part = 100 * saved / max(1, own["processed"])
     return (
-        f"Best: {words_of(best)} prefills {part:.{part < 1:d}f} % fewer tokens "
+        f"Best: {words_of(best)} prefills {part:.0f} % fewer tokens "
         f"({best['processed']:,} instead of {own['processed']:,}), with {_cost(cost)}."
     )
 

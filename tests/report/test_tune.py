@@ -102,3 +102,11 @@ def test_a_page_has_a_drawing_in_place_of_the_signs() -> None:
     assert "<pre>" not in shown
     assert 'class="chart"' in shown
     assert all(word in shown for word in ("now", "recommended", "tried", "--parallel 2"))
+
+
+def test_a_token_of_thousands_is_no_reason_for_another_setting() -> None:
+    said = plain_text(page_of(tried(2933, 9), tried(2932, 7, parallel=1)))
+
+    assert "none of the settings tried prefills clearly fewer" in " ".join(said.lower().split())
+    assert "1 fewer token is prefilled with 2.0 MiB less: --parallel 1" in " ".join(said.split())
+    assert "0.0 %" not in said

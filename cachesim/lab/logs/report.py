@@ -225,8 +225,8 @@ FEWEST: Final = 2
 
 EITHER: Final = (
     "Either the client changes something there in every request (a date, an id, the order of "
-    "tools), or these are separate conversations that begin alike. Against the first helps a "
-    "client that leaves it as it was; `cachesim record` between client and server shows the words."
+    "tools), or these are separate conversations that begin alike. In the first case, have the "
+    "client leave it unchanged; `cachesim record` between client and server shows the words."
 )
 NEAR_THE_START: Final = (
     "Either the client changes something near the start in every request (a date, an id, the "
