@@ -118,6 +118,8 @@ class Observed:
     held_after: int | None = None
     truncated: bool = False
     shifts: list[tuple[int, int]] = field(default_factory=list)  # left, discarded
+    shift_keep: int | None = None  # tokens before those that a context shift discarded
+    shifted_before: int | None = None  # the same, of the slot's request before
     moved: list[tuple[int, int, int]] = field(default_factory=list)  # from where, to where, tokens
     cancelled: bool = False  # no reply in the log: the client left, or it was an embedding
     disconnected: bool | None = False  # by the line of llama.cpp; None: no other engine prints it

@@ -212,6 +212,8 @@ def _drafts(_: ServerLog, request: Observed, fields: Fields) -> None:
 
 def _shifted(_: ServerLog, request: Observed, fields: Fields) -> None:
     request.shifts.append((int(fields["left"]), int(fields["discard"])))
+    if fields.get("keep"):
+        request.shift_keep = int(fields["keep"])
 
 
 def _chunk(_: ServerLog, request: Observed, fields: Fields) -> None:
@@ -397,6 +399,9 @@ class Reader:
         request.search, self._search = self._search, Search()
         request.slot_common, self._slot_common = self._slot_common, {}
         request.is_chat = bool(self._chats) and self._chats.popleft()
+        before = next((each for each in reversed(server.requests) if each.slot == slot), None)
+        if before is not None and request.search.found_keep is None:
+            request.shifted_before = before.shift_keep
         made = tuple((each.number, len(each.created)) for each in self._active.values())
         server.requests.append(request)
         server.events.append(LogEvent("launched", request.number, slot, line.number, made))

@@ -112,7 +112,9 @@ def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
         return
     lines = f"The prompt and the {_whose(o)} {_roughly(held)} tokens diverge at token {at:,}"
-    if at < held / 10:
+    if at == o.shifted_before:
+        yield f"{lines}: a context shift discarded tokens there during the request before."
+    elif at < held / 10:
         yield (
             f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
             f"order of tools."
@@ -228,6 +230,11 @@ EITHER: Final = (
     "tools), or these are separate conversations that begin alike. In the first case, have the "
     "client leave it unchanged; `cachesim record` between client and server shows the words."
 )
+SHIFTED: Final = (
+    "Before each of them, a context shift discarded the slot's tokens from there on "
+    "(`--context-shift`), and later ones took their place. Raise the context's size "
+    "(`--ctx-size`)."
+)
 NEAR_THE_START: Final = (
     "Either the client changes something near the start in every request (a date, an id, the "
     "order of tools), or conversations take turns in one slot. `-lv 4` prints the token at which "
@@ -282,7 +289,9 @@ def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
             processed=after,
             sentence=f"{len(group)} of {len(requests)} requests diverge from what was held at the "
             f"same place, token {at:,}: the {after:,} tokens from there on were processed.",
-            advice=EITHER,
+            advice=SHIFTED
+            if all(each.observed.shifted_before == at for _, each in group)
+            else EITHER,
         )
 
 
