@@ -594,6 +594,9 @@ class Rebuilder:
         if held is None or replayed in held:
             return
         earlier = self.log.requests[: request.number]
+        last = next((each for each in reversed(earlier) if each.slot == request.slot), None)
+        if last is not None and (last.held_after or -1) in held:
+            return  # what the slot held last; the replay differs
         fits = [each.number for each in earlier if (each.held_after or -1) in held]
         if fits:
             self.replay.files.setdefault(request.number, fits[-1])
