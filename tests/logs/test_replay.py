@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cachesim.cli.main import main
 from cachesim.engines.tokens import Rope
+from cachesim.errors import InputError
 from cachesim.lab.logs.evidence import Interval, counts_of
 from cachesim.lab.logs.extract import Origin, scenario_of
 from cachesim.lab.logs.lines import lines_of
@@ -89,6 +90,7 @@ def dressed(text: str, dress: str) -> str:
         "Jun 02 10:11:12 host llama-server[812]: LINE",
         "llama-1  | LINE",
         "[50123] LINE",
+        "[pod/llama-7d9/llama] LINE",
         "2026-06-02T10:11:12.345678Z LINE",
         "\x1b[32mLINE\x1b[0m",
         "LINE\r",
@@ -100,6 +102,14 @@ def test_what_supervisors_put_around_a_line_changes_nothing(kind: str, dress: st
     plain, other = replay_of(server), replay_of(server, dressed(server["log"], dress))
 
     assert told(other) == told(plain)
+
+
+def test_lines_of_two_pods_are_not_taken_for_one_server() -> None:
+    lines = servers_of("b9538-3")[0]["log"].split("\n")
+    mixed = "\n".join(f"[pod/llama-{pod}/llama] {line}" for line in lines for pod in "ab")
+
+    with pytest.raises(InputError, match="mixed: pod/llama-a/llama, pod/llama-b/llama"):
+        read_files([("two.log", BytesIO(mixed.encode()))])
 
 
 def test_docker_and_powershell_logs_are_read_too() -> None:

@@ -25,8 +25,12 @@ OTHER: Final = re.compile(r"\b(srv|que|cmn) +(\S{1,40}): ?(.*)")
 KEYED: Final = re.compile(r"\[ *\S{1,60}\] ([^|]{1,200}) \|(.*)")
 SLOT_KEY: Final = re.compile(r"\bid_slot=(-?\d{1,6})\b")
 TASK_KEY: Final = re.compile(r"\bid_task=(-?\d{1,9})\b")
-ORIGIN: Final = re.compile(r"^\W{0,4}(\S{1,60}) +\| |(\S{1,60}\[\d{1,9}\]): |^\[(\d{2,5})\] ")
-"""Prefix of a line: docker compose's name, journald's unit and process, the router's port."""
+ORIGIN: Final = re.compile(
+    r"^\W{0,4}(\S{1,60}) +\| |(\S{1,60}\[\d{1,9}\]): |^\[(\d{2,5}|pod/[^\]\s]{1,200})\] "
+)
+"""Prefix of a line: docker compose's name, journald's unit and process, the router's port or
+kubectl's pod and container.
+"""
 
 CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
 LEVEL: Final = frozenset("DIWET")
