@@ -291,6 +291,14 @@ BURST = (
 )
 
 
+def test_a_table_with_hashes_is_not_taken_for_lengths(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "blocks.csv"
+    file.write_text('timestamp,input_length,output_length,hash_ids\n0,600,5,"[1,2]"\n')
+
+    assert main(["compare", str(file), "--profile", "vllm@0.33.0"]) == 2
+    assert "the column hash_ids is read from JSON Lines and Parquet" in capsys.readouterr().err
+
+
 def test_tables_of_lengths_have_no_token_in_common(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE + "2023-11-16 18:17:04.0319600,3180,8\n")

@@ -600,6 +600,9 @@ def opened(path: Path, name: str) -> Opened | None:
         head = next((text for text, _ in text_lines(path, name) if text.strip()), "")
         columns = columns_of(head)
         if columns is not None:
+            if "hash_ids" in head.lower():
+                msg = f"{name}:1: the column hash_ids is read from JSON Lines and Parquet, not CSV"
+                raise TraceError(msg)
             rows = islice(text_lines(path, name), 1, None)
             cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
             return LENGTHS, read_lengths(cells, columns, LENGTHS)
