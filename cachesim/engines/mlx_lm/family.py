@@ -337,7 +337,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="738",
         pull=738,
-        about="a row leaves a ring at its own length, and a padded prefill is told its lengths",
+        about="a row leaves a ring at its own length, and a padded prefill receives its lengths",
         fits=BEFORE_738,
         lay=laying(
             caches={"rotating_merge": "by-index", "rotating_extract": "from-the-end"},
@@ -497,7 +497,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="1908",
         pull=1908,
-        about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
+        about="the chunked scan of Granite 4 receives the lengths: no rest of a batch is lost",
         fits=("0.31.2", "0.31.3", "0.32.0"),
         lay=laying(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
         cures="the chunked scan of a padded batch loses the rest of a row",

@@ -187,7 +187,7 @@ FIELDS: Final = (
     request_field(
         "chat_template_kwargs",
         "any",
-        "what the chat template is told: { enable_thinking = false } closes the thoughts",
+        "arguments of the chat template: { enable_thinking = false } closes the thoughts",
         since="0.30.6",  # #829
     ),
 )

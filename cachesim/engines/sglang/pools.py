@@ -1,4 +1,4 @@
-"""Slots: of attention's tokens, of windows, of recurrent states; page by page, first in, first out.
+"""Slots of attention tokens, windows and recurrent states, freed pages first in, first out.
 
 Follows `TokenToKVPoolAllocator`, `PagedTokenToKVPoolAllocator`, `SWATokenToKVPoolAllocator` and
 `MambaPool`. Slot 0 is nobody's: a window slot that was freed is found there.

@@ -1,4 +1,4 @@
-"""Puts the batches through the network, in the slots that their requests were given.
+"""The model runner: batches through the network, in the slots of their requests.
 
     states are copied or cleared -> every request in turn -> tracked states go into their slots
 

@@ -428,7 +428,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     @property
     def _longest(self) -> int:
-        """`max_req_len`: what context and pool allow of one request."""
+        """Maximum length of a request in the context and the pool (`max_req_len`)."""
         pool = self.tree.pool
         size = pool.size
         if isinstance(pool, WindowPool):

@@ -35,7 +35,7 @@ RELEASES: Final = (
     _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention of states too"),
     _release("0.25.1", "2026-07-13", RULES_0251, "single tokens beside drafts are padded"),
     _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
-    _release("0.27.1", "2026-08-11", RULES_0271, "a store is told of whole blocks"),
+    _release("0.27.1", "2026-08-11", RULES_0271, "a store is notified of whole blocks"),
     _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
     _release("0.29.0", "2026-09-09", RULES_0290, "retention is an option"),
     _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),

@@ -64,7 +64,7 @@ class Lengths:
 
 
 def lengths_of(request: Observed) -> Lengths:
-    """Prompt, cached, processed and generated tokens, as precise as the log has them."""
+    """Prompt, cached, processed and generated tokens, in the precision of the log."""
     whole = prompt_length(request.n_tokens, request.held_after, request.generated)
     if request.offset and request.first_cut and request.processed is not None:
         whole = request.first_cut + request.offset + request.processed

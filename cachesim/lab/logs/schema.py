@@ -36,7 +36,7 @@ def _request_of_a_log() -> dict[str, Any]:
             "processed": COUNT,
             "slot": COUNT,
             "error": {"type": ["string", "null"]},
-            "played": {"type": "boolean", "description": "False where only the log is told."},
+            "played": {"type": "boolean", "description": "False if nothing was replayed."},
             "declines": {
                 "type": "boolean",
                 "description": "True where `cache_prompt: false` is assumed of it.",
@@ -124,7 +124,7 @@ def _segments(about: str) -> dict[str, Any]:
 
 def _tokens() -> dict[str, Any]:
     return _table(
-        "The prompt's tokens, where the server told them.",
+        "The prompt's tokens, if the server returned them.",
         {
             "runs": {
                 "type": "array",

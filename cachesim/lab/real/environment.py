@@ -53,7 +53,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def is_ready(self) -> bool:
-        """True when the interpreter and every required package are there."""
+        """True if the interpreter and every required package are installed."""
         return self.python.exists() and all(self._holds(each) for each in self.requirements)
 
     def ready(self) -> Path:

@@ -1,4 +1,4 @@
-"""Runs inside a real release's environment: arguments parsed by its own command line.
+"""Inside a real release's environment: arguments parsed by its own command line.
 
 `common_params_parse` of the wheel's library fills the `CommonParams` that its Python object holds,
 as `llama-server` does before it starts. Standard input has the arguments and the values that a

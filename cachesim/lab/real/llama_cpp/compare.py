@@ -105,7 +105,7 @@ DRAFTING_MODEL: Final = "dense"
 """The preset that workloads with a second model draft with."""
 
 Grow: TypeAlias = Callable[[Setting, Server], tuple[Scenario, tuple[Outcome, ...]]]
-"""Plays a setting's requests on a server as they are drawn."""
+"""Playing a setting's requests on a server as they are drawn."""
 
 FAILURES: Final = (CRASH, "server_error", "exceed_context_size_error")
 
@@ -173,7 +173,7 @@ class Played:
 
 
 class PlayDrawn(Protocol):
-    """Draws one workload and plays it on both."""
+    """A drawn workload, played on both servers."""
 
     def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
         """The workload of a seed and a number."""

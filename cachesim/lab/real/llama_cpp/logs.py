@@ -123,7 +123,7 @@ def draw_setting(rng: Random, name: str, *, release: Release, other: Release) ->
 
 
 class LogMaker(AbstractContextManager["LogMaker"]):
-    """Plays workloads on the real servers of two releases, and keeps the log of one."""
+    """The real servers of two releases that play workloads, and the log of one."""
 
     def __init__(self, release: Release, verbosity: int, other: Release) -> None:
         self._stack = ExitStack()
@@ -239,7 +239,7 @@ def tokens_of(outcome: Outcome) -> int | None:
 
 
 def columns_of(release: Release) -> tuple[Column, ...]:
-    """A release's logs at both levels; the newest release is predicted from them, or June's."""
+    """A release's logs at both verbosities, and the release predicted from them."""
     newest = FAMILY.real()[-1]
     other = newest if release != newest else "b9538"
     return (release, DEFAULT, other), (release, MORE, other)

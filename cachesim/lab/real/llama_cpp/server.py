@@ -192,7 +192,7 @@ UNITS: Final = (1, 60, 3600, 86400)
 
 
 def as_release(name: str) -> Release:
-    """Read the name of a release that there is a wheel of."""
+    """Read the name of a release with a wheel."""
     return package_of(FAMILY, name)[0]
 
 
@@ -204,7 +204,7 @@ def environment_for(release: Release, version: str = "") -> Environment:
 
 
 class RealServer(AbstractContextManager["RealServer"]):
-    """Plays workloads on one release's real server, a fresh server for each.
+    """One release's real server for workloads, a fresh process for each.
 
     Servers of one process share a C++ static: the distances from a prompt's end at which a batch
     is cut are computed once, from the ubatch size of the first server that gets there. So every

@@ -49,7 +49,7 @@ class Trial:
 
 
 def known_trials() -> dict[str, Trial]:
-    """Every release that there is a profile of, as something to begin with."""
+    """The trial of every known release, from which a search for rules starts."""
     spacing = FAMILY.option("checkpoint_min_step")
     return {
         each.name: Trial(

@@ -1,4 +1,4 @@
-"""Runs inside a real release's environment: starts servers and plays HTTP calls on them.
+"""Inside a real release's environment: servers are started, and HTTP calls played on them.
 
 One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"calls":
 [[SECONDS, CALL], ...]}` plays HTTP calls on it, each so long after the one before it has begun, and

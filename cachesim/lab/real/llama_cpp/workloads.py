@@ -46,7 +46,7 @@ TOO_LONG: Final = 0.1
 
 @dataclass(slots=True)
 class Incidents:
-    """Draws such things for one server."""
+    """Random prompts and calls for one server."""
 
     rng: Random
     options: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Runs inside a release's environment: plays calls on the real `Llama`, in process.
+"""Inside a release's environment: calls on the real `Llama`, in process.
 
 A line of JSON names a model, the arguments of an instance and its calls; the results of the calls
 come back. Every sampled token is noted with its logits, and replaced where a call prescribes it.

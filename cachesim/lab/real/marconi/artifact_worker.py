@@ -1,4 +1,4 @@
-"""Plays workloads on the artifact's own tree; runs in a process of its own.
+"""Workloads on the artifact's own tree, in a process of its own.
 
 `radix_cache_hybrid.py` and `config_tuner.py` are the artifact's, unchanged. What they import and do
 not use here (SciPy's ranks, tokenizers) is empty, and the tuner's processes are plain calls.

@@ -1,4 +1,4 @@
-"""Runs in a real release's environment: plays operations on mlx-lm's own classes.
+"""Inside a real release's environment: operations on mlx-lm's own classes.
 
 One line of JSON in, one line out: `{"group": ..., "args": ..., "ops": [...]}` plays a sequence on
 fresh objects and answers with the list of its results, in the form of the vector files.

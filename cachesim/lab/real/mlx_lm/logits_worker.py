@@ -1,4 +1,4 @@
-"""Runs inside a real release's environment: logits of mlx-lm's own models with given weights.
+"""Inside a real release's environment: logits of mlx-lm's own models with given weights.
 
 One line of JSON in, one line out: the module's name, the arguments of its model, a file with the
 tensors (`.npz`), prompts with the pieces they are to be fed in, and padded batches; the logits of

@@ -201,7 +201,7 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
 
 
 class Client(threading.Thread):
-    """Sends one request over a socket and reads the answer to its end."""
+    """One request over a socket, with its answer read to the end."""
 
     def __init__(self, port: int, path: str, body: Json) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Runs inside a real release's environment: plays workloads on mlx-lm's own server, over HTTP.
+"""Inside a real release's environment: workloads on mlx-lm's own server, over HTTP.
 
 One line of JSON in, one line out: a workload goes in (model, template, options, groups of requests
 with the tokens to say), what the server did comes out, in the form of the vector files. Everything

@@ -51,7 +51,7 @@ class Dialog:
 
 @dataclass(slots=True)
 class Drawer:
-    """Draws the requests of one workload."""
+    """The random requests of one workload."""
 
     random: Random
     tokenizer: WordTokenizer
@@ -149,7 +149,7 @@ class Drawer:
             self.dialogs.append(Dialog(list(request["messages"]), text))
 
     def text(self) -> Request:
-        """Fresh, an earlier one again, its beginning, or it with its completion and more."""
+        """A new prompt, an earlier one, its beginning, or an extension of its completion."""
         kind = self.random.random()
         if not self.texts or kind < 0.4:
             return {"text": self.words(1, self.random.choice((1, 20, 20)))}
@@ -161,7 +161,7 @@ class Drawer:
         return {"text": " ".join(words)}
 
     def chat(self) -> Request:
-        """A new conversation, the next turn of one, an edited one, or one again."""
+        """A new conversation, the next turn of one, an edited one, or a repeated one."""
         kind = self.random.random()
         if not self.dialogs or kind < 0.3:
             return {"messages": self._opened()}

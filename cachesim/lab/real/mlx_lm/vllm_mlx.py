@@ -106,7 +106,7 @@ class RealScheduler(JsonProcess):
         return found
 
     def settings(self, workload: Workload) -> list[dict[str, str]]:
-        """Flags and settings as `serve MODEL` starts with, and as a workload has them."""
+        """Flags and settings of `serve MODEL`, and of a workload."""
         found: list[dict[str, str]] = self.order({"settings": self._ordered(workload)})
         return found
 

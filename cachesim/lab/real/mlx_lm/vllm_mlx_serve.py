@@ -1,4 +1,4 @@
-"""Runs in mlx-lm's environment: the scheduler's settings, as a wheel's own `serve` computes them.
+"""Inside mlx-lm's environment: the scheduler's settings, as a wheel's own `serve` computes them.
 
 The statements on which the settings depend are those of the wheel's `serve_command`; the others,
 which download a model and open a port, are left out.

@@ -1,4 +1,4 @@
-"""Runs in mlx-lm's environment: plays workloads on a scheduler and prefix cache of vllm-mlx's kin.
+"""Inside mlx-lm's environment: workloads on a scheduler and prefix cache of vllm-mlx's kin.
 
 One line of JSON in, one line out: a model and requests go in, what each was given from the cache
 and what the cache then holds come out. The folder of the unpacked wheel is the program's argument.
@@ -62,7 +62,7 @@ def started(workload: Json, folders: Folders) -> tuple[Real, Real]:
 
 
 def settings(workload: Json, folders: Folders) -> list[Json]:
-    """Flags and settings as `serve MODEL` starts with, and as a workload has them."""
+    """Flags and settings of `serve MODEL`, and of a workload."""
     folder = str(folders.of(workload["model"], workload["template"], workload["vocabulary"]))
     module: Real = importlib.import_module("vllm_mlx.scheduler")
     model, tokenizer = importlib.import_module("mlx_lm").load(folder)

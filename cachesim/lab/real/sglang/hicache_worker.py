@@ -164,7 +164,7 @@ def install_storage(wanted: Json) -> None:
 
 
 def install_unified_storage(wanted: Json) -> None:
-    """Install a storage under the release's own `HiCacheFile`, which knows parts of pages."""
+    """Install a storage under the release's own `HiCacheFile`, which stores parts of pages."""
     if wanted is None:
         return
     importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(

@@ -1,4 +1,4 @@
-"""Runs with an unpacked wheel at hand: the state that each row of a batch reads, and writes.
+"""With an unpacked wheel: the state that each row of a batch reads, and writes.
 
 The scheduler plays a workload as in `scheduler_worker`. For each batch the release's own model
 runner makes its `ForwardBatch`, clears and copies states, and its backend of linear attention makes

@@ -1,4 +1,4 @@
-"""Runs with an unpacked wheel at hand: plays workloads on SGLang's own scheduler, without a model.
+"""With an unpacked wheel: workloads on SGLang's own scheduler, without a model.
 
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
 tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler,
@@ -183,7 +183,7 @@ class Playing:
 
 
 def _is_over(request: Real) -> bool:
-    """Done, or dropped: the last one that finds no memory is told to end, and never runs again."""
+    """True if a request is finished, or aborted for lack of memory, after which it never runs."""
     return bool(request.finished() or getattr(request, "to_finish", None) is not None)
 
 

@@ -139,7 +139,7 @@ FLAGS: Final = {
 
 
 class ConfigFactory:
-    """Makes configurations by a release's own code."""
+    """Configurations built by a release's own code."""
 
     def __init__(self, root: Path) -> None:
         install(root)

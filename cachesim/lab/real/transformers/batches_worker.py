@@ -1,4 +1,4 @@
-"""Plays workloads on a release's own scheduler, cache and batch processor.
+"""Workloads on a release's own scheduler, cache and batch processor.
 
 Runs in the release's environment, alone. No model runs: each request's tokens are given.
 """
@@ -15,7 +15,7 @@ Json = Any
 Real = Any  # modules and objects of the release: known only when it runs
 
 MEMORY = 1 << 32
-"""Bytes of the machine that the release is told of."""
+"""Bytes of device memory that the release detects."""
 
 HOME = "transformers.generation.continuous_batching"
 

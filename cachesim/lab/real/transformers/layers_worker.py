@@ -1,4 +1,4 @@
-"""Plays operations on a release's own `DynamicCache`; a process of its own.
+"""Operations on a release's own `DynamicCache`; a process of its own.
 
 A line of JSON {"kinds", "window", "steps"} comes in; for each step what the layers return and hold,
 or the error, goes out. Keys are the tokens themselves, in int64.

@@ -1,4 +1,4 @@
-"""Runs scripts of cache operations on a release's models; a process of its own.
+"""Scripts of cache operations on a release's models; a process of its own.
 
 A line of JSON {"family", "attention", "scripts"} comes in, with "import" if a module registers the
 model; a line {"fields", "layers", "results"} goes out. A script is a list of steps:

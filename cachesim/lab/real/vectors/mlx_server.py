@@ -376,7 +376,7 @@ def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Differen
 
 
 def _error_of(reply: Reply | None, recorded: Mapping[str, Json]) -> str | None:
-    """A reply's error; a recording says of whoever came after the worker's death only that."""
+    """A reply's error; recordings of requests after the worker's death contain no other."""
     if reply is None or reply.error not in {DEAD, UNANSWERED}:
         return None if reply is None else reply.error
     return TOO_LATE if recorded.get("error") == TOO_LATE else reply.error

@@ -25,7 +25,7 @@ MEMORY: Final = 1 << 50
 
 
 class Caches:
-    """Makes a release's KV cache configuration."""
+    """A release's KV cache configuration."""
 
     def __init__(self) -> None:
         self.interface: Real = importlib.import_module("vllm.v1.kv_cache_interface")

@@ -1,4 +1,4 @@
-"""Runs with an unpacked wheel at hand: plays workloads on vLLM's own scheduler and model runner.
+"""With an unpacked wheel: workloads on vLLM's own scheduler and model runner.
 
 One line of JSON in, one line out, as for the scheduler alone. What comes out is, step by step,
 which blocks every layer would read and write for each request, and which states are copied. Kernels

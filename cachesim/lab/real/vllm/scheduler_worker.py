@@ -1,4 +1,4 @@
-"""Runs with an unpacked wheel at hand: plays workloads on vLLM's own scheduler, without a model.
+"""With an unpacked wheel: workloads on vLLM's own scheduler, without a model.
 
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
 tokens to say), what the scheduler did comes out, in the form of the vector files. Configuration,

@@ -149,7 +149,7 @@ PRETENDED: Final = {
 
 
 class ConfigFactory:
-    """Makes configurations by a release's own code."""
+    """Configurations built by a release's own code."""
 
     def __init__(self) -> None:
         self.arguments: Real = importlib.import_module("vllm.engine.arg_utils").EngineArgs
