@@ -102,7 +102,6 @@ class Output:
             raise not_writable(self.path, self.flag, error) from None
 
     def _part(self) -> Path:
-        """A new empty file beside it, with default permissions."""
         folder = self.path.resolve().parent
         number, name = mkstemp(prefix=f".{self.path.name[:80]}.", dir=folder)
         os.close(number)

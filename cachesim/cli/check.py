@@ -144,7 +144,6 @@ class Plan:
     prove: bool = False  # play each cause on the real engine
 
     def __post_init__(self) -> None:
-        """Refuse a plan that cannot be played."""
         _refuse_no_profile(self.profiles)
         if self.model not in ALL_PRESETS:
             msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
@@ -290,7 +289,6 @@ def _played(report: Report, scope: WholeScope | None) -> list[str]:
 
 
 def _told(found: Counterexample, profile: Profile) -> dict[str, Json]:
-    """A finding as data."""
     finding = found.finding
     return {
         "kind": finding.kind,
@@ -336,7 +334,6 @@ def _print_report(
 
 
 def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
-    """Print parts of a report, and keep them for its page."""
     show(results(), *parts)
     printed += parts
 

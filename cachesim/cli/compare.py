@@ -184,7 +184,6 @@ def is_trace(name: str) -> bool:
 
 
 def _begins_as_toml() -> bool:
-    """True if standard input begins with a key, a comment or a table of TOML."""
     stream = sys.stdin.buffer
     if hasattr(stream, "peek"):
         head = stream.peek(1)

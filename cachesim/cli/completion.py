@@ -84,7 +84,6 @@ def _is_profile(annotation: Hint) -> bool:
 
 
 def _naming_profiles(flags: Hint, profiles: tuple[str, ...]) -> Hint:
-    """The flags with the profiles as choices of --profile."""
     held = [
         (
             each.name,

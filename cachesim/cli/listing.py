@@ -310,7 +310,6 @@ def listed(items: Sequence[Item]) -> list[Text]:
 
 
 def _table(items: Sequence[Item]) -> FittingTable:
-    """The list as a table of a page."""
     table = FittingTable()
     for head in ("name", "about", "upstream", "landed"):
         table.add_column(head, overflow="fold")

@@ -248,7 +248,6 @@ def run_command(
 
 
 def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:
-    """The runs, each printed with its story."""
     screen, before = results(), ""
     for job, each in zip(jobs, played, strict=True):
         if job.source != before:

@@ -137,7 +137,6 @@ def _words(text: str) -> list[str]:
 
 
 def _threads() -> dict[str, str]:
-    """What each thread reports, in a line."""
     folder = shipped_folder()
     if folder is None:
         return {}
@@ -147,7 +146,6 @@ def _threads() -> dict[str, str]:
 
 @cache
 def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
-    """The shipped scenarios, and the words of each."""
     contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
     threads = _threads()
     return contents, [_weighted(each, threads) for each in contents]

@@ -314,7 +314,6 @@ def tune_command(
 
 
 def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Sizes | None:
-    """The bytes of the user's model, if given."""
     if model is not None and gguf is not None:
         msg = f"--sizes {model} and --gguf {gguf}: the sizes of one model; leave one of the two out"
         raise InputError(msg)
@@ -325,7 +324,6 @@ def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Siz
 
 
 def _refuse_limits(tuned: Tuned, wanted: UserSettings) -> None:
-    """Raise for a flag that limits bytes where those of the model are not known."""
     run = tuned.runs[0]
     limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)
     for name in (name for name in limits if name in wanted.options and tuned.sizes == ASSUMED):

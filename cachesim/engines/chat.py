@@ -209,7 +209,6 @@ def _texts(words: tuple[tuple[int, str], ...], *, thinks: bool) -> dict[Token, s
 
 @lru_cache(maxsize=16)
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    """The pattern of these texts, longest first."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 

@@ -530,7 +530,6 @@ def _laid(family: Family[R, S], profile: PatchedRelease) -> R:
 
 @lru_cache(maxsize=256)
 def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
-    """The release's defaults of the options with changed defaults."""
     made: Any = family.options
     later = (each for each in options_of(made) if each.later)
     return MappingProxyType({each.name: family.default(each, release) for each in later})

@@ -27,7 +27,6 @@ class CountsNetwork(WordNetwork):
         self._shapes = tuple(_emptied(shape) for shape in RingNetwork(spec, mtp=mtp).shapes)
 
     def __deepcopy__(self, memo: object) -> "CountsNetwork":
-        """Itself: it is stateless."""
         return self
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:

@@ -69,7 +69,6 @@ class Attention(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d)."""
         spec, count, size, heads = self.spec, run.count, self.spec.head_size, self.spec.heads
         turning = (heads + spec.kv_heads) * size
         valued = turning + spec.kv_heads * size
@@ -319,7 +318,6 @@ class ShortConv(InAndOut):
         return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d)."""
         spec, count, width = self.spec, run.count, self.spec.width
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
@@ -381,7 +379,6 @@ class Ssm(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d)."""
         if run.count == 1 and run.outputs is None and run.padding is None:
             return self._one(x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
@@ -572,7 +569,6 @@ class Delta(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d)."""
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)

@@ -134,7 +134,6 @@ class FloatNetwork:
         return Output(logits=logits, hidden=hidden if self._spec.mtp_depth else None)
 
     def _finish(self, x: Array, run: Run) -> Array:
-        """Run the last layer on rows x (R, d), and return the requested rows."""
         mixer, *mlp = self._last
         mixed = mixer(x, run)
         x = run.tiled(x)

@@ -210,7 +210,6 @@ class Mlp(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        """The layer's summand for rows x (R, d)."""
         spec, width = self.spec, self.spec.mlp_width
         both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         hidden = ACTIVATIONS[spec.activation](both[:, :width])

@@ -404,7 +404,6 @@ class RingNetwork(WordNetwork):
         return Output(mix(wanted + self._head)[:, None], hidden)
 
     def _enter(self, ubatch: Ubatch) -> Words:
-        """The word of each token; an MTP head adds the last word of the target."""
         words = self._tokens[ubatch.tokens]
         if not self._mtp:
             return words

@@ -101,9 +101,7 @@ class TurningPoint:
 class Play(Protocol):
     """Interface: play the scenario on a release, with patches and flags."""
 
-    def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
-        """Results of every step."""
-        ...
+    def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played: ...
 
 
 def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:

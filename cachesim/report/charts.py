@@ -106,7 +106,6 @@ def line_chart(
 
 
 def _distinct(series: Mapping[str, Points]) -> tuple[dict[str, Points], dict[str, list[str]]]:
-    """Distinct series, each with its names."""
     alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for name, points in series.items():
         alike.setdefault(tuple(sorted(points)), []).append(name)

@@ -300,7 +300,6 @@ class TooLargeError(InputError):
         self._limit = limit
 
     def __reduce__(self) -> tuple[type["TooLargeError"], tuple[int, int]]:
-        """Pickle by its numbers, for worker processes."""
         return type(self), (self.size, self._limit)
 
 

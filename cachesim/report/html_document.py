@@ -132,7 +132,6 @@ FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?: \d+(?:\.
 
 
 def _code(text: str) -> str:
-    """Text with code in backticks; flags are not broken."""
     return with_flags(re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text))))
 
 

@@ -44,7 +44,6 @@ class Framed:
     height: int
 
     def __repr__(self) -> str:
-        """Its size."""
         return f"<report of {len(self.text) // 1000} kB>"
 
     def _repr_html_(self) -> str:

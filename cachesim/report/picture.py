@@ -235,7 +235,6 @@ MOST_NAMED: Final = 32
 
 
 def _named(step: Step) -> str:
-    """The names of a prompt's parts, in order."""
     names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
     return f": {names}" if names and len(names) <= MOST_NAMED else ""
 
@@ -286,7 +285,6 @@ def _since(run: Run, index: int, row: Row) -> Row:
 
 
 def _cut_bar(bar: Bar, first: int, end: int, kind: BarKind) -> Bar:
-    """A part of a bar."""
     colours, at = [], 0
     for count, colour in bar.colours:
         size = min(at + count, end) - max(at, first)

@@ -220,7 +220,6 @@ def _cause(step: Step) -> str:
 
 
 def _kinds(run: Run) -> Sequence[Any]:
-    """The rows of the story."""
     kinds = {row.kind for i in range(len(run.steps)) for row in _rows(run, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in kinds] or ["attention"]
     return ["request", *memory, "checkpoint", "tree", "entry"]

@@ -240,7 +240,6 @@ LIGHT: Final = frozenset({"new", "again"})
 
 
 def _bar(bar: Bar, kind: Kind, wide: int, uid: str, words: str) -> str:
-    """The colours of its texts, the fills of its events, its words."""
     round_ = ' rx="7"' if kind == "recurrent" else ""
     known = bar.colours if bar.kind not in {"missing", "gone", "pending"} else ()
     where = f'x="{share(bar.start, wide)}" y="{LABEL}" height="{HIGH}"'

@@ -397,7 +397,6 @@ def _fleet(row: Mapping[str, Any]) -> str:
 
 
 def _curves(rows: Rows, flag: str) -> Picture:
-    """A curve for each server over a flag, with a ring at each knee."""
     table = FittingTable()
     table.add_column("server", overflow="fold")
     table.add_column("share", no_wrap=True)
@@ -421,7 +420,6 @@ def _curves(rows: Rows, flag: str) -> Picture:
 
 
 def _upgrades(rows: Rows) -> Iterator[RenderableType]:
-    """The changes from release to release."""
     found = upgrades(rows)
     if not found:
         return
@@ -443,7 +441,6 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
 
 
 def _fewer(bars: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """The causes with a colour of their own; the smaller ones are added up by sign."""
     totals: Counter[str] = Counter()
     for bar in bars.values():
         totals.update({cause: abs(count) for cause, count in bar.items()})

@@ -222,7 +222,6 @@ class Either:
 
 
 def _each_read(parts: Iterable[tuple[Any, object]], reader: Reader) -> dict[Any, Any]:
-    """Every parsed part; all errors are collected."""
     found, wrongs = {}, []
     for key, value in parts:
         try:

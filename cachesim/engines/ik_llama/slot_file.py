@@ -89,7 +89,6 @@ def _describe(state: SequenceState, elements: list[bytes]) -> dict[str, Any]:
 
 
 def _position(value: object) -> Pos:
-    """A cell's position, below the maximum context."""
     return Pos(whole(value, most=MOST_CELLS))
 
 

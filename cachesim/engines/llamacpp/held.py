@@ -84,7 +84,6 @@ def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
 
 
 def _recurrent(memory: RecurrentMemory) -> dict[str, Any]:
-    """The live states: row, position of the last token in it, sequences."""
     cells = memory.cells
     rows = [
         {"row": row, "pos": cells.pos[row], "seqs": sorted(cells.seqs[row])}

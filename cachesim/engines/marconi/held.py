@@ -42,7 +42,6 @@ def held(tree: Tree, network: Network) -> Held:
 
 
 def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
-    """A node, its parent, and the state at its end."""
     cells = _cells("attention", [(node, depth)], marks)
     layer = marks.layers.get("recurrent")
     has_state = bool(node.content.state)

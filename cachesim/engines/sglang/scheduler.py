@@ -587,7 +587,6 @@ class Scheduler:
             self.tree.match(self.tree.key_of(req.tokens[: req.num_tokens]), req.extra_key)
 
     def _admit(self, adder: Adder) -> None:
-        """Admit waiting requests in their order, while there is room."""
         rules, running = self.rules.scheduler, self.running
         states = self.tree.state_pool if self.tree.has_states else None
         if states is not None and rules.reserves_states_for_the_queue:

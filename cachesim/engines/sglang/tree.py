@@ -205,7 +205,6 @@ class Tree(OneTier, ABC):
     # -- nodes -------------------------------------------------------------------------------------
 
     def _used_path(self, node: Node) -> None:
-        """Mark a node as used now, and its ancestors just before it."""
         now = self.clock.tick()
         for each in (*node.path(), self.root):
             each.last_access = now

@@ -139,7 +139,6 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
             self._emit(events.PrefixMatched(task=state.id, cached=Count(matched)))
 
     def _learn(self, state: RequestState) -> None:
-        """Record the tokens that a request has computed."""
         if self._learned.get(state.id) != state.position_offset and state.position_offset:
             self._learned[state.id] = state.position_offset
             self._computed.learn(np.array(state.computed(), np.int64), None, state.id)

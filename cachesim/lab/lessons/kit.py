@@ -304,7 +304,6 @@ def recall(profile: str, model: str, *prompts: str, **options: object) -> list[A
 
 
 def _short(text: str) -> str:
-    """A text with a few of its middle words left out."""
     words = text.split()
     return text if len(words) < 12 else " ".join((*words[:7], "...", *words[-2:]))
 

@@ -57,7 +57,6 @@ def _revealed(parts: Sequence[ExecutedPart]) -> Iterator[str]:
 
 
 def _form(answers: Sequence[str], hint: str, question: str = "") -> str:
-    """A field for each answer; a wrong answer shows the hint, a second one the result."""
     many = len(answers) > 1
     fields = " ".join(
         f"<label>{f'Answer {number}' if many else 'Your answer'} "
@@ -102,7 +101,6 @@ def _attribute(code: str) -> str:
 
 
 def _link(fragment: str) -> str:
-    """The link to the playground, if it can open the run."""
     address = f"../../playground/index.html#{fragment}"
     return f'<p><a href="{address}">Open this run in the playground</a></p>' if fragment else ""
 

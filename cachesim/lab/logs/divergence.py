@@ -309,7 +309,6 @@ def _of_other_system(place: Place) -> str:
 
 
 def _is_first_of_template(place: Place) -> bool:
-    """True for a new conversation that shares most of its first message."""
     now, then = place.now, place.then
     others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
     if now.role != "user" or others or _of_messages(place):

@@ -342,7 +342,6 @@ def _number(value: object) -> float | None:
 
 
 def _moment(value: object) -> float | None:
-    """A time in seconds or in ISO 8601."""
     if not isinstance(value, str):
         return _number(value)
     try:

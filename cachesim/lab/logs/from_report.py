@@ -116,7 +116,6 @@ def draft_of(name: str, data: bytes, *, source: str) -> Draft:
 
 
 def _from_log(name: str, data: bytes, text: str) -> Draft | None:
-    """A draft from the lines of a log; None if they name no miss that can be played."""
     try:
         replays = replays_of(read_files([(name, BytesIO(data))]), UserSettings())
         found = replace(worst_scenario(replays), name=name)
@@ -133,7 +132,6 @@ def _from_log(name: str, data: bytes, text: str) -> Draft | None:
 
 
 def _from_words(name: str, text: str) -> Draft:
-    """A draft from names, flags and numbers."""
     missing: list[str] = []
     family = _family(text, missing)
     server = Server(

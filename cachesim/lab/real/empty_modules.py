@@ -39,7 +39,6 @@ class Kind(type):
         return iter(())
 
     def __call__(cls, *given: Real, **named: Real) -> Real:
-        """Create an instance, or return the decorated object."""
         empty = cls is Nothing or cls.__dict__.get("stands_in", False)
         if empty and len(given) == 1 and not named and callable(given[0]):
             return given[0]
@@ -61,7 +60,6 @@ class Nothing(metaclass=Kind):
         return Nothing()
 
     def __call__(self, *given: Real, **named: Real) -> Real:
-        """Return a stub, or the decorated object."""
         decorates = len(given) == 1 and not named and callable(given[0])
         return given[0] if decorates else Nothing()
 

@@ -235,7 +235,6 @@ class Search(Generic[R, T, D]):
         return self._best(now, pairs, few)
 
     def _open(self, now: _Score[T, D]) -> list[Change]:
-        """Every effective change; first those to values of a known release."""
         known = tuple(self.known.values())
         found = [each for each in changes(known) if not each.holds(now.trial)]
         return sorted(found, key=lambda change: not any(map(change.holds, known)))

@@ -71,7 +71,6 @@ class JsonProcess:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """End the program by ending its input."""
         with suppress(BrokenPipeError):
             there_is(self._process.stdin).close()
         try:

@@ -271,7 +271,6 @@ def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _error_of(error: object) -> str:
-    """The server's error code; its message may quote the prompt."""
     fields = mapping(error)
     for key in ("type", "code"):
         if isinstance(fields.get(key), str | int):

@@ -327,7 +327,6 @@ class Cell:
                 raise ProfileError(msg) from None
 
     def _refuse_limits(self) -> None:
-        """Raise for a flag that limits bytes where those of the model are not known."""
         family, given = family_of(Profile.parse(self.profile).engine), dict(self.options)
         limits: Iterable[str] = () if family.describes_model else limits_of(self.profile, self.own)
         if MEMORY in given:

@@ -233,7 +233,6 @@ def _play_parts(
 def _play_all(
     waiting: dict[str, Cell], store: Store, workers: Workers, progress: Callable[[], None]
 ) -> None:
-    """Replay pending cells; each result is stored at once."""
     with workers() as pool:
         played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
         for future in as_completed(played):

@@ -362,7 +362,6 @@ class BatchGenerator:
         self._prompt_batch.extend(batch)
 
     def _start_decoding(self) -> list[PromptResponse]:
-        """Move prompts with one token left to the generation batch."""
         leaving = [i for i, each in enumerate(self._processing) if each.at_last_token]
         if not leaving:
             return []

@@ -101,7 +101,6 @@ class MemoryPromptCache(LRUPromptCache):
         return Loss(cause=causes.NOT_TRIMMABLE, before=before, after=after, detail=detail)
 
     def _used(self, model: Hashable, key: Key) -> None:
-        """Move an entry to the end of the order."""
         self.order.remove(model, key)
         self.order.push(model, key, self.trie.get(model, key).cache_type)
 

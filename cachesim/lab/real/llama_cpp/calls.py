@@ -99,7 +99,6 @@ OURS: Final = (AS_TEXT, "endpoint", "tools")
 
 
 def _message(message: Turn, *, parts: bool) -> JsonObject:
-    """A message; several lines may be sent as several parts."""
     plain = asdict(message)
     if parts and message.content:
         plain["content"] = [{"type": "text", "text": e} for e in message.content.split("\n")]

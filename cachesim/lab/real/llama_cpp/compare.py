@@ -175,9 +175,7 @@ class Played:
 class PlayDrawn(Protocol):
     """A drawn workload, played on both servers."""
 
-    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
-        """The workload of a seed and a number."""
-        ...
+    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played: ...
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):

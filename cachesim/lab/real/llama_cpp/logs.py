@@ -170,7 +170,6 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         self._predict(replay, workload, outcomes)
 
     def _predict(self, replay: Replay, workload: Scenario, outcomes: Sequence[Outcome]) -> None:
-        """Send the same requests to the other release, and compare with the prediction."""
         if any(step.leaves for step in workload.step):
             return
         other = self.agreement.other

@@ -39,7 +39,6 @@ def on_the_wheel(scenario: Scenario) -> bool:
 
 
 def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResult:
-    """Play it on the release's wheel: the answer against a cold one, or the process's end."""
     try:
         played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
     except CachesimError as error:

@@ -145,13 +145,11 @@ class RealInstances:
         self.results: Sequence[Json] = ()  # of the last workload
 
     def __enter__(self) -> Self:
-        """Start the process."""
         self._folder = TemporaryDirectory()
         self._process = self._started()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
         self._process.__exit__(None, None, None)
         self._folder.cleanup()
 
@@ -292,7 +290,6 @@ def _rows(encoded: Sequence[str]) -> Array:
 
 
 def _distance(one: Array, other: Array) -> float:
-    """The largest distance of two logits, of as many tokens as both have."""
     both = min(len(one), len(other))
     return float(np.abs(one[:both] - other[:both]).max()) if both else 0.0
 

@@ -126,7 +126,6 @@ class Player:
 
 
 def _entries(cache: Real) -> list[list[int]]:
-    """Tokens and bytes of the cache's entries, oldest first; without bytes on disk."""
     if cache is None:
         return []
     kept = getattr(cache, "cache_state", None)

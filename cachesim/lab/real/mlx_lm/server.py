@@ -43,7 +43,6 @@ class RealMlxServer(RealProcess):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the program, and remove the weights."""
         super().__exit__(kind, error, trace)
         self._folder.cleanup()
 

@@ -101,7 +101,6 @@ class Drawer:
             request |= {"max_tokens": 0, "reply": request["reply"][:1]}
 
     def _leave(self, request: Request) -> None:
-        """A client of a stream of plain words disconnects before the next request."""
         reply = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
         request |= {
             "leaves_after": self.random.choice((0, 1, 2, 4)),

@@ -152,8 +152,6 @@ def _prompts(rng: Random) -> Iterator[dict[str, Any]]:
 
 
 def _chats(rng: Random, tokenizer: WordTokenizer) -> Iterator[dict[str, Any]]:
-    """Chats that go on, are asked again, or end with another message."""
-
     def text(most: int) -> str:
         return tokenizer.decode(as_tokens(rng.choices(WORDS, k=rng.randint(0, most))))
 

@@ -63,7 +63,6 @@ def config_of(arguments: Sequence[str], alias: str | None = None) -> tuple[Json,
 
 
 def _before(block: Sequence[ast.stmt], call: ast.Call) -> list[ast.stmt]:
-    """The statements before a call, in its block and those around it."""
     at = next(n for n, each in enumerate(block) if any(part is call for part in ast.walk(each)))
     blocks = (getattr(block[at], field, None) or [] for field in ("body", "orelse"))
     inner = next(

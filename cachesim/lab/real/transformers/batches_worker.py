@@ -113,7 +113,6 @@ def config_of(transformers: Real, workload: Json) -> Real:
 
 
 def _given(function: Real, **given: Real) -> Real:
-    """Call with the arguments that this release takes."""
     taken = inspect.signature(function).parameters
     return function(**{name: each for name, each in given.items() if name in taken})
 

@@ -54,7 +54,6 @@ def result_of(python: Path, module: str | None, family: str, operation: str) -> 
 
 
 def _problem_of(answer: Json) -> str:
-    """Why no operation was played."""
     if "unbuilt" in answer:
         return f"no tiny model: {answer['unbuilt']}"
     return "" if answer["causal"] else "a cold run depends on later tokens, or on chance"

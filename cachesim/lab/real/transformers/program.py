@@ -274,7 +274,6 @@ def has_program(script: Script) -> bool:
 
 
 def _wrapped(line: str) -> Iterator[str]:
-    """A line; a long one is continued below."""
     if len(line) <= WIDTH:
         yield line
     else:
@@ -282,7 +281,6 @@ def _wrapped(line: str) -> Iterator[str]:
 
 
 def _lines(name: str, group: Sequence[Step], other: str) -> Iterator[str]:
-    """Lines of equal steps; feeds are one loop."""
     if name == "feed" and len(group) > 1:
         yield f"for count in {tuple(each[1] for each in group)}: got = feed(count)"
         return

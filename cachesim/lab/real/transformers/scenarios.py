@@ -138,7 +138,6 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
 
 
 def _played(record: Record, real: Json, simulated: Json, *, same: bool) -> StepPlayed:
-    """A step, with the start of its first chunk on both."""
     starts = [_start(batches, record.ticket) for batches in (real, simulated)]
     return StepPlayed(
         name=record.name,

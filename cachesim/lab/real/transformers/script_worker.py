@@ -231,7 +231,6 @@ class Play:
 
     @property
     def _padding(self) -> list[range]:
-        """Columns of each row's padding."""
         return self.on_right or [range(self.widths - row.shape[1]) for row in self.rows]
 
     def _padded(self) -> Real:
@@ -347,7 +346,6 @@ class Play:
         return torch.cat(found)
 
     def _call(self, ids: Real, end: int) -> Real:
-        """Logits of tokens that end at a column of the batch."""
         given = self._batching(ids.shape[1], end)
         if NEW_MASK in self.remedies and "attention_mask" in given:
             given["attention_mask"] = given["attention_mask"][:, -ids.shape[1] :]
@@ -394,7 +392,6 @@ class Play:
             self._uncached(got, same, cold)
 
     def _measure(self, got: Real, cold: Real) -> bool:
-        """True if logits are wrong."""
         if got.shape != cold.shape:
             msg = f"{tuple(got.shape)} logits in place of {tuple(cold.shape)}"
             raise AssertionError(msg)
@@ -618,7 +615,6 @@ def distance(one: Real, other: Real, cold: Real) -> float:
 
 
 def _differs(one: Real, other: Real) -> bool:
-    """True if the last positions, as many as both hold, are not equal."""
     if one.dim() != other.dim():
         return False
     both = tuple(

@@ -19,12 +19,10 @@ def _feeds(rng: Random, least: int, most: int, pieces: int) -> Script:
 
 
 def _prefill(rng: Random) -> Script:
-    """More tokens than a window holds."""
     return _feeds(rng, 2 * WINDOW - 2, 3 * WINDOW, 1)
 
 
 def _order(rng: Random, rows: int) -> list[int]:
-    """A permutation that moves a row."""
     order = rng.sample(range(rows), rows)
     return order if order != sorted(order) else order[::-1]
 

@@ -237,7 +237,6 @@ class ServerPlayer:
     def _serve(
         self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
     ) -> list[Ticket | None]:
-        """Submit requests at their turns, or when the server is idle; clients disconnect."""
         server, tickets = self.engine.server, dict[int, Ticket]()
         start, pairs = server.turns, list(zip(requests, recorded, strict=True))
         later = sorted(range(len(pairs)), key=lambda index: requests[index].get("at", 0))

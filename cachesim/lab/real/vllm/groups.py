@@ -112,7 +112,6 @@ class Groups:
         return {"requests": entries, "evicted": self.evicted} | self.pool()
 
     def _arrive(self, requests: dict[Name, Real], group: Sequence[Wanted], turn: int) -> None:
-        """Add requests that arrive in this turn; abort those whose clients disconnect."""
         while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
             wanted = group[len(requests)]
             request = self.request(self.count, wanted)
