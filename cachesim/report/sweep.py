@@ -6,7 +6,7 @@ A row is the plain data of one cell, as `cachesim compare` and `cachesim sweep` 
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -26,8 +26,91 @@ from cachesim.report.charts import (
     stacked_bars,
 )
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
-from cachesim.report.fleet import fleet_report
-from cachesim.report.gaps import gaps_report
+
+
+def fleet_report(
+    rows: Sequence[Mapping[str, Any]], name_of: Callable[[Mapping[str, Any]], str]
+) -> Iterator[RenderableType]:
+    """A line for each fleet; nothing without any."""
+    by_server: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "fleet" in row:
+            by_server.setdefault(name_of(row).partition(", router ")[0], []).append(row)
+    if not by_server:
+        return
+    yield Heading("fleets: what other replicas held when the router chose", level=3)
+    for server, members in by_server.items():
+        table = FittingTable()
+        table.add_column(server, overflow="fold", ratio=1)
+        for head in ("reused", "held elsewhere", "best choice", "busiest", "shares"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in members:
+            fleet = row["fleet"]
+            rates = [each["rate"] for each in fleet["by_replica"] if each["requests"]]
+            table.add_row(
+                fleet["router"],
+                f"{row['cached']:,}",
+                _count(fleet["elsewhere"]),
+                _count(fleet["best"]),
+                f"{fleet['spread']:.2f}",
+                f"{min(rates):.3f} to {max(rates):.3f}" if rates else "",
+            )
+        yield table
+        yield Text()
+    yield Text(
+        "held elsewhere: tokens computed again though another replica held them. best choice: "
+        "tokens reused if each request had gone to the replica that held most of it. busiest: "
+        "tokens computed by the busiest replica, over the mean. shares: of the prompts' tokens "
+        "that a replica reused, from the lowest to the highest."
+    )
+    yield Text()
+
+
+def _count(number: int | None) -> str:
+    return "not known" if number is None else f"{number:,}"
+
+
+BOUND: Final = "keep:bound"
+
+
+def gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int | str, float]]:
+    """For each policy and memory, the points of the share that the bound has more."""
+    best = {_place(row): row["rate"] for row in rows if row["profile"] == BOUND}
+    found: dict[str, dict[int | str, float]] = {}
+    for row in rows:
+        if row["profile"].startswith("keep:") and row["profile"] != BOUND and _place(row) in best:
+            rest = {name: value for name, value in row["settings"].items() if name != "memory"}
+            flags = "".join(f", {name}={value}" for name, value in rest.items())
+            name = f"{row['profile']}, {row['model']}{flags}"
+            gap = 100 * (best[_place(row)] - row["rate"])
+            found.setdefault(name, {})[row["settings"]["memory"]] = gap
+    return found
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, object]:
+    return row["model"], row["settings"].get("memory")
+
+
+def gaps_report(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """A line for each policy, a column for each memory; nothing without the bound."""
+    found = gaps(rows)
+    if not found:
+        return
+    yield Heading("policies: points of the share below the bound for the same bytes", level=3)
+    table = FittingTable()
+    table.add_column("policy", overflow="fold", ratio=1)
+    sizes = list(dict.fromkeys(size for each in found.values() for size in each))
+    for size in sizes:
+        table.add_column(_text(size), justify="right", no_wrap=True)
+    for name, each in found.items():
+        table.add_row(name, *(f"{each[size]:.1f}" if size in each else "" for size in sizes))
+    yield table
+    yield Text()
+
+
+def _text(size: int | str) -> str:
+    return size if isinstance(size, str) else f"{size / 10**9:,g} GB"
+
 
 Rows = Sequence[Mapping[str, Any]]
 
