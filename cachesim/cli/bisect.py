@@ -1,6 +1,6 @@
 """`cachesim bisect`: the first bad and the first good release, and the change between them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -124,7 +124,14 @@ def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
                 raise InputError(msg)
             file.seek(0)
             worst = worst_scenario(replays_of(read_files([(name, file)]), wanted))
-            return _as_given(worst, wanted.options)
+            server = worst.engine
+            family, (release, *_) = family_of(server.name), server.profiles
+            options = {
+                name: value
+                for name, value in server.options.items()
+                if name in wanted.options or family.default(family.option(name), release) != value
+            }
+            return replace(worst, engine=replace(server, options=options))
     if wanted.profile or wanted.model or wanted.window:
         msg = f"{name}: --profile, --model and --window are for logs; a scenario has its own"
         raise InputError(msg)
@@ -133,18 +140,6 @@ def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
         msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
         raise InputError(msg)
     return changed(loaded[0][1], seed, wanted.options)
-
-
-def _as_given(scenario: Scenario, wanted: Mapping[str, Any]) -> Scenario:
-    """The scenario without flags at the default of the log's release that --set does not name."""
-    server = scenario.engine
-    family, (release, *_) = family_of(server.name), server.profiles
-    options = {
-        name: value
-        for name, value in server.options.items()
-        if name in wanted or family.default(family.option(name), release) != value
-    }
-    return replace(scenario, engine=replace(server, options=options))
 
 
 def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: bool) -> Play:

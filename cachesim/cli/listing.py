@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from cyclopts import Parameter
@@ -322,7 +321,19 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
     """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
-        return _show_scenario(file, raw=raw, page=page)
+        text = file.read_text(encoding="utf-8")
+        markup = f"<pre>{escape(text)}</pre>"
+        write_page(page, file.stem, [Heading(file.stem), Picture("", markup)])
+        screen = results()
+        if raw:
+            sys.stdout.write(text)
+        elif not screen.is_terminal:
+            sys.stdout.write(f"# {file}\n{text}")
+        else:
+            from rich.syntax import Syntax
+
+            show(screen, Text(f"# {file}", style="quiet"), Syntax(text, "toml", word_wrap=True))
+        return AS_EXPECTED
     if raw:
         from cachesim.scenario.readers import nearest
 
@@ -347,22 +358,6 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
     hint = nearest(name, [*everything, *LISTS, SCHEMA]) or f"; there are lists of {lists}"
     msg = f"there is nothing called {name!r}{hint}"
     raise InputError(msg)
-
-
-def _show_scenario(file: Path, *, raw: bool, page: Output | None) -> int:
-    text = file.read_text(encoding="utf-8")
-    markup = f"<pre>{escape(text)}</pre>"
-    write_page(page, file.stem, [Heading(file.stem), Picture("", markup)])
-    screen = results()
-    if raw:
-        sys.stdout.write(text)
-    elif not screen.is_terminal:
-        sys.stdout.write(f"# {file}\n{text}")
-    else:
-        from rich.syntax import Syntax
-
-        show(screen, Text(f"# {file}", style="quiet"), Syntax(text, "toml", word_wrap=True))
-    return AS_EXPECTED
 
 
 def aliases(item: Item) -> set[str]:

@@ -293,7 +293,14 @@ def tune_command(
 ) -> int:
     """Replay requests with other settings, and recommend those that process the fewest tokens."""
     tuned = _tuned_of(files, wanted, sizes)
-    _refuse_limits(tuned, wanted)
+    run = tuned.runs[0]
+    limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)
+    for name in (name for name in limits if name in wanted.options and tuned.sizes == ASSUMED):
+        msg = (
+            f"--set {name}={wanted.options[name]} limits bytes, and those of the model are not "
+            "known; write --sizes MODEL or --gguf FILE"
+        )
+        raise InputError(msg)
     found = swept(tuned.runs, on_all_cores)
     source = ", ".join(files)
     run = tuned.runs[0]
@@ -321,17 +328,6 @@ def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Siz
         engine, named, _ = (wanted.profile or "").partition("@")
         return memory_of(model).sizes(engine if named else FAMILY.name)
     return None if gguf is None else sizes_of_gguf(gguf)[0]
-
-
-def _refuse_limits(tuned: Tuned, wanted: UserSettings) -> None:
-    run = tuned.runs[0]
-    limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)
-    for name in (name for name in limits if name in wanted.options and tuned.sizes == ASSUMED):
-        msg = (
-            f"--set {name}={wanted.options[name]} limits bytes, and those of the model are not "
-            "known; write --sizes MODEL or --gguf FILE"
-        )
-        raise InputError(msg)
 
 
 def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:

@@ -73,7 +73,15 @@ def ends_svg(branch: Branch, wide: int, uid: str) -> str:
         css = 'class="alive"' if branch.window else f'class="gone" fill="url(#{uid}px)"'
         parts.append(f'<rect {css} {where} y="{LABEL + HIGH}" height="3"/>')
     if branch.mark:
-        parts.append(_mark(branch, wide))
+        beside = 8 if 100 * branch.end <= INSIDE * wide else -8
+        css = {"saved": "saved", "lacks": "lacks", "wrong": "false"}[branch.mark]
+        circle = f'<circle class="{css}" cx="0" cy="{MIDDLE}" r="5"/>'
+        cross = f"M-3 {MIDDLE - 3}l6 6M3 {MIDDLE - 3}l-6 6"
+        crossed = f'<path class="cross" d="{cross}"/>' if branch.mark == "wrong" else ""
+        parts.append(
+            f'<svg x="{share(branch.end, wide)}" overflow="visible">'
+            f'<g transform="translate({beside})">{circle}{crossed}</g></svg>'
+        )
     return "".join(parts)
 
 
@@ -83,18 +91,6 @@ def _down(at: int, wide: int, top: int, bottom: int) -> str:
     return (
         f'<line class="br" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"'
         f' transform="translate({inward})"/>'
-    )
-
-
-def _mark(branch: Branch, wide: int) -> str:
-    beside = 8 if 100 * branch.end <= INSIDE * wide else -8
-    css = {"saved": "saved", "lacks": "lacks", "wrong": "false"}[branch.mark]
-    circle = f'<circle class="{css}" cx="0" cy="{MIDDLE}" r="5"/>'
-    cross = f"M-3 {MIDDLE - 3}l6 6M3 {MIDDLE - 3}l-6 6"
-    crossed = f'<path class="cross" d="{cross}"/>' if branch.mark == "wrong" else ""
-    return (
-        f'<svg x="{share(branch.end, wide)}" overflow="visible">'
-        f'<g transform="translate({beside})">{circle}{crossed}</g></svg>'
     )
 
 

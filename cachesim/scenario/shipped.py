@@ -84,7 +84,11 @@ def sources(name: str) -> list[Source]:
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
     if S_ISDIR(mode):
-        return _in_folder(path)
+        files = [Source(str(file), file) for file in sorted(path.rglob("*.toml"))]
+        if not files:
+            msg = f"{path}: a folder without scenarios; a scenario is a file that ends in .toml"
+            raise ScenarioError(msg)
+        return files
     if S_ISREG(mode):
         return [Source(name, path)]
     by_name = {each.stem: each for each in shipped_files()}
@@ -92,14 +96,6 @@ def sources(name: str) -> list[Source]:
     if stem in by_name and len(path.parts) == 1:
         return [Source(stem, by_name[stem])]
     raise ScenarioError(_not_found(name, by_name))
-
-
-def _in_folder(path: Path) -> list[Source]:
-    files = [Source(str(file), file) for file in sorted(path.rglob("*.toml"))]
-    if not files:
-        msg = f"{path}: a folder without scenarios; a scenario is a file that ends in .toml"
-        raise ScenarioError(msg)
-    return files
 
 
 def _not_found(name: str, known: Iterable[str]) -> str:

@@ -72,7 +72,24 @@ class Layout:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
         caches: PromptCache = []
         for shape in self.shapes:
-            cache = self._cache(shape)
+            cache: LayerCache
+            match shape.place:
+                case "attention" | "window" if self.recurrent.sparse:
+                    window = self.network.spec.window
+                    cache = SparseCache(self.rules, window, groups=shape.place == "attention")
+                case "attention":
+                    cache = KVCache(self.rules)
+                case "window" if self.network.spec.chunked:
+                    cache = ChunkedKVCache(self.rules, self.network.spec.window)
+                case "window":
+                    cache = RotatingKVCache(self.rules, self.network.spec.window)
+                case "recurrent":
+                    cache = ArraysCache(
+                        self.rules,
+                        self.recurrent.slots,
+                        is_mamba=self.recurrent.merges_slots_as_padding,
+                    )
+            cache.row_bytes, cache.wide_row_bytes = self.row_bytes[shape.layer]
             paired = self.recurrent.paired and not shape.marks and shape.place == "attention"
             if paired and caches and isinstance(caches[-1], ArraysCache):
                 cache = CacheList(self.rules, caches.pop(), cache)
@@ -82,27 +99,6 @@ class Layout:
     def window_of(self, shape: LayerShape) -> int | None:
         """The window in the layer's query for a mask."""
         return self.network.spec.window if shape.place == "window" else None
-
-    def _cache(self, shape: LayerShape) -> LayerCache:
-        cache: LayerCache
-        match shape.place:
-            case "attention" | "window" if self.recurrent.sparse:
-                window = self.network.spec.window
-                cache = SparseCache(self.rules, window, groups=shape.place == "attention")
-            case "attention":
-                cache = KVCache(self.rules)
-            case "window" if self.network.spec.chunked:
-                cache = ChunkedKVCache(self.rules, self.network.spec.window)
-            case "window":
-                cache = RotatingKVCache(self.rules, self.network.spec.window)
-            case "recurrent":
-                cache = ArraysCache(
-                    self.rules,
-                    self.recurrent.slots,
-                    is_mamba=self.recurrent.merges_slots_as_padding,
-                )
-        cache.row_bytes, cache.wide_row_bytes = self.row_bytes[shape.layer]
-        return cache
 
     def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:
         """Bytes of a row: numbers in the model's type, states in float32 by rule, marks none."""

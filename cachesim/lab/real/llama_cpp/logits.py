@@ -80,26 +80,6 @@ class Drafts:
     accepted: int
 
 
-def compare_drafts(
-    release: Release, *, prompts: int = 20, length: int = 40, predict: int = 48, seed: int = 0
-) -> list[tuple[Drafts, Drafts]]:
-    """Counts of the real server and of the network's head, for each prompt."""
-    random = np.random.default_rng(seed)
-    network = FloatNetwork(preset("hybrid-mtp", seed=seed))
-    found = []
-    with RealServer(release) as real, TemporaryDirectory() as folder:
-        path = Path(folder) / "hybrid-mtp.gguf"
-        write_model(network.spec, path)
-        with real.started(DRAFTING, path) as server:
-            for _ in range(prompts):
-                prompt = drawn_prompt(random, length)
-                step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
-                (outcome,) = server.send((step,))
-                counted = Drafts(drafted=outcome.drafted, accepted=outcome.accepted)
-                found.append((counted, expected_drafts(network, prompt, predict)))
-    return found
-
-
 def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
     """Play the loop: propose one token while there is room, continue after accepted ones."""
     reply, _ = generate(network, prompt, predict + 2)
@@ -278,7 +258,19 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     out.print(table)
     agree = all(each.agrees for each in found)
     if any(PRESETS[name].mtp_depth for name in names):
-        pairs = compare_drafts(wheel, prompts=prompts, seed=seed)
+        random = np.random.default_rng(seed)
+        network = FloatNetwork(preset("hybrid-mtp", seed=seed))
+        pairs = []
+        with RealServer(wheel) as real, TemporaryDirectory() as folder:
+            path = Path(folder) / "hybrid-mtp.gguf"
+            write_model(network.spec, path)
+            with real.started(DRAFTING, path) as server:
+                for _ in range(prompts):
+                    prompt = drawn_prompt(random, 40)
+                    step = Step(name="prompt", prompt=prompt, predict=48, cache_prompt=False)
+                    (outcome,) = server.send((step,))
+                    counted = Drafts(drafted=outcome.drafted, accepted=outcome.accepted)
+                    pairs.append((counted, expected_drafts(network, prompt, 48)))
         same = sum(real == expected for real, expected in pairs)
         out.print(f"drafts of the MTP head: counted alike on {same} of {len(pairs)} prompts")
         agree = agree and same >= ENOUGH * len(pairs)

@@ -236,7 +236,12 @@ class RealServer(AbstractContextManager["RealServer"]):
             "verbosity": self._verbosity if self._log else QUIET,
         }
         ubatch = effective_ubatch(values)
-        worker = self._ready_worker(ubatch)
+        worker = self._workers.get(ubatch)
+        if worker is not None and worker.jobs >= SERVERS_PER_PROCESS:
+            self._end(ubatch)
+            worker = None
+        if worker is None:
+            worker = self._workers[ubatch] = Worker(self._python, self._log, self._patience)
         try:
             worker.start(values)
             drafts = self._log if drafting(options) else None
@@ -264,15 +269,6 @@ class RealServer(AbstractContextManager["RealServer"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _ready_worker(self, ubatch: int) -> "Worker":
-        worker = self._workers.get(ubatch)
-        if worker is not None and worker.jobs >= SERVERS_PER_PROCESS:
-            self._end(ubatch)
-            worker = None
-        if worker is None:
-            worker = self._workers[ubatch] = Worker(self._python, self._log, self._patience)
-        return worker
 
     def _end(self, ubatch: int) -> None:
         self._workers.pop(ubatch).end()

@@ -157,7 +157,15 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     out = console()
     wheel = wheel_named(name)
     environment_for(wheel.release, wheel.version).ready()
-    recordings = _recorded(wheel, workloads=workloads, seed=seed)
+    kept = Recordings(wheel.release, seed=seed, version=wheel.version)
+    beside = console(stderr=True)
+    with Progress(console=beside, transient=True, disable=not beside.is_terminal) as progress:
+        task = progress.add_task(f"running {wheel}", total=workloads)
+        found = []
+        for recording in kept.take(workloads):
+            found.append(recording)
+            progress.advance(task)
+    recordings = tuple(found)
     known = known_trials()
     aside = console(stderr=True)
 
@@ -176,18 +184,6 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
         out.print(_left_open(probed, first.trial, known))
     _show_rest(out, fit, wheel)
     return 0 if not fit.differences else 1
-
-
-def _recorded(wheel: Wheel, *, workloads: int, seed: int) -> tuple[Recording, ...]:
-    kept = Recordings(wheel.release, seed=seed, version=wheel.version)
-    beside = console(stderr=True)
-    with Progress(console=beside, transient=True, disable=not beside.is_terminal) as progress:
-        task = progress.add_task(f"running {wheel}", total=workloads)
-        found = []
-        for recording in kept.take(workloads):
-            found.append(recording)
-            progress.advance(task)
-    return tuple(found)
 
 
 def _table(fit: Fit[Trial, Difference], known: dict[str, Trial]) -> Table:

@@ -292,7 +292,18 @@ class _Tree:
             return (self._slot_action(number),)
         if self._setting.everything and (group := self._incidents.draw(number)):
             return group
-        first = self._completion(number)
+        rng = self._rng
+        slots = self._setting.options["parallel"]
+        first = Step(
+            name=f"r{number}",
+            prompt=None if self._speaks else self._prompt(),
+            messages=self._chats.next() if self._speaks else (),
+            predict=self._predict(),
+            slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
+            cache_prompt=rng.random() > 0.05,
+            options=self._request_options() | self._chat_options(),
+            parts=self._setting.everything and self._rng.random() < 0.1,
+        )
         slots = self._setting.options["parallel"]
         if self._setting.cancels and self._rng.random() < self._setting.cancels:
             return (replace(first, leaves="replying", predict=ABANDONED),)
@@ -357,20 +368,6 @@ class _Tree:
             self._files.append(f"f{len(self._files)}")
             return Step(name=name, do="slot-save", slot=slot, file=self._files[-1])
         return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(self._files))
-
-    def _completion(self, number: int) -> Step:
-        rng = self._rng
-        slots = self._setting.options["parallel"]
-        return Step(
-            name=f"r{number}",
-            prompt=None if self._speaks else self._prompt(),
-            messages=self._chats.next() if self._speaks else (),
-            predict=self._predict(),
-            slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
-            cache_prompt=rng.random() > 0.05,
-            options=self._request_options() | self._chat_options(),
-            parts=self._setting.everything and self._rng.random() < 0.1,
-        )
 
     def _chat_options(self) -> dict[str, Any]:
         rng, fields = self._rng, dict[str, Any]()

@@ -34,10 +34,6 @@ class Caches:
         self.core: Real = importlib.import_module("vllm.v1.engine.core").EngineCore
 
     def of(self, settings: Real, config: Json) -> tuple[Real, tuple[int, int]]:
-        made = self._started(settings, config)
-        return made, self._sizes(made, settings)
-
-    def _started(self, settings: Real, config: Json) -> Real:
         layers = self._layers(config)
         executor = NoOp(
             get_kv_cache_specs=lambda: [layers],
@@ -52,7 +48,7 @@ class Caches:
             msg = f"the engine core's groups are {found}, not {wanted}"
             raise ValueError(msg)
         settings.cache_config.num_gpu_blocks = made.num_blocks = config["blocks"]
-        return made
+        return made, self._sizes(made, settings)
 
     def _sizes(self, made: Real, settings: Real) -> tuple[int, int]:
         if not hasattr(self.utils, "resolve_kv_cache_block_sizes"):  # until 0.19
