@@ -95,17 +95,15 @@ def package_of(path: Path) -> str:
     return (further[0] if first == "lab" else first).removesuffix(".py")
 
 
-def package_named(module: str) -> str:
-    return module.removeprefix("cachesim.").removeprefix("lab.").split(".")[0]
-
-
 def upward(path: Path) -> set[str]:
     """The packages above its own that a module imports from."""
     package = package_of(path)
     if package not in MAY_IMPORT:
         return set()
     packages = {
-        package_named(name) for name in imported_names(path) if name.startswith("cachesim.")
+        name.removeprefix("cachesim.").removeprefix("lab.").split(".")[0]
+        for name in imported_names(path)
+        if name.startswith("cachesim.")
     }
     return packages & MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
 
@@ -121,19 +119,6 @@ def test_the_core_imports_nothing_of_the_lab() -> None:
     assert below == LAB
 
 
-def imported_modules() -> dict[str, set[str]]:
-    """What each module imports of the others; deferred imports and those for types count too."""
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in modules()
-    }
-    found = {name: imported_names(path) & names.keys() - {name} for name, path in names.items()}
-    return {
-        name: {one for one in imports if not any(each.startswith(f"{one}.") for each in imports)}
-        for name, imports in found.items()
-    }
-
-
 def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
     seen: set[str] = set()
     ahead = [start]
@@ -145,7 +130,15 @@ def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def test_modules_do_not_import_each_other() -> None:
-    graph = imported_modules()
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in modules()
+    }
+    found = {name: imported_names(path) & names.keys() - {name} for name, path in names.items()}
+    graph = {
+        name: {one for one in imports if not any(each.startswith(f"{one}.") for each in imports)}
+        for name, imports in found.items()
+    }
     assert set() == {name for name in graph if name in reached(name, graph)}
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.events import Event
 from cachesim.model import recall
 from cachesim.play.result import Fact, Step
 from cachesim.play.session import Record
@@ -67,7 +66,28 @@ def check(played: Played, tally: Tally) -> None:
     for index in range(len(played.steps)):
         case = Case(played, index, tally)
         for event in case.step.events:
-            _event(case, event)
+            sentence = event.sentence
+            values = {each.name: getattr(event, each.name) for each in fields(event)}
+            case.claim("event", not invented(sentence, values), f"{sentence!r} of {values}")
+            match event.name():
+                case "checkpoint-erased" if values.get("rule"):
+                    case.claim("erased", holds(values["numbers"]), sentence)
+                    _rule(case, values)
+                case "checkpoint-kept":
+                    case.claim("kept", not holds(values["numbers"]), sentence)
+                    case.claim("kept shares", values["shared"] < values["n_tokens"], sentence)
+                    _rule(case, values)
+                case "checkpoint-cut":
+                    cut, whole = values["cut_tokens"], values["n_tokens"]
+                    case.claim("cut", cut <= values["pos_next"] == values["cut_max"] + 1, sentence)
+                    case.claim(
+                        "cut", cut < whole and values["cut_max"] < values["pos_max"], sentence
+                    )
+                case "checkpoint-checked" if values["refused"]:
+                    case.claim("refused", holds(values["numbers"]), sentence)
+                case "depth-tested":
+                    refused = event.loudness() == "loss"
+                    case.claim("depth", holds(values["numbers"]) == refused, sentence)
         for fact in case.step.facts:
             _fact(case, fact)
         _account(case)
@@ -161,30 +181,6 @@ def invented(sentence: str, values: Mapping[str, Any]) -> list[str]:
 
 
 # --- events -----------------------------------------------------------------------------------
-
-
-def _event(case: Case, event: Event) -> None:
-    """No number of its sentence is invented, and a rule says what its numbers say."""
-    sentence = event.sentence
-    values = {each.name: getattr(event, each.name) for each in fields(event)}
-    case.claim("event", not invented(sentence, values), f"{sentence!r} of {values}")
-    match event.name():
-        case "checkpoint-erased" if values.get("rule"):
-            case.claim("erased", holds(values["numbers"]), sentence)
-            _rule(case, values)
-        case "checkpoint-kept":
-            case.claim("kept", not holds(values["numbers"]), sentence)
-            case.claim("kept shares", values["shared"] < values["n_tokens"], sentence)
-            _rule(case, values)
-        case "checkpoint-cut":
-            cut, whole = values["cut_tokens"], values["n_tokens"]
-            case.claim("cut", cut <= values["pos_next"] == values["cut_max"] + 1, sentence)
-            case.claim("cut", cut < whole and values["cut_max"] < values["pos_max"], sentence)
-        case "checkpoint-checked" if values["refused"]:
-            case.claim("refused", holds(values["numbers"]), sentence)
-        case "depth-tested":
-            refused = event.loudness() == "loss"
-            case.claim("depth", holds(values["numbers"]) == refused, sentence)
 
 
 def _rule(case: Case, values: Mapping[str, Any]) -> None:
@@ -403,20 +399,21 @@ def _due(case: Case) -> int:
     Under the same adapters; where others were in force, what a slot holds may be theirs.
     """
     prompt, reply = case.record.prompt, case.record.reply
-    before = [each for each in case.played.records[: case.index] if _done(each)]
-    alike = [each for each in before if reply is not None and _under(each) == reply.strengths]
+    before = [
+        each
+        for each in case.played.records[: case.index]
+        if (each.reply is not None and each.reply.error is None and bool(each.prompt))
+    ]
+    alike = [
+        each
+        for each in before
+        if reply is not None
+        and (() if each.reply is None else each.reply.strengths) == reply.strengths
+    ]
     known = max((prefix(text_of(each), prompt) for each in alike), default=0)
     if len(alike) == len(before):
         known = max(known, 0 if reply is None else int(reply.equal))
     return max(0, min(known, len(prompt) - 1))
-
-
-def _done(record: Record) -> bool:
-    return record.reply is not None and record.reply.error is None and bool(record.prompt)
-
-
-def _under(record: Record) -> tuple[float, ...]:
-    return () if record.reply is None else record.reply.strengths
 
 
 def _consumed(case: Case, fact: Fact) -> None:

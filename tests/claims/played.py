@@ -6,7 +6,6 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from cachesim.engines.family import Profile
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.trace import Fault
 from cachesim.play import session as sessions
 from cachesim.play.result import Run, Step
@@ -58,15 +57,15 @@ class Played:
         )
 
 
-def arithmetic_for(scenario: Scenario) -> ArithmeticName:
-    """Float where replies are words, else ring."""
-    return "float" if spec_of(scenario.model).recall else "ring"
-
-
 def play(scenario: Scenario, profile: Profile) -> Played:
     """Play a scenario in ring arithmetic, traced; in float where the model recalls facts."""
     with patch.object(sessions, "Traced", Watched):
-        session = Session(scenario, profile, arithmetic=arithmetic_for(scenario), traced=True)
+        session = Session(
+            scenario,
+            profile,
+            arithmetic="float" if spec_of(scenario.model).recall else "ring",
+            traced=True,
+        )
     oracle = Oracle(session.network)
     verifier = Verifier(session, oracle)
     records, steps, faults, leaks = [], [], [], []

@@ -115,18 +115,13 @@ def test_an_interrupt_while_it_starts_is_130_in_one_line(delay: float) -> None:
         [sys.executable, "-m", "cachesim", "run", "scenarios"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
-    wait_until_numpy_is_loaded(run.pid)
+    while "_multiarray_umath" not in Path(f"/proc/{run.pid}/maps").read_text():
+        time.sleep(0.002)
     time.sleep(delay)
     run.send_signal(signal.SIGINT)
     said = run.communicate()[1]
 
     assert (130, "cachesim: interrupted\n") == (run.returncode, said)
-
-
-def wait_until_numpy_is_loaded(pid: int) -> None:
-    """Its library is mapped long before all that is imported has been."""
-    while "_multiarray_umath" not in Path(f"/proc/{pid}/maps").read_text():
-        time.sleep(0.002)
 
 
 @pytest.mark.thorough

@@ -370,7 +370,11 @@ class Fake(ThreadingHTTPServer):
     def read(self, body: Mapping[str, Any]) -> Counts:
         """Count a request."""
         dialect = self.dialect
-        counts = self.cache.read(PIECE.findall(_text(body)))
+        said = [body.get("system", "")]
+        for each in body.get("messages") or body.get("input") or ():
+            said += [each["role"], str(each["content"])]
+        said.append(body.get("prompt") or body.get("text") or "")
+        counts = self.cache.read(PIECE.findall("\n".join(map(str, said))))
         self.answers.append(
             Answer(
                 path=dialect.path,
@@ -381,15 +385,6 @@ class Fake(ThreadingHTTPServer):
             )
         )
         return counts
-
-
-def _text(body: Mapping[str, Any]) -> str:
-    """What a request asks the model to read."""
-    said = [body.get("system", "")]
-    for each in body.get("messages") or body.get("input") or ():
-        said += [each["role"], str(each["content"])]
-    said.append(body.get("prompt") or body.get("text") or "")
-    return "\n".join(map(str, said))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -67,19 +67,15 @@ def _broken_json(out: str, *, lines: bool) -> Iterator[str]:
         return
     for each in found:
         if not lines and isinstance(each, dict):
-            yield from _off_schema(each)
+            name = ""
+            if "runs" in each:
+                name = "output"
+            elif "agreement" in each and "servers" in each:
+                name = "why"
+            for problem in errors(each, schema(name))[:2] if name else ():
+                yield f"not as docs/schema/{name}-1.json says: {problem}"
             if "totals" in each and isinstance(each.get("requests"), list):
                 yield from broken_sums(each)
-
-
-def _off_schema(found: Mapping[str, Any]) -> Iterator[str]:
-    name = ""
-    if "runs" in found:
-        name = "output"
-    elif "agreement" in found and "servers" in found:
-        name = "why"
-    for problem in errors(found, schema(name))[:2] if name else ():
-        yield f"not as docs/schema/{name}-1.json says: {problem}"
 
 
 @cache

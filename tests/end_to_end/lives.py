@@ -114,7 +114,18 @@ class Tally:
             counts["equal"] += found == answer.cached
             counts["unknown"] += found is None
             if found != answer.cached:
-                told.append(_difference(answer, request))
+                said = "no such request"
+                if request is not None:
+                    known = request.get("known", {}).get("cached")
+                    said = (
+                        f"request {request['number']} cached {request['cached']} ({known}) of "
+                        f"{request['prompt_tokens']}"
+                    )
+                left = ", client left" if answer.cancelled else ""
+                told.append(
+                    f"{said}; the server answered {answer.cached} of {answer.prompt}"
+                    f" (slot {answer.slot}, group {answer.group}{left})"
+                )
         if told:
             self.wrong.update(life.kinds)
         return told
@@ -140,21 +151,6 @@ HEAD: Final = (
     f"{'log':22} {'lives':>6} {'requests':>8} {'equal':>8} {'share':>9} {'unknown':>8} "
     f"{'other':>7} {'status 3':>8} {'not 0':>8}"
 )
-
-
-def _difference(answer: Answer, request: Request | None) -> str:
-    said = "no such request"
-    if request is not None:
-        known = request.get("known", {}).get("cached")
-        said = (
-            f"request {request['number']} cached {request['cached']} ({known}) of "
-            f"{request['prompt_tokens']}"
-        )
-    left = ", client left" if answer.cancelled else ""
-    return (
-        f"{said}; the server answered {answer.cached} of {answer.prompt}"
-        f" (slot {answer.slot}, group {answer.group}{left})"
-    )
 
 
 @dataclass(frozen=True, slots=True)

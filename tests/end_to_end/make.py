@@ -76,19 +76,6 @@ def kept_of_others() -> Iterator[tuple[str, bytes, tuple[Answer, ...]]]:
         yield path.name.removesuffix(".json.gz"), found["log"].encode(), answers
 
 
-def write_kept() -> None:
-    """Write them anew."""
-    KEPT.mkdir(exist_ok=True)
-    for old in KEPT.glob("*.json.gz"):
-        old.unlink()
-    for life in kept_lives():
-        log = life.log.decode("utf-8", "surrogateescape")
-        _pack(life.name, {"truth": life.truth(), "log": log})
-    for name, log_bytes, answers in kept_others():
-        lines = log_bytes.decode("utf-8", "replace")
-        _pack(name, {"answers": [each.as_dict() for each in answers], "log": lines})
-
-
 def _pack(name: str, content: object) -> None:
     data = json.dumps(content).encode("utf-8", "surrogateescape")
     (KEPT / f"{name}.json.gz").write_bytes(gzip.compress(data, mtime=0))
@@ -120,7 +107,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=20261122)
     arguments = parser.parse_args(words)
     if arguments.kept:
-        write_kept()
+        KEPT.mkdir(exist_ok=True)
+        for old in KEPT.glob("*.json.gz"):
+            old.unlink()
+        for life in kept_lives():
+            log = life.log.decode("utf-8", "surrogateescape")
+            _pack(life.name, {"truth": life.truth(), "log": log})
+        for name, log_bytes, answers in kept_others():
+            lines = log_bytes.decode("utf-8", "replace")
+            _pack(name, {"answers": [each.as_dict() for each in answers], "log": lines})
         size = sum(each.stat().st_size for each in KEPT.iterdir())
         sys.stdout.write(f"{len(list(KEPT.iterdir()))} files, {size:,} bytes in {KEPT}\n")
     if arguments.folder is not None:

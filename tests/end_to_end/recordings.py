@@ -90,7 +90,20 @@ def of_release(release: str, count: int, seed: int) -> Result:
             rng = Random(f"recording {release} {seed} {number}")
             with bench(f"recording llama.cpp {release}", result) as place:
                 result.inputs["recordings"] += 1
-                _read(place, _recorded_real(place, release, real, Path(name), rng), number)
+                models = Path(name)
+                able = Abilities(release)
+                preset, window = draw_preset(rng, abilities=able)
+                options = draw_options(rng, able, preset)
+                model = models / f"{preset}-{window}.gguf"
+                if not model.exists():
+                    write_model(spec_of(Model(preset=preset, window=window or None)), model)
+                with (
+                    real.started(options, model) as server,
+                    recorder(place, server.address) as proxy,
+                ):
+                    client = Client(rng, Through(proxy), options)
+                    client.live()
+                _read(place, tuple(client.answers), number)
     return result
 
 
@@ -104,21 +117,6 @@ class Through:
     def send(self, _group: Sequence[Any]) -> tuple[Any, ...]:
         """Actions on the server itself do not go through the recorder."""
         return ()
-
-
-def _recorded_real(
-    place: Bench, release: str, real: RealServer, models: Path, rng: Random
-) -> tuple[Answer, ...]:
-    able = Abilities(release)
-    preset, window = draw_preset(rng, abilities=able)
-    options = draw_options(rng, able, preset)
-    model = models / f"{preset}-{window}.gguf"
-    if not model.exists():
-        write_model(spec_of(Model(preset=preset, window=window or None)), model)
-    with real.started(options, model) as server, recorder(place, server.address) as proxy:
-        client = Client(rng, Through(proxy), options)
-        client.live()
-    return tuple(client.answers)
 
 
 def _recorded_fake(place: Bench, dialect: Dialect, rng: Random) -> tuple[Answer, ...]:

@@ -49,17 +49,13 @@ OURS: Final = frozenset(
 """Classes and functions of ported files that upstream has no counterpart of."""
 
 
-def is_port(path: Path) -> bool:
-    return path.stem not in OUR_FILES and not path.stem.endswith("events")
-
-
 def files(engine: str) -> list[Path]:
     package = ENGINES / FAMILIES[engine].package.rpartition(".")[2]
-    return [path for path in sorted(package.rglob("*.py")) if is_port(path)]
-
-
-def is_long(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 10
+    return [
+        path
+        for path in sorted(package.rglob("*.py"))
+        if (path.stem not in OUR_FILES and not path.stem.endswith("events"))
+    ]
 
 
 def silent(path: Path) -> Iterator[str]:
@@ -74,7 +70,7 @@ def silent(path: Path) -> Iterator[str]:
             f"{path.relative_to(ENGINES)}: {node.name}"
             for each in inside
             if isinstance(each, ast.FunctionDef)
-            and is_long(each)
+            and (isinstance(each, ast.FunctionDef) and (each.end_lineno or 0) - each.lineno >= 10)
             and not NAMES_UPSTREAM.search(ast.get_docstring(each) or "")
         )
 

@@ -66,10 +66,6 @@ class Kind:
     play: Callable[[Any], None]
 
 
-def scenario_contents() -> Sequence[dict[str, Any]]:
-    return [tomllib.loads(text) for text in scenario_texts()]
-
-
 @cache
 def scenario_texts() -> tuple[str, ...]:
     return tuple(path.read_text() for path in shipped_files())
@@ -86,7 +82,7 @@ def option_names() -> tuple[str, ...]:
 
 @cache
 def seeds_of_scenarios() -> tuple[dict[str, Any], ...]:
-    return tuple(scenario_contents())
+    return tuple([tomllib.loads(text) for text in scenario_texts()])
 
 
 def damage_scenario(seed: Any, chance: Chance) -> tuple[Any, int]:

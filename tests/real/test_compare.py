@@ -15,7 +15,7 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting
 from cachesim.scenario import scenario_of
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 
 A = as_tokens(range(265, 305))
@@ -93,10 +93,6 @@ ENDS = {"parallel": 3, "ubatch_size": 512, "embedding": True, "pooling": "mean"}
 """Flags with which neither server starts."""
 
 
-def started_with(options: dict[str, Any]) -> Scenario:
-    return replace(WORKLOAD, engine=replace(WORKLOAD.engine, options=options))
-
-
 class Absent:
     """A real server that does not start; or one that does, and is asked nothing."""
 
@@ -148,7 +144,9 @@ def test_a_real_server_alone_that_does_not_start_is_an_error(
 
 
 def test_a_simulated_server_alone_that_does_not_start_is_a_difference() -> None:
-    found = first_difference(started_with(ENDS), played())
+    found = first_difference(
+        replace(WORKLOAD, engine=replace(WORKLOAD.engine, options=ENDS)), played()
+    )
 
     assert found is not None
     assert (0, (None, "crash")) == (found.step, found.fields["error"])

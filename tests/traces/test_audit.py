@@ -29,13 +29,14 @@ def removed(*hashes: Any, **more: Any) -> dict[str, Any]:
 CLEARED = {"type": "AllBlocksCleared"}
 
 
-def is_list_of_events(batch: Any) -> bool:
-    return isinstance(batch, list) and not isinstance(batch[0], float)
-
-
 def audit(*batches: Any) -> Audit:
     lines = [
-        ({"ts": at, "events": each} if is_list_of_events(each) else each, f"events:{at}")
+        (
+            {"ts": at, "events": each}
+            if (isinstance(each, list) and not isinstance(each[0], float))
+            else each,
+            f"events:{at}",
+        )
         for at, each in enumerate(batches, 1)
     ]
     return Audit.of(lines)

@@ -119,19 +119,8 @@ def plain_prefix(left: Sequence[str], right: Sequence[str], *, exact: bool) -> t
         n += 1
     if n in (len(left), len(right)):
         return n, n
-    ends = _reached("".join(left[n:]), "".join(right[n:]), exact=exact)
-    whole = [
-        _whole(tail, end, exact=exact)
-        for tail, end in zip((left[n:], right[n:]), ends, strict=True)
-    ]
-    for i in range(len(whole[0]), 0, -1):
-        for j in range(len(whole[1]), 0, -1):
-            if whole[0][i - 1] == whole[1][j - 1] == max({*whole[0]} & {*whole[1]}):
-                return n + i, n + j
-    return n, n
-
-
-def _reached(one: str, other: str, *, exact: bool) -> tuple[int, int]:
+    one = "".join(left[n:])
+    other = "".join(right[n:])
     i = j = 0
     while i < len(one) and j < len(other):
         spaces = one[i] in SPACES, other[j] in SPACES
@@ -141,7 +130,16 @@ def _reached(one: str, other: str, *, exact: bool) -> tuple[int, int]:
             break
         else:
             i, j = i + spaces[0], j + spaces[1]
-    return i, j
+    ends = (i, j)
+    whole = [
+        _whole(tail, end, exact=exact)
+        for tail, end in zip((left[n:], right[n:]), ends, strict=True)
+    ]
+    for i in range(len(whole[0]), 0, -1):
+        for j in range(len(whole[1]), 0, -1):
+            if whole[0][i - 1] == whole[1][j - 1] == max({*whole[0]} & {*whole[1]}):
+                return n + i, n + j
+    return n, n
 
 
 def _whole(tail: Sequence[str], end: int, *, exact: bool) -> list[int]:

@@ -61,7 +61,11 @@ class Play:
         """Send a prompt, run to the end; the whole reply."""
         forced = fields.pop("forced", True)
         if forced and "reply" not in fields:
-            fields["reply"] = as_tokens(self._some(predict))
+            count = predict if predict > 0 else (1 if predict == 0 else 4096)
+            self._fresh += 1
+            fields["reply"] = as_tokens(
+                [VOCABULARY - 1 - (self._fresh + k) % 7 for k in range(count)]
+            )
         ticket = self.engine.submit(Request(prompt=as_tokens(prompt), predict=predict, **fields))
         self.engine.run()
         self.engine.check_integrity()
@@ -85,12 +89,6 @@ class Play:
         reply = engine.reply(ticket)
         assert reply is not None
         return reply
-
-    def _some(self, predict: int) -> list[int]:
-        """Reply tokens that no prompt holds, other ones each time."""
-        count = predict if predict > 0 else (1 if predict == 0 else 4096)
-        self._fresh += 1
-        return [VOCABULARY - 1 - (self._fresh + k) % 7 for k in range(count)]
 
     @property
     def snapshot(self) -> dict[str, Any]:

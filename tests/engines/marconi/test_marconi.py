@@ -1,12 +1,11 @@
 """The artifact's rows, its own small test, and examples worked out by hand."""
 
 import random
-from collections.abc import Sequence
 
 from cachesim.engines.marconi.family import ARTIFACT, PAPER
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Tree
-from cachesim.units import Tokens, as_tokens
+from cachesim.units import as_tokens
 
 STATE = 24 * (4096 * 128 * 2 + (2 * 4096 + 2 * 128) * 4 * 2)
 TOKEN = 4 * 2 * 4096 * 2
@@ -22,19 +21,15 @@ WORDS = (
 )
 
 
-def as_words(texts: Sequence[str]) -> list[Tokens]:
-    numbers: dict[str, int] = {}
-    return [
-        as_tokens([numbers.setdefault(word, len(numbers)) for word in text.split()])
-        for text in texts
-    ]
-
-
 def test_the_small_test_of_the_artifact() -> None:
     """Reused, agreed and whether an edge is divided, prompt by prompt, worked out by hand."""
     tree = Tree(MarconiOptions(policy="lru"), ARTIFACT)
     told = []
-    for tokens in as_words(WORDS):
+    numbers: dict[str, int] = {}
+    for tokens in [
+        as_tokens([numbers.setdefault(word, len(numbers)) for word in text.split()])
+        for text in WORDS
+    ]:
         match = tree.look_up(tokens)
         told.append((match.reusable, match.agreed, match.branches))
         tree.insert(tokens, tokens)

@@ -61,14 +61,6 @@ class Example:
 
 def examples_of(port: Port) -> Iterator[Example]:
     """All but the laws, which are tests and come from pytest."""
-    yield from _vectors(port)
-    yield from _searches(port)
-    yield from _scenarios(port)
-    yield from _plays(port)
-    yield from _drawn(port)
-
-
-def _vectors(port: Port) -> Iterator[Example]:
     for pattern in RECORDED[port.name].split():
         for file in sorted(VECTORS.glob(f"{pattern}.jsonl.gz")):
             with gzip.open(file, "rt") as lines:
@@ -78,13 +70,6 @@ def _vectors(port: Port) -> Iterator[Example]:
                     yield Example(
                         "vectors", f"{file.name}:{number}", partial(_replays, module, line)
                     )
-
-
-def _replays(module: Any, line: dict[str, Any]) -> bool:
-    return bool(module.mismatch(line) is None)
-
-
-def _searches(port: Port) -> Iterator[Example]:
     releases = family_of(port.name).real() or family_of(port.name).names()
     for release in dict.fromkeys((releases[0], releases[-1])):
         profile = Profile.parse(f"{port.name}@{release}")
@@ -96,13 +81,6 @@ def _searches(port: Port) -> Iterator[Example]:
             for number, scenario in enumerate(drawn):
                 name = f"{profile} {model} {number}"
                 yield Example("check", name, partial(_found, number, scenario, profile))
-
-
-def _found(number: int, scenario: Scenario, profile: Profile) -> str:
-    return repr(trial_of(number, scenario, profile, arithmetic="ring").finding)
-
-
-def _scenarios(port: Port) -> Iterator[Example]:
     digests = kept()
     for file in shipped_files():
         scenario = load(file)
@@ -112,19 +90,29 @@ def _scenarios(port: Port) -> Iterator[Example]:
                 name = f"run {file.stem} {profile}"
                 alike = partial(_has_digest, scenario, profile, digests.get(name))
                 yield Example("scenarios", name, alike)
-
-
-def _has_digest(scenario: Scenario, profile: Profile, wanted: str | None) -> bool:
-    return digest_of(run(scenario, profile, arithmetic="ring")) == wanted
-
-
-def _plays(port: Port) -> Iterator[Example]:
     wanted = answers(FOLDER / f"{port.name}.txt")
     for name, case in cases(FOLDER / f"{port.name}.jsonl").items():
         yield Example("plays", name, partial(_is_answered, case, wanted[name]))
     for (engine, number), value in drawn_plays.kept().items():
         if engine == port.name:
             yield Example("plays", f"drawn {number}", partial(_answers, engine, number, value))
+    for name, wanted in kept().items():
+        kind, *rest = name.split()
+        if kind == "drawn" and rest[0].startswith(f"{port.name}@"):
+            profile, model, count = Profile.parse(rest[0]), rest[1], int(rest[2])
+            yield Example("digests", name, partial(_draws_alike, profile, model, count, wanted))
+
+
+def _replays(module: Any, line: dict[str, Any]) -> bool:
+    return bool(module.mismatch(line) is None)
+
+
+def _found(number: int, scenario: Scenario, profile: Profile) -> str:
+    return repr(trial_of(number, scenario, profile, arithmetic="ring").finding)
+
+
+def _has_digest(scenario: Scenario, profile: Profile, wanted: str | None) -> bool:
+    return digest_of(run(scenario, profile, arithmetic="ring")) == wanted
 
 
 def _answers(engine: str, number: int, wanted: str) -> bool:
@@ -133,15 +121,6 @@ def _answers(engine: str, number: int, wanted: str) -> bool:
 
 def _is_answered(case: dict[str, Any], wanted: str) -> bool:
     return played(case) == wanted
-
-
-def _drawn(port: Port) -> Iterator[Example]:
-    """Drawn workloads, by the digests of `make hashes`."""
-    for name, wanted in kept().items():
-        kind, *rest = name.split()
-        if kind == "drawn" and rest[0].startswith(f"{port.name}@"):
-            profile, model, count = Profile.parse(rest[0]), rest[1], int(rest[2])
-            yield Example("digests", name, partial(_draws_alike, profile, model, count, wanted))
 
 
 def _draws_alike(profile: Profile, model: str, count: int, wanted: str) -> bool:

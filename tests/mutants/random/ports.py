@@ -180,15 +180,14 @@ def candidates(port: Port) -> tuple[RandomMutant, ...]:
         lines = (ENGINES / function.file).read_text().splitlines()
         for site in sites(function.node, types):
             line = getattr(site.node, "lineno", site.statement.lineno)
-            old, new = (_spelled(each) for each in (site.node, site.replacement))
+            old, new = (
+                ast.unparse(ast.fix_missing_locations(each)).partition("\n")[0]
+                for each in (site.node, site.replacement)
+            )
             mutant = RandomMutant(function, site, line, lines[line - 1].strip(), old, new)
             if old != new:
                 found.setdefault(mutant.key, mutant)
     return tuple(found.values())
-
-
-def _spelled(node: ast.AST) -> str:
-    return ast.unparse(ast.fix_missing_locations(node)).partition("\n")[0]
 
 
 def draw(port: Port, count: int, seed: int) -> list[RandomMutant]:
@@ -209,7 +208,10 @@ def draw(port: Port, count: int, seed: int) -> list[RandomMutant]:
 def load(port: Port) -> None:
     """Import all of a port, and note its functions, whoever has imported them."""
     for file in port.files:
-        importlib.import_module(_module(str(file.relative_to(ENGINES))))
+        importlib.import_module(
+            "cachesim.engines."
+            + str(file.relative_to(ENGINES)).removesuffix(".py").replace("/", ".")
+        )
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__module__ in sys.modules:
             code = each.__code__
@@ -220,10 +222,6 @@ def load(port: Port) -> None:
 
 LOADED: Final[dict[tuple[str, str, int], list[FunctionType]]] = {}
 """The functions of the ports that were loaded, by file, name and line."""
-
-
-def _module(file: str) -> str:
-    return "cachesim.engines." + file.removesuffix(".py").replace("/", ".")
 
 
 def plant(mutant: RandomMutant) -> None:
