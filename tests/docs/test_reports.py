@@ -19,7 +19,7 @@ REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
     "first": {"agrees": 112, "in part": 15, "none": 40},
     "newer": {"agrees": 18, "in part": 6, "none": 16},
-    "autumn": {"agrees": 28, "in part": 9, "none": 16},
+    "autumn": {"agrees": 28, "in part": 9, "none": 17},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
 counted for itself, and a change that moves a report from one to another says so here."""
@@ -74,7 +74,7 @@ def test_what_is_shown_was_read_beside_its_report_or_says_that_it_was_not() -> N
 def test_the_collections_are_counted_apart() -> None:
     found = counts()
 
-    assert {"first": 167, "newer": 40, "autumn": 53} == {
+    assert {"first": 167, "newer": 40, "autumn": 54} == {
         name: found[name].total() for name in COLLECTIONS
     }
     assert {name: dict(each) for name, each in found.items()} == READ
