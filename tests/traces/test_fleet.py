@@ -154,6 +154,34 @@ def test_a_replica_that_dies_loses_its_requests_and_its_cache() -> None:
     assert 120 == found["requests"]
 
 
+def test_a_replica_that_returns_after_its_death_begins_with_an_empty_cache() -> None:
+    found = play(cell("vllm@0.33.0", "round-robin", 1, "die:0@0.05", "join:0@0.05"))
+    kept = play(cell("vllm@0.33.0", "round-robin", 1))
+    assert 0 == found["fleet"]["lost_requests"]
+    assert found["cached"] < kept["cached"]
+
+
+def test_what_another_replica_held_is_the_most_of_one() -> None:
+    fleet = cell("vllm@0.33.0", "round-robin", 3)
+    assert fleet.fleet is not None
+    loop = FleetLoop(fleet.fleet, [Server(number, fleet.engine) for number in range(3)], None)
+    more = 0
+    for each in loop.in_order(fleet.requests()):
+        assert each.answer is not None
+        known = [held or 0 for held in each.held]
+        more += max(known) - (each.answer.cached or 0)
+    assert more == play(fleet)["fleet"]["elsewhere"] > 0
+
+
+def test_a_replica_takes_requests_from_the_time_on_at_which_it_joins() -> None:
+    found = [
+        time
+        for time, replica, _ in routed(cell("vllm@0.33.0", "round-robin", 2, "join:1@0.06"))
+        if replica == 1
+    ]
+    assert 60 <= min(found) < 65
+
+
 def test_a_drained_replica_answers_what_it_has() -> None:
     found = play(cell("vllm@0.33.0", "round-robin", 2, "drain:0@0.05", turn=1))
     assert 0 == found["refused"]
@@ -366,6 +394,13 @@ def test_parts_of_a_fleet_add_up_to_the_whole(router: str) -> None:
         assert alone[name] == found[name]
     assert alone["fleet"]["by_replica"] == found["fleet"]["by_replica"]
     assert None is found["fleet"]["elsewhere"] is found["fleet"]["best"]
+
+
+def test_a_request_that_finds_no_replica_is_lost_once() -> None:
+    whole = cell("vllm@0.33.0", "round-robin", 2, "die:0@0.05", "die:1@0.05")
+    divided = in_parts(whole, 2)
+    lost = [play(each)["fleet"]["lost_requests"] for each in (whole, divided)]
+    assert 0 < lost[0] == lost[1]
 
 
 def test_a_sweep_runs_the_parts_of_a_fleet() -> None:

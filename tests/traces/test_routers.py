@@ -127,8 +127,10 @@ def test_a_conversation_that_rests_too_long_is_assigned_again(arrival: Requests)
     replicas[0].load, replicas[2].load = 1, 1
     assert 1 == router.choose(arrival(text((1, 8)), session=7))
     replicas[1].load, replicas[2].load = 9, 0
-    router.choose(arrival(text((1, 8)), session=8, time=10_001))
-    assert 2 == router.choose(arrival(text((1, 8)), session=7, time=10_001))
+    router.choose(arrival(text((1, 8)), session=8, time=9_000))
+    assert 1 == router.choose(arrival(text((1, 8)), session=7, time=9_000))
+    router.choose(arrival(text((1, 8)), session=9, time=19_001))
+    assert 2 == router.choose(arrival(text((1, 8)), session=7, time=19_001))
 
 
 def test_min_group_counts_conversations_at_work(arrival: Requests) -> None:
@@ -198,11 +200,24 @@ def test_loads_too_far_apart_overrule_a_match(arrival: Requests) -> None:
     assert 0 == router.choose(arrival(text((1, 40))))
     replicas[0].load, replicas[1].load, replicas[2].load = 8, 5, 4
     assert 0 == router.choose(arrival(text((1, 40))))  # 8 is not above 4 + 4
-    replicas[0].load = 9
+    replicas[0].load, replicas[1].load, replicas[2].load = 20, 15, 12
+    assert 0 == router.choose(arrival(text((1, 40))))  # 20 is above 12 + 4, not above twice 12
+    replicas[0].load, replicas[1].load, replicas[2].load = 9, 5, 4
     assert 2 == router.choose(arrival(text((1, 40))))
     replicas[0].load = 4
     replicas[2].load = 4
     assert 0 == router.choose(arrival(text((1, 40))))  # the node's first tenant is asked first
+
+
+def test_texts_of_a_replica_above_the_size_are_forgotten_at_the_interval(
+    arrival: Requests,
+) -> None:
+    router, replicas = started("cache-aware,max_tree_size=30,eviction_interval_secs=2")
+    replicas[0].load = replicas[2].load = 1
+    assert 1 == router.choose(arrival(text((1, 40))))
+    replicas[0].load = 0
+    assert 1 == router.choose(arrival(text((1, 40)), time=1_999))
+    assert 0 == router.choose(arrival(text((1, 40)), time=2_000))
 
 
 def test_a_node_is_split_where_texts_part_and_counts_for_its_tenants() -> None:
