@@ -164,13 +164,22 @@ def test_a_replica_that_returns_after_its_death_begins_with_an_empty_cache() -> 
 def test_what_another_replica_held_is_the_most_of_one() -> None:
     fleet = cell("vllm@0.33.0", "round-robin", 3)
     assert fleet.fleet is not None
-    loop = FleetLoop(fleet.fleet, [Server(number, fleet.engine) for number in range(3)], None)
+    servers = [Server(number, fleet.engine) for number in range(3)]
+    loop = FleetLoop(fleet.fleet, servers, None)
     more = 0
     for each in loop.in_order(fleet.requests()):
         assert each.answer is not None
         known = [held or 0 for held in each.held]
         more += max(known) - (each.answer.cached or 0)
-    assert more == play(fleet)["fleet"]["elsewhere"] > 0
+    found = play(fleet)
+    assert more == found["fleet"]["elsewhere"] >= found["lost"]["on-another-replica"] > 0
+    assert [(0, 0)] * 3 == [(each.load, each.waiting) for each in servers]
+
+
+def test_the_spread_is_what_the_busiest_replica_computes_over_the_mean() -> None:
+    found = play(cell("vllm@0.33.0", "cache-aware", 3))["fleet"]
+    computed = [each["prompt_tokens"] - each["cached"] for each in found["by_replica"]]
+    assert round(max(computed) / (sum(computed) / 3), 4) == found["spread"] > 1
 
 
 def test_a_replica_takes_requests_from_the_time_on_at_which_it_joins() -> None:
