@@ -23,11 +23,12 @@ def differs_on_screen(report: str, start: str, folder: Path) -> bool:
     """The report's lines, pasted into a shell: the last answer is not the cold one."""
     lines = report.partition("```sh\n")[2].partition("```")[0]
     port = lines.partition("\n")[0].rpartition(":")[2]
+    assert f"(`{start.replace('{port}', port)}`):" in report
     server = ServerProcess(start)
     server.port = int(port)
     server.start()
     try:
-        pasted = ["bash", "-eu", "-c", lines.replace("curl -s", "curl -sw '\\n'")]
+        pasted = ["bash", "-eu", "-c", lines]
         done = subprocess.run(pasted, capture_output=True, text=True, check=True, cwd=folder)
     finally:
         server.close()

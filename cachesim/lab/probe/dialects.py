@@ -112,7 +112,7 @@ class Dialect(ABC):
         """The request as a line for a shell, for the server at $URL."""
         body = json.dumps({**self.body(query, cold=cold), **self.shown})
         head = "-H 'Content-Type: application/json'"
-        return f'curl -s "$URL{self.path}" {head} -d {shlex.quote(body)}'
+        return f'curl -sw "\\n" "$URL{self.path}" {head} -d {shlex.quote(body)}'
 
     def _try(self, words: tuple[Word, ...], *, forces: bool = False) -> bool:
         """Detect counts, probabilities and forced replies in an answer; True if successful."""

@@ -10,7 +10,7 @@ from cachesim.files import free_name
 from cachesim.lab.probe.answers import Answer, Query, Row
 from cachesim.lab.probe.judging import Judge
 from cachesim.lab.probe.loop import Finding, Outcome
-from cachesim.lab.probe.target import Target
+from cachesim.lab.probe.target import PORT, Target
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.typed import JsonObject
@@ -212,7 +212,7 @@ class Result:
         if finding.queries and finding.wrong >= 0:
             yield from self._commands(finding, target)
         if scenario is not None:
-            yield f"The same requests as a scenario: `cachesim run {scenario.name}`."
+            yield f"The same requests as a scenario, beside this: `cachesim run {scenario.name}`."
 
     def _commands(self, finding: Finding, target: Target) -> Iterator[str]:
         yield "| " + " | ".join(HEADS) + " |"
@@ -220,7 +220,8 @@ class Result:
         yield from ("| " + " | ".join(row) + " |" for row in self.rows(finding))
         yield ""
         fresh = "Against a server that has just been started"
-        yield f"{fresh}{f' (`{self.start}`)' if self.start else ''}:"
+        start = self.start.replace(PORT, self.url.rpartition(":")[2])
+        yield f"{fresh}{f' (`{start}`)' if start else ''}:"
         yield ""
         yield "```sh"
         yield f"URL={self.url}"
