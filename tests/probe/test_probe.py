@@ -341,6 +341,7 @@ def test_files_hold_the_report_the_scenario_and_the_requests(tmp_path: Path) -> 
     assert {".toml", ".md", ".jsonl"} == {each.suffix for each in finished.files}
     report = next(tmp_path.glob("*.md")).read_text()
     assert report.count("curl -s") >= 3
+    assert "Against the server as it was: earlier requests may have a part in it:" in report
     assert "WRONG" in report
     lines = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
     assert all({"number", "time", "prompt", "status", "usage"} == line.keys() for line in lines)

@@ -23,7 +23,6 @@ def differs_on_screen(report: str, start: str, folder: Path) -> bool:
     """The report's lines, pasted into a shell: the last answer is not the cold one."""
     lines = report.partition("```sh\n")[2].partition("```")[0]
     port = lines.partition("\n")[0].rpartition(":")[2]
-    assert f"(`{start.replace('{port}', port)}`):" in report
     server = ServerProcess(start)
     server.port = int(port)
     server.start()
@@ -55,6 +54,27 @@ def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
     assert right == result.right
     assert any("b11549" in each.releases for each in result.outcome.fingerprint.left)
     if result.outcome.finding is not None:
-        assert differs_on_screen(next((tmp_path / "out").glob("*.md")).read_text(), start, tmp_path)
+        report = (tmp_path / "out" / "report.md").read_text()
+        port = report.partition("URL=")[2].partition("\n")[0].rpartition(":")[2]
+        assert f"just been started (`{start.replace('{port}', port)}`):" in report
+        assert differs_on_screen(report, start, tmp_path)
         assert (5, 5) == result.outcome.finding.proofs
         assert any("b11549" in each for each in result.outcome.finding.mechanism)
+
+
+def test_lines_of_a_server_that_was_not_restarted_show_it_on_a_fresh_one(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_model(preset("hybrid"), file)
+    start = f"{environment_for('b11549').ready()} {SCRIPT} {file} {{port}}"
+    server = ServerProcess(start)
+    server.start()
+    try:
+        settings = Settings(url=server.url, requests=2000, minutes=4.0, emit=tmp_path / "out")
+        finding = run(settings).result.outcome.finding
+    finally:
+        server.close()
+    assert finding is not None
+    assert finding.fresh
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "has just been started, where a simulated one is wrong" in report
+    assert differs_on_screen(report, start, tmp_path)

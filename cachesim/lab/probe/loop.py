@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
-from cachesim.errors import CachesimError, InputError
+from cachesim.errors import InputError
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Word, distance
 from cachesim.lab.probe.connection import BudgetError, Meter
 from cachesim.lab.probe.judging import (
@@ -40,7 +40,7 @@ from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import HISTORY, Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
-from cachesim.testing.survey import Cause, causes_by_step
+from cachesim.testing.survey import Cause
 from cachesim.testing.workloads import EDGES, Seeded, Shape, draw_workload
 
 FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
@@ -136,6 +136,7 @@ class Finding:
     cold: Answer | None = None
     proofs: tuple[int, int] = (0, 0)  # wrong again, of so many plays after a restart
     mechanism: list[str] = field(default_factory=list)
+    fresh: bool = False  # wrong from a fresh start, if only a simulated one
     server: Candidate | None = None  # a simulated one that shows it
     causes: frozenset[Cause] = frozenset()  # in the simulated servers of the mechanism
     repeats: int = 0  # later wrong answers of the same causes
@@ -189,12 +190,6 @@ class Outcome:
             self.notes.append(sentence)
 
 
-def _on(server: Candidate, scenario: Scenario) -> Scenario:
-    """The workload, for a simulated server."""
-    flags = replace(scenario.engine, name=server.engine_name, options=server.options)
-    return replace(scenario, engine=flags, model=replace(scenario.model, preset=server.model))
-
-
 class Probe:
     """Run against a server."""
 
@@ -211,6 +206,7 @@ class Probe:
         self._before: list[list[Query]] = []  # requests before the last workload
         self._open: list[Suspicion] = []
         self._guided: list[Candidate] = []
+        self._fresh: list[Candidate] = []  # instead of a server that cannot be restarted
         self._explaining: Candidate | None = None  # it shows the causes of the findings
         self._plays = 1  # of a simplification, until it counts as right
         self._context = self.facts.context or CONTEXT
@@ -580,6 +576,7 @@ class Probe:
         if scenario is not None and self.target.restart():
             play(self.target, scenario, words_for(self.facts.words, self._chance))
             finding.proofs = (int(not self.target.answers()), 1)
+            finding.fresh = finding.proofs[0] > 0
         first = next(each for each in self.outcome.findings if each.kind == "no answer")
         if finding is not first:
             self._drop(finding, first)
@@ -629,11 +626,8 @@ class Probe:
         known, server = self._known, self._explaining
         if not known or server is None:
             return frozenset()
-        try:
-            steps = causes_by_step(_on(server, scenario), server.profile, "ring")
-        except CachesimError:
-            return frozenset()
-        return frozenset(step for step, found in steps.items() if found <= known)
+        steps = server.causes(scenario).items()
+        return frozenset(step for step, found in steps if found <= known)
 
     def _repeated(self, before: list[list[Query]], scenario: Scenario, number: int) -> bool:
         """True for a wrong answer that the causes of earlier findings explain; it is counted."""
@@ -648,7 +642,13 @@ class Probe:
         """The smallest workload that is wrong from a fresh start, and its proof; False without."""
         if not self.plan.shrinking:
             return True
+        if self.target.process is None:
+            self._fresh = self.outcome.fingerprint.ranked[:EXPLAINING]
         whole = self._from_fresh(finding, scenario)
+        finding.fresh = whole is not None and bool(self.target.process or self._fresh)
+        if whole is None and self._fresh:
+            self._fresh = []
+            whole = self._from_fresh(finding, scenario)
         if whole is None:
             self.outcome.note(
                 "not wrong again from a fresh start: what the server was sent before has a part "
@@ -693,7 +693,7 @@ class Probe:
             whole = after(before, scenario, self.facts.words)
             calm, self._plays = one_at_a_time(whole, self._slot), 1
             for each in (calm, whole) if calm != whole else (whole,):
-                if self._in_a_row(each):
+                if (not self._fresh or self._simulated(each)) and self._in_a_row(each):
                     return each
             self._plays = most
             if most > 1 and self._shows(whole):
@@ -711,8 +711,15 @@ class Probe:
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
         far = distances(self.target, played, COMPARED)
         wrong = [each for each in far if each[1] > self.judge.noise.limit]
+        if wrong and self._fresh:
+            shown = self._simulated(scenario)
+            wrong = [each for each in wrong if played.steps[each[0]] in shown]
         known = self._explained(scenario) if wrong else frozenset()
         return played, [each for each in wrong if played.steps[each[0]] not in known]
+
+    def _simulated(self, scenario: Scenario) -> frozenset[int]:
+        """Steps that are wrong from a fresh start in a simulated server."""
+        return frozenset(step for each in self._fresh for step in each.causes(scenario))
 
     def _explain(self, finding: Finding) -> None:
         """Causes of the same wrong answer in the remaining simulated servers."""
@@ -725,10 +732,7 @@ class Probe:
         for number, each in enumerate([*ranked[:EXPLAINING], *reversed(flagged.values())]):
             if number >= EXPLAINING and found:
                 break
-            try:
-                steps = causes_by_step(_on(each, finding.scenario), each.profile, "ring")
-            except CachesimError:
-                continue
+            steps = each.causes(finding.scenario)
             for cause in sorted(frozenset[Cause]().union(*steps.values()) - known):
                 model = f"{each.model} {each.flags}".strip()
                 found.setdefault(cause, {})[f"{each.profile} ({model})"] = None

@@ -7,6 +7,7 @@ that are left disagree most.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -20,6 +21,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import play
+from cachesim.testing.survey import Cause, causes_by_step
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracles
 
@@ -112,6 +114,14 @@ class Candidate:
             kept = list({repr(each.snapshot()): each for each in kept}.values())
         self.engine, *self.others = kept or [self.engine]
         return set(found)
+
+    def causes(self, scenario: Scenario) -> Mapping[int, frozenset[Cause]]:
+        """Causes of the wrong answers of a workload from a fresh start, by step."""
+        flags = replace(scenario.engine, name=self.engine_name, options=self.options)
+        whole = replace(scenario, engine=flags, model=replace(scenario.model, preset=self.model))
+        with suppress(CachesimError):
+            return causes_by_step(whole, self.profile, "ring")
+        return {}
 
     def leave(self, query: Query, numbers: Mapping[Word, int]) -> None:
         """Divide each state by the turn after which the client of a request leaves.

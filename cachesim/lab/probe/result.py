@@ -220,6 +220,10 @@ class Result:
         yield from ("| " + " | ".join(row) + " |" for row in self.rows(finding))
         yield ""
         fresh = "Against a server that has just been started"
+        if not finding.fresh:
+            fresh = "Against the server as it was: earlier requests may have a part in it"
+        elif not self.start:
+            fresh += ", where a simulated one is wrong (the real one was not restarted)"
         start = self.start.replace(PORT, self.url.rpartition(":")[2])
         yield f"{fresh}{f' (`{start}`)' if start else ''}:"
         yield ""
