@@ -295,6 +295,9 @@ EXERCISED: Final = (
 """Exercised features that a search counts; each engine maps its events to them."""
 
 
+NO_REPLY: Final = "the request never gets a reply"
+"""The detail of a request that a server left, and is idle."""
+
 SERVER_ERROR: Final = "server_error"
 """The error of a request that the server failed to process."""
 
@@ -394,6 +397,8 @@ def finding_of(
         return None
     trial.requests += 1
     reply = record.reply
+    if reply is None and record.error is None:  # the server is idle, and nobody cancelled it
+        return Finding(kind="crash", step=step, detail=NO_REPLY)
     if reply is None or reply.error is not None:
         trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
         trial.cached.append(None)

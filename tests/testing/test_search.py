@@ -21,6 +21,7 @@ from cachesim.scenario.files import load, to_toml
 from cachesim.scenario.format import Step
 from cachesim.testing.search import (
     EXERCISED,
+    NO_REPLY,
     Counterexample,
     Finding,
     Trial,
@@ -239,3 +240,13 @@ def test_a_smaller_workload_cancels_no_request_that_is_not_running() -> None:
     assert ["r0", "r1"] == [step.name for step in smallest.step]
     assert "r0" == smallest.step[1].of
     assert all(not list(check(each)) for each in (smallest, *simpler(whole), *simpler(smallest)))
+
+
+def test_a_request_that_never_gets_a_reply_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes it off its queue and is idle."""
+    monkeypatch.setattr("cachesim.engines.llamacpp.server.LlamaCpp._process", lambda *_: None)
+
+    profile = Profile.parse("llama.cpp@b11549")
+    trial = play(next(workloads(profile, "dense")), profile)
+
+    assert [("crash", 0, NO_REPLY)] == [(e.kind, e.step, e.detail) for e in trial.findings]
