@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.defects import BEYOND, Defect, defects
+from benchmarks.defects import BEYOND, RARE, Defect, defects
 from benchmarks.searches import METHODS, Search
 from cachesim.errors import InputError
 from cachesim.testing.search import shrink
@@ -209,8 +209,9 @@ def misses(rows: Sequence[Row], how: str) -> Iterator[str]:
             continue
         most = max(each.seconds for each in searches if not each.found)
         first = searches[0]
-        reason = BEYOND.get(defect, f"{found} of {len(searches)} searches found it")
-        yield f"{defect} ({first.effect}, {first.profile}): {reason}, {most:.0f} s"
+        often = f"{found} of {len(searches)} searches found it in {most:.0f} s"
+        reason = BEYOND.get(defect) or RARE.get(defect) or "rare"
+        yield f"{defect} ({first.effect}, {first.profile}): {reason}; {often}"
 
 
 def missing(

@@ -42,6 +42,20 @@ BEYOND: Final = {
 }
 """Defects that no drawn workload can show, and the reason."""
 
+RARE: Final = {
+    "mlx-lm-omlx-3699-no-boundary-snapshot": "prompts beyond 4,096 tokens",
+    "mlx-lm-turned-ring-hides-a-token": "three chats of certain lengths together",
+    "sglang-34760-state-beyond-its-node": "two flags, prompts beyond both together",
+    "sglang-39436-too-few-states": "six long prompts, few states",
+    "sglang-state-of-an-earlier-match": "a match evicted while its request waits",
+    "vllm-44409-taken-before-held": "a store beside a nearly full pool",
+    "vllm-53505-drafts-beside-a-store": "four flags at once",
+    "vllm-57266-slice-of-no-state": "two flags at once",
+    "vllm-57266-state-of-another-length": "two flags at once",
+    "vllm-57580-withdrawn-before-it-ran": "a block needed in the step that takes the last",
+}
+"""Defects that a search is slow to find, and what it has to draw for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
