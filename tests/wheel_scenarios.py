@@ -39,7 +39,7 @@ from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.play import run, run_scenario
 from cachesim.play.result import CLAIMS, Run
-from cachesim.play.session import ENDLESS
+from cachesim.play.session import ENDLESS, WORKER_GONE
 from cachesim.scenario import Scenario, load
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.labels import digest
@@ -117,13 +117,17 @@ def of_lessons() -> Iterator[tuple[str, Scenario, str]]:
 
 
 def simulated(scenario: Scenario, engine: str, release: str) -> dict[str, bool]:
-    """The steps with a verdict: true where the simulator answers wrongly, or its server ends."""
+    """The steps with a verdict: true where the simulator answers wrongly, or its server ends.
+
+    A worker thread that dies ends a server too: nothing is answered any more.
+    """
     played = run(scenario, Profile(engine, release), arithmetic="ring")
-    return {
-        step.name: step.finding.fate in CLAIMS
+    claims = {
+        step.name: step.finding.fate in CLAIMS or (step.error or "").startswith(WORKER_GONE)
         for step in played.steps
-        if step.finding.fate in CLAIMS or step.answer in {"same", "rounding"}
     }
+    judged = {step.name for step in played.steps if step.answer in {"same", "rounding"}}
+    return {name: claim for name, claim in claims.items() if claim or name in judged}
 
 
 def play(name: str, scenario: Scenario, release: str) -> Played:
