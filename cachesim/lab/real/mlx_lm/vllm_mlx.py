@@ -84,6 +84,15 @@ PRETENDED: Final = {
 }
 """Settings without a flag: a server's default, ours, why no result depends on it."""
 
+SHORTENED: Final = {
+    "PFlash (--pflash)": (
+        "always for 27 names that it lists, all but one of Qwen 3.5 or 3.6; off for other models",
+        "off: the model is a folder, which is none of them",
+        "it shortens a prompt before the scheduler gets it; a shortened prompt is not simulated",
+    ),
+}
+"""The same, of Rapid-MLX alone."""
+
 
 class RealScheduler(JsonProcess):
     """A wheel's scheduler on mlx-lm's classes, in a process of its own; fresh per workload."""
@@ -279,4 +288,5 @@ def overrides(wheel: str) -> list[Override]:
         for name in started
         if started[name] != used[name]
     }
-    return overrides_of(sorted(rows), FLAG_REASONS, PRETENDED)
+    pretended = PRETENDED | (SHORTENED if wheel == RAPID_MLX else {})
+    return overrides_of(sorted(rows), FLAG_REASONS, pretended)
