@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.images import Image
+from cachesim.engines.llamacpp.events import BatchDecoded
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
 from cachesim.errors import ScenarioError
@@ -30,12 +31,19 @@ def prompts(engine: str, *given: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("engine", ["vllm@0.33.0", "sglang@0.5.23"])
+@pytest.mark.parametrize("engine", ["vllm@0.33.0", "sglang@0.5.23", "llama.cpp@b11549"])
 def test_an_image_is_reused_where_it_is_the_same(engine: str) -> None:
-    run = run_scenario(prompts(engine, "S photo q", "S photo q S", "S other q", "S photo photo"))
+    run = run_scenario(prompts(engine, "S photo q", "S photo q S", "S other q", "S photo photo S"))
 
     assert [0, 80, 32, 64] == [step.cached for step in run.steps]
     assert {"same"} == {step.answer for step in run.steps}
+
+
+def test_llama_server_decodes_each_image_apart_from_the_text() -> None:
+    run = run_scenario(prompts("llama.cpp@b11549", "S photo other q"))
+    decoded = [each.n_tokens for each in run.steps[0].events if isinstance(each, BatchDecoded)]
+
+    assert [32, 32, 32, 16] == decoded
 
 
 def test_a_block_has_the_hash_and_the_offset_of_each_of_its_images() -> None:
@@ -77,6 +85,12 @@ def test_the_ids_of_an_image_come_from_it_alone_or_from_all_of_a_request() -> No
         ("marconi@paper", {}, "have no place here: marconi takes text alone"),
         ("vllm@0.33.0", {"images": ["photo", "nothing"]}, "'nothing' is no drawn span"),
         ("vllm@0.33.0", {"step": [{"prompt": "photo[:5]"}]}, "'photo[:5]' is an image"),
+        ("llama.cpp@b11549", {"step": [{"prompt": "S photo"}]}, "ends with an image"),
+        (
+            "llama.cpp@b11549",
+            {"step": [{"prompt": "photo S", "completions": 2}]},
+            "no place beside",
+        ),
         ("vllm@0.33.0", {"step": [{"prompt": "S", "reply": "photo"}]}, "'photo' is an image"),
     ],
 )

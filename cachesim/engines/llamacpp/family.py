@@ -671,6 +671,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     name="llama.cpp",
     about="llama-server: slots, prompt cache in RAM, context checkpoints",
     repository="ggml-org/llama.cpp",
+    takes_images=True,
     vocabulary="llama slots slot npast keep checkpoint checkpoints forcing gguf swa rnn",
     package=__package__,
     engine=f"{__package__}.server:LlamaCpp",

@@ -135,6 +135,8 @@ def to_task(
         _check_known("input_suffix", suffix, server.network.spec.vocabulary)
         prompt, _ = format_prompt_infill(prompt, suffix, options.batch)
     check_tokens(request, prompt, server.network.spec.vocabulary)
+    check_images(request, kind, server)
+    server.has_media |= bool(request.images)
     if server.rules.checkpoints.placement == "every":
         starts = ()
     if fields:
@@ -162,6 +164,7 @@ def to_task(
         tokens=prompt,
         params=params,
         id_slot=-1 if kind in EMBEDDED else request.slot,
+        images=request.images,
     )
     task.children = [
         Task(id=number + 1 + k, ticket=ticket, tokens=prompt, params=params, id_parent=number)
@@ -195,6 +198,25 @@ def _check_known(what: str, tokens: Sequence[Token], vocabulary: int) -> None:
 
 INVALID: Final = "invalid_request_error"
 NOT_SUPPORTED: Final = "not_supported_error"
+
+
+def check_images(request: Request, kind: TaskKind, server: ServerContext) -> None:
+    """Refuse images beside what a server with an image projector does not do, or not as here."""
+    options = server.options
+    beside = {
+        "context_shift": options.context_shift,
+        "cache_reuse": options.cache_reuse > 0,
+        "spec_type": options.spec_type != "none",
+        "completions": request.completions > 1,
+        "endpoint": kind != "completion",
+    }
+    if any(each.end == len(request.prompt) for each in request.images):
+        msg = "a prompt that ends with an image is not simulated: write a span of text after it"
+        raise OptionError(msg)
+    for name, present in beside.items():
+        if request.images and present:
+            msg = f"images have no place beside {name!r} here: leave it out"
+            raise OptionError(msg)
 
 
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
@@ -494,6 +516,9 @@ class LlamaCpp(Engine):
         check_integrity(self._server)
 
     def _submit_action(self, kind: TaskKind, slot: int, name: str) -> Ticket:
+        if self._server.has_media:
+            msg = f"{kind} of a server that read images is not simulated; leave one of them out"
+            raise OptionError(msg)
         number = self._server.take_number()
         ticket = Ticket(number)
         self._server.queue.append(

@@ -48,6 +48,7 @@ class ServerContext:
     seq_rm_type: SeqRm
     n_swa: int  # 0 without a window, and with `swa_full` since #22288
     can_shift: bool
+    has_media: bool = field(default=False, kw_only=True)  # a request had images
     slots: list[Slot]
     cache: PromptCache | None
     lora: Strengths = ()  # of requests without their own (upstream: `params_base.lora_adapters`)

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias, cast
 
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
+from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.context import Context
@@ -65,6 +66,7 @@ class Task:
     target: int = -1  # cancel: the task
     strengths: Strengths = ()  # set-lora
     ledger: Ledger = field(default_factory=Ledger)
+    images: tuple[Image, ...] = ()
 
     @property
     def n_tokens(self) -> Count:

@@ -39,6 +39,7 @@ from cachesim.engines.llamacpp.events import (
     ParentCopied,
     PromptStarted,
 )
+from cachesim.engines.llamacpp.media import next_image, process_chunks, whole_chunks
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.selection import try_clear_idle_slots
 from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch, advance, pass_over_replies
@@ -211,6 +212,9 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     """
     task, n_batch = slot.running, server.n_batch
     cut_memory(server, slot)
+    media = process_chunks(server, slot) if task.images else False
+    if media is None:
+        return
     do_checkpoint = gets_checkpoints(server, task) and server.rules.checkpoints.before_the_end
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(
@@ -226,7 +230,7 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
         slot.move(SlotState.DONE_PROMPT)
         slot.i_batch = batch.length - 1
         batch.want_last()
-    if do_checkpoint and _is_place(server, slot, task, n_tokens_start, batch.length):
+    if do_checkpoint and not media and _is_place(server, slot, task, n_tokens_start, batch.length):
         checkpoint_here(server, slot, task, n_tokens_start)
 
 
@@ -250,7 +254,7 @@ def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bo
             stops.append(int(task.params.last_user_start))
         case "user-starts" if do_checkpoint:
             stops += [int(at) for at in task.params.user_starts if _breaks(server, slot, task, at)]
-    first = max(n_tokens, whole)
+    first = max(n_tokens, next_image(task, n_tokens) if task.images else whole)
     for stop in stops:
         if n_tokens < stop < first:
             first = stop
@@ -519,7 +523,7 @@ def _common_prefix(server: ServerContext, slot: Slot, task: Task) -> int:
     if not task.params.cache_prompt:
         task.ledger.apply(_why_no_reuse(server, task), 0)
         return 0
-    n_past = int(get_common_prefix(slot.prompt.tokens, task.tokens))
+    n_past = whole_chunks(task, int(get_common_prefix(slot.prompt.tokens, task.tokens)))
     task.ledger.apply(causes.SLOT_TOKENS, n_past, slot=int(slot.id))
     if task.params.n_cache_reuse > 0 and server.can_shift:
         n_past = reuse_chunks(server, slot, task, n_past)

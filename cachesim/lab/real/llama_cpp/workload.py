@@ -133,6 +133,7 @@ def hurdle(scenario: Scenario, number: int) -> str:
             bool(step.messages) and scenario.chat.template != WRITTEN,
             f"its model file's chat template is {WRITTEN}",
         ),
+        (bool(scenario.images), "its server has no image projector"),
         (bool(scenario.model.sizes), "bytes are those of another model"),
         (bool(step.drafts) and step.forced, "a real companion proposes drafts of its own"),
     )
