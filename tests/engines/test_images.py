@@ -1,18 +1,25 @@
 """Images in keys: another image ends a match, the same one at the same place does not."""
 
+import json
 import re
-from typing import Any
+import subprocess
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
 from cachesim.errors import ScenarioError
+from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.play.runner import run_scenario
 from cachesim.units import Count, Pos, as_tokens
+
+PATCH: Final = 999
 
 
 def image(name: str, start: int, count: int) -> Image:
@@ -31,7 +38,10 @@ def prompts(engine: str, *given: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("engine", ["vllm@0.33.0", "sglang@0.5.23", "llama.cpp@b11549"])
+ENGINES = ("vllm@0.33.0", "sglang@0.5.23", "llama.cpp@b11549", "mlx-lm@0.32.2")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_image_is_reused_where_it_is_the_same(engine: str) -> None:
     run = run_scenario(prompts(engine, "S photo q", "S photo q S", "S other q", "S photo photo S"))
 
@@ -77,6 +87,31 @@ def test_the_ids_of_an_image_come_from_it_alone_or_from_all_of_a_request() -> No
     assert ids(one, apart=False)[2:7] != ids(two, apart=False)[2:7]
     assert {FIRST_PAD} == {min(each, FIRST_PAD) for each in ids(two, apart=True)[9:12]}
     assert prompt[12:].tolist() == ids(two, apart=True)[12:]
+
+
+VISION: Final = """
+import json, sys
+from mlx_lm.server import _make_vision
+given = json.load(sys.stdin)
+print(json.dumps(_make_vision(**given, pixel_values=[]).cache_key))
+"""
+
+
+@pytest.mark.wheel
+def test_the_ids_of_images_are_those_of_mlx_lm() -> None:
+    try:
+        python = environment_for("0.32.2").ready()
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+    images = (image("data:,a", 2, 5), image("data:,b", 9, 3))
+    prompt = [PATCH if any(e.start <= at < e.end for e in images) else at for at in range(20)]
+    given = {"prompt": prompt, "urls": [each.name for each in images], "token_id": PATCH}
+    command = [str(python), "-c", VISION]
+    found = subprocess.run(
+        command, check=True, input=json.dumps(given), capture_output=True, text=True
+    )
+
+    assert list(lookup_key(as_tokens(prompt), images)) == json.loads(found.stdout)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ _R0_31_2: Final = replace(_R0_31_3, tells_marks=False)
 _R0_32_0: Final = replace(
     _R0_31_3, refuses_empty_prompts=True, when_dead="refused", no_tokens="dies"
 )
-_R0_32_2: Final = replace(_R0_32_0, no_tokens="refused")
+_R0_32_2: Final = replace(_R0_32_0, no_tokens="refused", reads_images=True)
 
 
 def _release(
@@ -595,6 +595,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
     repository="ml-explore/mlx-lm",
+    takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
     package=__package__,
     engine=f"{__package__}.engine:MlxLm",

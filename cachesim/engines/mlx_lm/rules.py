@@ -289,6 +289,7 @@ class ServerRules:
     """Effect of `max_tokens` 0: the generator's default of 128 tokens; one token from 0.31.2 on;
     death of the thread in 0.32.0; refusal in 0.32.2."""
 
+    reads_images: bool = False  # since 0.32.1, one request after the other
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
     snapshots: SnapshotRules | None = None  # 923

@@ -1,5 +1,6 @@
 """A request of mlx-lm's server: its prompt, segments, checkpoint and result."""
 
+import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,6 +11,7 @@ import numpy as np
 from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.chat import ChatTokenizer, Message, TemplateArguments, ThinkMarks
+from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import ServerRules
@@ -244,6 +246,7 @@ class Job:
     tokenizer: ChatTokenizer  # with the request's template arguments
     prompt: Tokens
     seeded: bool
+    images: tuple[Image, ...] = ()
     max_tokens: int
     sampler: Sampler
     stopper: Stopper
@@ -316,6 +319,7 @@ def job_of(
         if present:
             msg = f"a request to mlx-lm has no field {name!r}: leave it out"
             raise OptionError(msg)
+    _check_images(request, options, rules)
     tokenizer = _with_arguments(tokenizer, fields)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
@@ -348,6 +352,7 @@ def job_of(
         tokenizer=tokenizer,
         prompt=prompt,
         seeded="seed" in fields,
+        images=request.images,
         max_tokens=limit,
         sampler=Sampler(network, request.reply),
         stopper=Stopper(((tokenizer.eos,), *words), forced),
@@ -360,6 +365,23 @@ def job_of(
         job.error = "ValueError"
         job.message = "max_tokens must be at least 1"
     return job
+
+
+def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> None:
+    """Refuse images beside what upstream does not read them with, or not as here."""
+    others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
+    if request.images and (not rules.reads_images or any(each is not None for each in others)):
+        msg = "images are read by mlx-lm's own server since 0.32.1, without a draft model"
+        raise OptionError(msg)
+
+
+def keyed(prompt: Tokens, images: Sequence[Image]) -> Tokens:
+    """The lookup key: a negative id of an image in place of its tokens (`_make_vision`)."""
+    key = list(prompt)
+    for image in images:
+        number = int(hashlib.sha256(image.name.encode()).hexdigest()[:15], 16)
+        key[image.start : image.end] = [Token(-1 - number)] * image.count
+    return tuple(key)
 
 
 def _with_arguments(tokenizer: ChatTokenizer, fields: Mapping[str, Any]) -> ChatTokenizer:

@@ -48,6 +48,7 @@ from cachesim.engines.mlx_lm.server.request import (
     Segment,
     at_chunks,
     cut,
+    keyed,
     prompt_checkpoint,
     snapshot_key,
     stable_end,
@@ -414,6 +415,8 @@ def serve_single(serving: Serving, job: Job) -> None:
 
 def _serve(serving: Serving, job: Job) -> None:
     key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
+    if job.images:
+        key = keyed(job.prompt, job.images)
     cache, found = serving.store.look_up(job, key)
     job.old_position = found.position
     job.cache_key = list(key)
@@ -421,7 +424,8 @@ def _serve(serving: Serving, job: Job) -> None:
     admitted = serving.admitted(job, "single", cache, key, segments=segments)
     cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
-    rest = (*key[cached:], *job.prompt[len(key) :])
+    fed = job.prompt if job.images else key
+    rest = (*fed[cached:], *job.prompt[len(key) :])
     grid = serving.store.cache if isinstance(serving.store.cache, GridPromptCache) else None
     if grid is not None:
         rest = _keep_positions(serving, job, grid.positions(len(key), cached, found.equal), held)
@@ -637,7 +641,7 @@ class ResponseGenerator:
         admitted = False
         while not self._drain and (job := self._next_request()) is not None:
             self._admitting = job
-            batchable = self.is_batchable and not job.seeded
+            batchable = self.is_batchable and not job.seeded and not job.images
             if self.batch is not None and batchable:
                 self.batch.admit(job)
             elif self.batch is not None:

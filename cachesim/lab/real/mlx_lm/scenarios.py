@@ -124,6 +124,7 @@ def playable_family(scenario: Scenario) -> str:
     family = family_of(spec).name
     held = toy_of({"family": family}, VOCABULARY)
     hurdles = {
+        "its toy model reads no images": bool(scenario.images),
         "none of its model classes has such layers": set(spec.layers) != set(held.layers),
         "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
         "it depends on the real server's clock": any(
