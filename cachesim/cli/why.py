@@ -158,6 +158,9 @@ def why_command(
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
+    if worst < 0:
+        msg = f"--worst is {worst}; write a whole number from 0"
+        raise InputError(msg)
     wanted = server.wanted(settings, chats=chats)
     outputs = Outputs(
         scenario=output_at(scenario, "--scenario"),
@@ -181,7 +184,17 @@ def why_command(
         msg = f"{flag} gives --tune the bytes of a model; add --tune, or leave {flag} out"
         raise InputError(msg)
     if follow:
-        _refuse("--follow", {"--scenario": scenario, "--trace": trace, "--report": report})
+        _refuse(
+            "--follow",
+            {
+                "--scenario": scenario,
+                "--trace": trace,
+                "--report": report,
+                "--what-if": what_if,
+                "--request": request is not None,
+                "--format json": format == "json",
+            },
+        )
         return _follow_command(files, wanted)
     if len(files) == 1 and is_events(Path(files[0])):
         return _audit(Path(files[0]), format=format, page=outputs.report)
