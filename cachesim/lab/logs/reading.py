@@ -106,8 +106,9 @@ FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"
 Handler: TypeAlias = Callable[[ServerLog, Observed, Fields], None]
 
 
-def _prompt(_: ServerLog, request: Observed, fields: Fields) -> None:
+def _prompt(server: ServerLog, request: Observed, fields: Fields) -> None:
     request.n_tokens = int(fields["n_tokens"])
+    server.facts.setdefault("n_ctx_of_prompt", fields["n_ctx"])
 
 
 def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:

@@ -333,6 +333,10 @@ def _context(log: ServerLog, slots: int, *, unified: bool) -> Setting:
             return Setting(int(facts[name]), "printed")
     if "n_ctx_slot" in facts:
         return Setting(int(facts["n_ctx_slot"]) * (1 if unified else max(1, slots)), "computed")
+    parts = 1 if unified else max(1, slots)
+    whole = int(facts.get("n_ctx_of_prompt", "0")) * parts
+    if 0 < whole <= MOST_CONTEXT:  # how many slots share it, no line of an excerpt says
+        return Setting(whole, "assumed")
     longest = max(((r.held_after or 0) + (r.n_tokens or 0) for r in log.requests), default=0)
     return Setting(max(131_072, longest) * max(1, slots), "assumed")
 
