@@ -149,8 +149,10 @@ def _sum_in_words(totals: Mapping[str, Any]) -> str:
     if not totals["prompt_tokens"]:
         return "No line says how many tokens a prompt had, or how many were processed."
     if totals["untold"] == totals["requests"] - totals["refused"]:
+        if totals["processed"] is None:
+            return "The log does not say how many tokens were processed or reused."
         return (
-            f"{shown(totals['processed'])} tokens were processed; how many were reused, "
+            f"{totals['processed']:,} tokens were processed; how many were reused, "
             "the log does not say."
         )
     unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
