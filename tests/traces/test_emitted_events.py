@@ -55,6 +55,15 @@ def test_a_fleets_replicas_are_ranks_and_dynamos_router_still_hears(tmp_path: Pa
     assert Audit.of(lines_of(path, "events")).consistent
 
 
+def test_a_rank_is_the_replica_whose_events_it_has(tmp_path: Path) -> None:
+    fleet = Fleet.of(3, "round-robin", ("drain:0@0", "drain:1@0"))
+
+    path = events(tmp_path / "events.jsonl", "vllm@0.33.0", "dense", fleet)
+
+    stored = [line for line in path.read_text().splitlines() if "BlockStored" in line]
+    assert {2} == {json.loads(line)["data_parallel_rank"] for line in stored}
+
+
 def test_removals_that_are_lost_are_found(tmp_path: Path) -> None:
     path = events(tmp_path / "events.jsonl", "vllm@0.33.0")
     lines = path.read_text().splitlines(keepends=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.engines.base import Request
 from cachesim.errors import InputError
 from cachesim.lab.traces.fleet.dynamo import KvRouter
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
@@ -22,6 +23,7 @@ from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import count_parts, key_of, open_store, play_cells, sweep
 from cachesim.processes import pool_of
 from cachesim.report.sweep import upgrades
+from cachesim.units import Token
 
 VLLM = {"num_gpu_blocks_override": 300}
 SGLANG = {"max_total_tokens": 6000}
@@ -174,6 +176,18 @@ def test_what_another_replica_held_is_the_most_of_one() -> None:
     found = play(fleet)
     assert more == found["fleet"]["elsewhere"] >= found["lost"]["on-another-replica"] > 0
     assert [(0, 0)] * 3 == [(each.load, each.waiting) for each in servers]
+
+
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "sglang@0.5.23"])
+def test_memory_in_use_is_that_of_running_requests(profile: str) -> None:
+    server = Server(0, cell(profile).engine)
+    prompt = tuple(map(Token, range(1, 200)))
+    assert 0 == server.usage()
+    server.engine.submit(Request(prompt=prompt, predict=4))
+    server.engine.step()
+    assert 0 < (server.usage() or 0) < 1
+    server.engine.run()
+    assert 0 == server.usage()
 
 
 def test_the_spread_is_what_the_busiest_replica_computes_over_the_mean() -> None:

@@ -84,6 +84,16 @@ def test_a_conversation_is_known_by_the_last_whole_block_before_it() -> None:
     assert [0, 1, 0, 1, 0] == [sessions.of(*turn) for turn in turns]
 
 
+def test_a_request_continues_the_newest_of_several_conversations() -> None:
+    sessions = Sessions(9)
+    assert [0, 1, 1] == [sessions.of(*turn) for turn in (([1, 2], 2), ([5, 6], 6), ([2, 6, 7], 7))]
+
+
+def test_conversations_that_went_on_longest_ago_are_forgotten() -> None:
+    sessions = Sessions(1)
+    assert [0, 1, 2] == [sessions.of(*turn) for turn in (([1, 2], 2), ([5, 6], 6), ([2, 3], 3))]
+
+
 # -- routers without knowledge ---------------------------------------------------------------------
 
 
