@@ -227,7 +227,7 @@ DEFAULTS: Final[Mapping[LayerKind, str]] = {
 
 
 def model_classes(spec: ModelSpec) -> tuple[str, ...]:
-    """The names of the classes that a model with these layers may have."""
+    """The classes of `mlx_lm.models` that a model with these layers may have, by name."""
 
     def fits(name: str) -> bool:
         try:
