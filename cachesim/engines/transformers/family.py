@@ -53,7 +53,7 @@ def check_model(spec: ModelSpec) -> None:
         kind = "chunked windows" if spec.chunked else f"{other!r}"
         msg = (
             f"transformers' continuous batching has no allocator for layers of kind {kind}: "
-            "use a model of attention and window layers"
+            "take a model of attention and window layers"
         )
         raise SpecError(msg)
 

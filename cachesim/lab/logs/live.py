@@ -181,11 +181,7 @@ def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
     if played.cached is None:
         return f"; {again:,} tokens were processed again, and no replay shows by which rule"
     loss = largest(played.losses) if played.cached == cached else None
-    return (
-        f": {loss.sentence}"
-        if loss is not None
-        else "; the replay does not show why the rest was not reused"
-    )
+    return f": {loss.sentence}" if loss is not None else "; the replay does not show why not all"
 
 
 def largest(losses: tuple[Loss, ...]) -> Loss | None:
