@@ -158,9 +158,7 @@ def why_command(
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    if worst < 0:
-        msg = f"--worst is {worst}; write a whole number from 0"
-        raise InputError(msg)
+    _refuse_below_zero(worst)
     wanted = server.wanted(settings, chats=chats)
     outputs = Outputs(
         scenario=output_at(scenario, "--scenario"),
@@ -184,17 +182,9 @@ def why_command(
         msg = f"{flag} gives --tune the bytes of a model; add --tune, or leave {flag} out"
         raise InputError(msg)
     if follow:
-        _refuse(
-            "--follow",
-            {
-                "--scenario": scenario,
-                "--trace": trace,
-                "--report": report,
-                "--what-if": what_if,
-                "--request": request is not None,
-                "--format json": format == "json",
-            },
-        )
+        printed = {"--request": request is not None, "--format json": format == "json"}
+        written = {"--scenario": scenario, "--trace": trace, "--report": report}
+        _refuse("--follow", {**written, "--what-if": what_if, **printed})
         return _follow_command(files, wanted)
     if len(files) == 1 and is_events(Path(files[0])):
         return _audit(Path(files[0]), format=format, page=outputs.report)
@@ -235,6 +225,12 @@ def _audit(path: Path, *, format: str, page: Output | None) -> int:
     write_page(page, "cachesim why", parts)
     print_report(parts, audit.as_dict(), format=format)
     return AS_EXPECTED if audit.consistent else NOT_AS_EXPECTED
+
+
+def _refuse_below_zero(worst: int) -> None:
+    if worst < 0:
+        msg = f"--worst is {worst}; write a whole number from 0"
+        raise InputError(msg)
 
 
 def _refuse(flag: str, others: Mapping[str, object]) -> None:
