@@ -303,6 +303,18 @@ def test_a_late_event_is_not_known_before_its_time(arrival: Requests) -> None:
     assert 4 == router.costs(arrival(text((1, 16)), time=150))[2]
 
 
+@pytest.mark.parametrize("replica", range(3))
+def test_stored_and_removed_blocks_are_lost_on_every_replica(
+    arrival: Requests, replica: int
+) -> None:
+    router, keys = dynamo("dynamo,kv_event_loss=1"), arrival(text((1, 8))).keys(4)
+    router.stored(replica, keys, 0)
+    assert 0 == router.index.overlap(replica, keys)
+    router.index.add(0, replica, keys, stored=True)
+    router.removed(replica, keys, 0)
+    assert 2 == router.index.overlap(replica, keys)
+
+
 def test_weights_scale_the_parts_of_the_cost(arrival: Requests) -> None:
     router = dynamo(
         "dynamo,overlap_score_credit=0.5,prefill_load_scale=2,decode_active_request_weight=3", 1
@@ -334,6 +346,15 @@ def test_prefix_queue_and_memory_are_weighted(arrival: Requests) -> None:
     assert 1 == router.choose(arrival(text((1, 8), (3, 8))))  # 6/4 + 0 + 2 to 0 + 2 + 2
     replicas[0].waiting, replicas[1].used = 0, 0.8
     assert 0 == router.choose(arrival(text((4, 3))))  # no whole block: memory decides
+
+
+def test_blocks_of_a_replica_that_left_count_no_more(arrival: Requests) -> None:
+    router, replicas = started("gateway,queue_weight=0")
+    first = router.choose(arrival(text((1, 40))))
+    replicas[first].used = 0.5
+    assert first == router.choose(arrival(text((1, 40))))
+    router.left(first)
+    assert first != router.choose(arrival(text((1, 40))))
 
 
 def test_the_last_blocks_of_a_replica_are_known() -> None:
