@@ -32,7 +32,7 @@ def next_image(task: Task, n_tokens: int) -> int:
 def process_chunks(server: ServerContext, slot: Slot) -> bool | None:
     """Decode the images that come next; None where one fails, and the request with it.
 
-    Upstream: "check if we should process the image".
+    Upstream: `process_chunk`, at "check if we should process the image".
     """
     task, decoded = slot.running, False
     while image := next((e for e in task.images if e.start == int(slot.prompt.n_tokens)), None):

@@ -201,7 +201,10 @@ NOT_SUPPORTED: Final = "not_supported_error"
 
 
 def check_images(request: Request, kind: TaskKind, server: ServerContext) -> None:
-    """Refuse images beside what a server with an image projector does not do, or not as here."""
+    """Refuse images beside what a server with an image projector does not do, or not as here.
+
+    Upstream: `load_model` sets `ctx_shift` and `n_cache_reuse` to none with an `mmproj`.
+    """
     options = server.options
     beside = {
         "context_shift": options.context_shift,
