@@ -1,4 +1,4 @@
-"""A server that holds the last prompt alone: cold is what follows an unrelated prompt."""
+"""Cold requests: where the last prompt alone is held, and where a slot was named."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from cachesim.lab.probe.answers import Answer, Query
+from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.dialects import Facts, PythonServer, TextServer
 from cachesim.lab.probe.target import Target
+from tests.probe.fakes import fake
 
 OPENAPI = {"info": {"title": "🦙 llama.cpp Python API", "version": "0.3.36"}}
 
@@ -67,3 +69,14 @@ def test_the_server_is_known_by_its_description(
 
     assert (expected is not None) == server.detect()
     assert (expected or "") == server.facts.version
+
+
+def test_a_cold_request_is_remembered_without_the_slot_that_it_does_not_name() -> None:
+    query = Query(prompt=(300, 301), reply=(302,), slot=2)
+    with fake("llama", "llama.cpp@b11549", parallel=4) as server:
+        target = Target(Meter(Limits()), server.url)
+        target.together([query])
+        target.cold(query)
+        target.close()
+    assert [(True, 2), (False, -1)] == [(q.cache_prompt, q.slot) for (q,) in target.sent]
+    assert [2, None] == [each.get("id_slot") for each in server.bodies[-2:]]

@@ -147,8 +147,8 @@ class Target:
         jobs: list[Future[Answer]] = []
         if requests[0][0] is self.dialect and (self.dialect.declines or not requests[0][2]):
             self.sent.append(
-                [
-                    replace(query, cache_prompt=query.cache_prompt and not cold)
+                [  # a cold one is sent to any slot
+                    replace(query, cache_prompt=False, slot=-1) if cold else query
                     for _, query, cold in requests
                 ]
             )
