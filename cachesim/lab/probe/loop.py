@@ -291,11 +291,13 @@ class Probe:
     def _leave(self, found: Fingerprint) -> None:
         """Hold the count after a client that left to those of the simulated servers."""
         named = words_for(self.facts.words, self._chance)
-        queries = [query_of(step, named) for step in self._draw(together=False).step]
+        drawn = self._draw(together=False)
+        queries = [query_of(step, named) for step in drawn.step]
         played = play_with_leaver(self.target, queries, self._chance)
         for query, answer in zip(played.queries, played.answers, strict=True):
             found.add(query, answer)
-        self._check_alive(played, None)
+        sent = [[each] for each in played.queries]
+        self._check_alive(played, after(sent, replace(drawn, step=()), self.facts.words))
 
     def _calibrate(self) -> None:
         """Measure rounding: cold and cold, cold in company, cold and a plain extension.
