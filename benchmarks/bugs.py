@@ -173,7 +173,7 @@ def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             f"{100 * len(right) / len(some):.0f} %",
             f"{middle:.3f}" if middle < float("inf") else "-",
             f"{max(seconds):.1f}" if right else "-",
-            f"{min(missed):.0f}" if missed else "-",
+            f"{max(missed):.0f}" if missed else "-",
         )
 
 
@@ -183,7 +183,7 @@ HEADS: Final = (
     "share",
     "median, s",
     "slowest, s",
-    "ended after, s",
+    "given, s",
 )
 
 
