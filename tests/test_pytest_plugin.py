@@ -133,7 +133,7 @@ def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> N
 
     assert done.returncode == 1
     assert "search: mlx-lm@0.32.2 FAILED" in done.stdout
-    assert "WRONG ANSWER in workload 11" in done.stdout
+    assert "CRASH in workload 0, made small" in done.stdout
     (emitted,) = (tmp_path / "found").iterdir()
     assert "mlx-lm" == load(emitted).engine.name
 
@@ -158,9 +158,9 @@ def test_a_kept_scenario_is_not_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:
-    done = collected(tmp_path, "--cachesim-profile=marconi@artifact", "--cachesim-budget=0.1s")
+    done = collected(tmp_path, "--cachesim-profile=marconi@paper", "--cachesim-budget=0.1s")
 
-    assert "search: marconi@artifact PASSED" in done.stdout
+    assert "search: marconi@paper PASSED" in done.stdout
     assert "1 passed" in done.stdout
 
 

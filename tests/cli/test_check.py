@@ -84,6 +84,7 @@ def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str
 def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["check", "transformers@5.23.0", "--examples", "80"]
+    room = ("--set", "num_blocks=320", "--set", "page_size=32")  # a prompt beyond the pool is fatal
+    command = ["check", "transformers@5.23.0", "--examples", "80", *room]
     assert main([*command, "--require", "reuse", "--require", "eviction"]) == 0
     assert "dense" in capsys.readouterr().out.splitlines()[0]
