@@ -130,6 +130,8 @@ def _of(scenario: Scenario) -> Defect | None:
         effect = "less"
     if effect is None or not after.profile or before.profile == after.profile:
         return None
+    if scenario.images:  # no search draws them
+        return None
     profile, control = (
         Profile.parse(f"{scenario.engine.name}@{each.profile}") for each in (before, after)
     )

@@ -436,8 +436,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def _beside(self, options: VllmOptions) -> Nixl:
         """The connector to a prefill server with the same options."""
-        ahead = copy(self)
-        ahead._open(self.rules, replace(options, connector="none"), None)  # noqa: SLF001 - our own class
+        ahead, alone = copy(self), replace(options, connector="none")
+        ahead._open(self.rules, alone, None)  # noqa: SLF001 - our own class
         return Nixl.of(self.manager, self.runner, ahead, options)
 
     # -- requests ----------------------------------------------------------------------------------
