@@ -275,9 +275,10 @@ def print_survey(
 
 def _played(report: Report, scope: WholeScope | None) -> list[str]:
     count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
-    rate = f"{report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s"
+    if report.rate:  # not known where the first report has the finding
+        count += f", {report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s"
     lines = [
-        f"{report.profile}, {report.model}: {count}, {rate}",
+        f"{report.profile}, {report.model}: {count}",
         f"  exercised: {_exercised(report.exercised)}",
     ]
     never = [word for word in WORDS if not report.exercised[word]]
