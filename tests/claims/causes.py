@@ -188,6 +188,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "full-reset": lambda lost: lost.happened("full-reset") and lost.after == 0,
     "grants-more": _granted,
     "groups-disagree": lambda lost: lost.after < min(lost.detail["answers"].values()),
+    "ids-of-all-images": lambda lost: lost.after == lost.detail["found"] < lost.before,
     "last-token": _last,
     "less-loaded": _span,
     "load-failed": lambda lost: lost.after == lost.detail["valid"],

@@ -145,7 +145,9 @@ def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None
 
 def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
     """The real scheduler drops the last request that finds no memory, and forms no batch."""
-    request = SimpleNamespace(rid="000000", retraction_count=0, finished=lambda: True)
+    request = SimpleNamespace(
+        rid="000000", retraction_count=0, origin_input_ids=[1], finished=lambda: True
+    )
 
     def plan() -> None:
         request.retraction_count = 1
