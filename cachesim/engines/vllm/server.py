@@ -796,6 +796,5 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return {"num_gpu_blocks_override": int(memory // (page * most))}
 
     def check_integrity(self) -> None:
-        check_books(
-            self.manager, {job.request.id: job.request for job in self._jobs if job.request}
-        )
+        live = {job.request.id: job.request for job in self._jobs if job.request}
+        check_books(self.manager, live)
