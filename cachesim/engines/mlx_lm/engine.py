@@ -65,8 +65,9 @@ def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[
 
 
 def texts(store: ServerStore) -> Texts:
-    """The keys of the entries."""
-    return Texts(entries=tuple(as_tokens(tokens) for _, tokens, _ in store.cache.trie.items()))
+    """The keys of the entries; ids of images, which are negative, are no tokens of a text."""
+    keys = (as_tokens(tokens) for _, tokens, _ in store.cache.trie.items())
+    return Texts(entries=tuple(key for key in keys if min(key, default=0) >= 0))
 
 
 def amounts(store: ServerStore) -> Amounts:
