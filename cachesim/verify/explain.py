@@ -106,6 +106,10 @@ NOT_HELD: Final = "not-held"
 """The cause of tokens computed earlier that the server no longer holds or did not find."""
 
 
+UNNAMED: Final = "prompt"
+"""The part that is a whole list of tokens: a name that tells a reader nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A named range `[start, end)` of a prompt: a span, a message, an earlier reply."""
@@ -229,7 +233,9 @@ def _divergence(
         token=reply.prompt[index],
         others=ideal.others(reply.prompt, index, reply.strengths),
         there=matched[index] if matched is not None and index < len(matched) else None,
-        within=next((part.name for part in parts if part.start <= index < part.end), None),
+        within=next(
+            (p.name for p in parts if p.start <= index < p.end and p.name != UNNAMED), None
+        ),
     )
 
 
