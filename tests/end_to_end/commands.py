@@ -161,7 +161,7 @@ def run_searches() -> Result:
     """The commands behind a finding of `check`, in a file of `new`, and in messages."""
     result = Result()
     with folder_of(result, "search") as folder:
-        words = "cachesim check llama.cpp@b9538 --model hybrid --examples 200 --emit ."
+        words = "cachesim check llama.cpp@b9538 --model hybrid --seed 1 --emit ."
         found = by_a_shell(words, folder, COLUMNS=WIDE)
         again = re.findall(r"(?:to run it again|on the real server): (cachesim .*)", found.stdout)
         count(result, words, "search", "" if len(again) == 2 else found.stdout[-400:], folder)

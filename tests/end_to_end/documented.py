@@ -59,7 +59,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"^cachesim record ": "passes requests on until it is ended; tests.real_recorder",
     r"^cachesim probe ": "needs a server; tests/probe",
     r"my-change": "stands for the reader's own patch",
-    r"--traces FOLDER": "needs the published trace",
+    r"--traces FOLDER|conversation_trace\.jsonl": "needs the published trace",
     r"plan\.toml": "needs the reader's own plan",
     r"mine\.toml --rows releases": "plays every release of every engine",
     r"scenarios --symptom \"\.\.\.\"": "stands for the reader's own words",
