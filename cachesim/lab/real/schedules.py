@@ -21,7 +21,7 @@ from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import Record, Session, groups_of
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Count, Pos
 
 Result = Mapping[str, Any]
@@ -259,6 +259,11 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     )
 
 
+def _wanted_tokens(step: Step) -> int:
+    """The limit of a request that did not end: its own, or the length of its reply."""
+    return step.predict or (0 if isinstance(step.reply, str | None) else len(step.reply))
+
+
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     """A step in the notation of workloads."""
     if record.step.do != "complete":
@@ -266,7 +271,7 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     generated = record.reply.generated if record.reply else ()
     request = {
         "prompt": spell(record.prompt),
-        "generate": max(1, (record.error and record.step.predict) or len(generated)),
+        "generate": max(1, (record.error and _wanted_tokens(record.step)) or len(generated)),
         "reply": spell(generated),
     }
     if record.images:
