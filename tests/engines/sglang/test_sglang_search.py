@@ -10,6 +10,7 @@ import pytest
 
 from cachesim.cli.check import EXAMPLES, shape_for
 from cachesim.engines import Profile
+from cachesim.scenario.format import Model, Scenario, Server, Step
 from cachesim.testing.search import Counterexample, play, search, shrink
 from cachesim.testing.workloads import Seeded, corners, draw_corner
 
@@ -83,12 +84,34 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str, seed: int) -> No
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("release", "model"), [("0.5.9", "hybrid"), ("0.5.23", "dense"), ("0.5.23", "hybrid")]
+    ("release", "model", "settings"),
+    [
+        ("0.5.9", "hybrid", ()),
+        ("0.5.23", "dense", ("dcp_size=1",)),
+        ("0.5.23", "hybrid", ("dcp_size=1",)),
+    ],
 )
-def test_nothing_is_found_where_no_defect_is_known(release: str, model: str) -> None:
-    shape = shape_for(())
+def test_nothing_is_found_where_no_defect_is_known(
+    release: str, model: str, settings: tuple[str, ...]
+) -> None:
+    """Ranks make pages longer, and a drawn pool too small: `test_a_page_more_than_the_pool`."""
+    shape = shape_for(settings)
     report = search(Profile.parse(f"sglang@{release}"), model, examples=EXAMPLES, shape=shape)
     assert None is report.counterexample
+
+
+def test_a_page_more_than_the_pool_is_never_admitted() -> None:
+    """A page is reserved beside a request; the scheduler of 0.5.23 leaves such a request, too."""
+    step = Step(prompt=tuple(range(300, 424)), predict=4, reply=(363, 354, 331, 364))
+    ends = []
+    for tokens in (160, 192):  # 124 + 4 + 32 have to be less
+        flags = {"max_total_tokens": tokens, "page_size": 32}
+        engine = Server(name="sglang", profiles=("0.5.23",), options=flags)
+        scenario = Scenario(name="page", engine=engine, model=Model(preset="dense"), step=(step,))
+        ends.append(play(scenario, Profile.parse("sglang@0.5.23")).finding)
+    assert ends[0] is not None
+    assert "a request waits for more memory than there is" in ends[0].detail
+    assert ends[1] is None
 
 
 @pytest.mark.thorough
