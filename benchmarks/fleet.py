@@ -240,7 +240,7 @@ def run(out: Console) -> None:
                 counts = start(replicas)
             except (EnvironmentUnavailableError, OSError) as error:
                 out.print(
-                    f"{name}, {replicas} replicas: not compared: {error or type(error).__name__}"
+                    f"{name}, {replicas} replicas: not compared: {str(error) or type(error).__name__}"
                 )
                 continue
             rest = {key: n for key, n in counts.items() if key not in {"requests", "equal"}}

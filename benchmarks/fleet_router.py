@@ -40,7 +40,7 @@ class Loopback:
         self._arrived: dict[int, Future[int]] = {}
         self._released: dict[int, threading.Event] = {}
         self._answers: dict[int, Future[None]] = {}
-        self._pool = ThreadPoolExecutor(400)
+        self._pool = ThreadPoolExecutor(1000)  # all requests may be in flight
         self._servers = [self._worker() for _ in range(replicas)]
         self._port = _free_port()
         urls = [f"http://127.0.0.1:{each.server_port}" for each in self._servers]
