@@ -239,9 +239,8 @@ def run(out: Console) -> None:
             try:
                 counts = start(replicas)
             except (EnvironmentUnavailableError, OSError) as error:
-                out.print(
-                    f"{name}, {replicas} replicas: not compared: {str(error) or type(error).__name__}"
-                )
+                why = str(error) or type(error).__name__
+                out.print(f"{name}, {replicas} replicas: not compared: {why}")
                 continue
             rest = {key: n for key, n in counts.items() if key not in {"requests", "equal"}}
             table.add_row(
