@@ -8,7 +8,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement
-from cachesim.lab.real.schedules import count, step_played
+from cachesim.lab.real.schedules import count, step_played, wanted_of
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
@@ -217,3 +217,12 @@ def test_where_the_release_raises_the_simulator_is_asked_to_end_too() -> None:
     assert step_played(ends, raised, ended).agrees
     assert not step_played(answers, raised, {"cached": 0}).agrees
     assert not step_played(ends, {"cached": 0}, ended).agrees
+
+
+def test_a_request_that_never_ends_here_and_is_answered_there_differs() -> None:
+    step = Step(prompt=(300, 301), reply=(302, 303, 304))
+    waits = Record(index=0, name="waits", step=step, prompt=(300, 301), error="endless")
+
+    assert 3 == wanted_of(waits, {})["generate"]
+    assert not step_played(waits, {"cached": 0}, {"cached": 0}).agrees
+    assert step_played(waits, {"error": "stuck"}, {"error": "stuck"}).agrees

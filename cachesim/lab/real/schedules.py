@@ -238,7 +238,7 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     if "error" in real:
         agrees = "error" in simulated and cached is None
     else:
-        ends = record.error is not None and "error" not in simulated
+        ends = record.error not in {None, "endless"} and "error" not in simulated
         agrees = real == simulated and (ends or real.get("cached") == cached)
     raised = real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
     return StepPlayed(
