@@ -157,7 +157,9 @@ def test_what_reads_other_servers_only_refuses_it_in_words(
     assert 2 == main(["why", "--tune", "story.toml"])
     assert "tune sweeps the settings of llama.cpp, not fake" in capsys.readouterr().err
     assert 2 == main(["why", "story.toml", "--profile", "fake@r1"])
-    assert "no log of a known server" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "story.toml: no log of a known server" in refused
+    assert "explained by `cachesim run story.toml`" in refused
     assert 2 == main(["real", "fake"])
     command(f"why {RECORDED} --profile fake@r1")
 
